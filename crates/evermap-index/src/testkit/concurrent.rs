@@ -7,10 +7,11 @@ use std::thread::ScopedJoinHandle;
 
 use super::call::{Call, Driver, InWords, Records, Verb};
 use super::delays::ThreadGroup;
+use super::erased::AnySubject;
 use super::keys::{Numbered, Universe};
 use super::linearizability::{Clock, Event, check};
 use super::model::panicked;
-use super::{Config, Failure, Subject, Tier, chance};
+use super::{Config, Failure, Instance, Subject, Tier, chance};
 use crate::{Action, Change, MutateMode};
 use evermap_pm::sim::rng::Rng;
 
@@ -41,25 +42,25 @@ pub(crate) fn threads<T: Send>(
 
 /// Creates an index and runs `body` on it with its own seed, `rounds` times, with the universes in
 /// turn.
-fn rounds<K: Numbered, S: Subject<K>>(
+fn rounds<K: Numbered>(
     part: &str,
     rounds: usize,
-    subject: &S,
+    subject: &dyn AnySubject<K>,
     config: &Config,
     body: impl Fn(&Driver<'_, K>, &Universe, u64) -> Result<(), String>,
 ) -> Result<(), Failure> {
     for (round, universe) in config.universes::<K>().iter().cycle().take(rounds).enumerate() {
         let seed = config.seed_of(round);
         let fail = |what| Failure::new::<K>(part, universe.name, seed, what);
-        let instance = subject.fresh().map_err(|error| fail(error.to_string()))?;
-        let records = Records::default();
-        body(&Driver::new(&instance, &records), universe, seed).map_err(fail)?;
-        audit(&instance).map_err(fail)?;
+        let made = subject.fresh().map_err(|error| fail(error.to_string()))?;
+        let (instance, records) = (made.instance(), Records::default());
+        body(&Driver::new(instance, &records), universe, seed).map_err(fail)?;
+        audit(instance).map_err(fail)?;
     }
     Ok(())
 }
 
-fn audit<K: Numbered>(instance: &dyn super::Instance<K>) -> Result<(), String> {
+fn audit<K: Numbered>(instance: &dyn Instance<K>) -> Result<(), String> {
     match instance.audit() {
         found if found.is_empty() => Ok(()),
         found => Err(format!("audit: {}", found.join("; "))),
@@ -83,6 +84,10 @@ fn unique_word(thread: usize, count: &mut u64) -> u64 {
 /// # Errors
 /// Calls whose results no order explains.
 pub fn histories<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
+    histories_of::<K>(subject, config)
+}
+
+fn histories_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result<(), Failure> {
     rounds("histories", config.rounds(12, 80), subject, config, |driver, universe, seed| {
         let clock = Clock::default();
         let hot = &universe.keys[..1 + (seed % 4) as usize];
@@ -165,6 +170,10 @@ fn timed_many<K: Numbered>(
 /// # Errors
 /// A word that was lost, or seen as old twice.
 pub fn storm<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
+    storm_of::<K>(subject, config)
+}
+
+fn storm_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result<(), Failure> {
     let calls = config.tier.choose(3000, 8000);
     rounds("storm", config.rounds(3, 6), subject, config, |driver, universe, seed| {
         let keys = &universe.keys[..8];
@@ -265,6 +274,10 @@ pub(crate) fn check_account<K: Numbered>(
 /// # Errors
 /// A key or word that a reader missed, saw twice, or cannot have seen.
 pub fn growth<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
+    growth_of::<K>(subject, config)
+}
+
+fn growth_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result<(), Failure> {
     let count = config.universes::<K>().len() * config.scale;
     rounds("growth", count, subject, config, |driver, universe, seed| {
         let roles = KeyRoles::new(universe, subject.always_holds(), config.tier);
@@ -293,6 +306,10 @@ pub fn growth<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Resul
 /// # Errors
 /// A key that stayed and that a walk missed or showed twice, or a word that it showed twice.
 pub fn walks<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
+    walks_of::<K>(subject, config)
+}
+
+fn walks_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result<(), Failure> {
     let sizes = config.tier.choose(3, 10);
     let large = |universe: &Universe| !universe.hostile && universe.keys.len() >= LARGE;
     for universe in config.universes::<K>().into_iter().filter(large) {
@@ -302,9 +319,9 @@ pub fn walks<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result
             let mut universe = universe.clone();
             universe.keys.truncate((universe.keys.len() as f64 * share) as usize);
             let fail = |what| Failure::new::<K>("walks", universe.name, seed, what);
-            let instance = subject.fresh().map_err(|error| fail(error.to_string()))?;
-            walk_beside(&instance, &universe, config, seed).map_err(fail)?;
-            audit(&instance).map_err(fail)?;
+            let made = subject.fresh().map_err(|error| fail(error.to_string()))?;
+            walk_beside(made.instance(), &universe, config, seed).map_err(fail)?;
+            audit(made.instance()).map_err(fail)?;
         }
     }
     Ok(())
@@ -314,7 +331,7 @@ pub fn walks<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result
 const LARGE: usize = 700;
 
 fn walk_beside<K: Numbered>(
-    instance: &dyn super::Instance<K>,
+    instance: &dyn Instance<K>,
     universe: &Universe,
     config: &Config,
     seed: u64,

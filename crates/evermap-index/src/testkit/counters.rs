@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use evermap_pm::medium::{Counted, Dram, Pages};
+use evermap_pm::pool::Pool;
+use evermap_pm::{Error, Guard};
 
 use super::keys::Numbered;
-use super::persistence::{PoolInstance, PoolSubject, create, spread_keys};
-use super::{Config, Failure, Instance};
-use crate::{Index, Persistent};
+use super::persistence::{PoolSubject, ROOT, create_pool, new_word, retire_word, spread_keys};
+use super::{Config, Failure};
+use crate::{Change, Index, Key, Persistent};
 
 /// A kind of operation, with the state of its key before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,22 +86,65 @@ pub fn measure<K: Numbered, P: PoolSubject<K>>(
     config: &Config,
     keys: usize,
 ) -> Result<Costs, Failure> {
-    let fail = |what| Failure::new::<K>("counters", "spread", config.seed, what);
-    count_all::<K, P>(subject, config.seed, keys).map_err(fail)
+    let create = |pool: &Arc<CountedPool>| -> evermap_pm::Result<Box<dyn Operations<K>>> {
+        let (root, config) = (pool.root(ROOT), subject.config::<Counted<Dram>>());
+        let index: P::Index<Counted<Dram>> = Persistent::create(pool.clone(), root, config)?;
+        Ok(Box::new(index))
+    };
+    count_all(&create, subject.extent_size(), config.seed, keys)
+        .map_err(|what| fail::<K>(config, &what))
+}
+
+fn fail<K: Numbered>(config: &Config, what: &str) -> Failure {
+    Failure::new::<K>("counters", "spread", config.seed, what)
 }
 
 /// The number of operations of each kind.
 const EACH: usize = 1000;
 
-fn count_all<K: Numbered, P: PoolSubject<K>>(
-    subject: &P,
+/// A pool whose medium counts accesses.
+type CountedPool = Pool<Counted<Dram>>;
+
+/// The operations of an [`Index`] that are counted. The others are not compiled for this medium.
+trait Operations<K: Key> {
+    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> evermap_pm::Result<Option<u64>>;
+    fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> evermap_pm::Result<Change>;
+    fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> evermap_pm::Result<Change>;
+    fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> evermap_pm::Result<Change>;
+}
+
+impl<K: Key, I: Index<K>> Operations<K> for I {
+    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> evermap_pm::Result<Option<u64>> {
+        Index::get(self, key, guard)
+    }
+
+    fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> evermap_pm::Result<Change> {
+        Index::insert(self, key, word, guard)
+    }
+
+    fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> evermap_pm::Result<Change> {
+        Index::update(self, key, word, guard)
+    }
+
+    fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> evermap_pm::Result<Change> {
+        Index::remove(self, key, guard)
+    }
+}
+
+/// Creates an index in a pool.
+type Create<'c, K> = dyn Fn(&Arc<CountedPool>) -> evermap_pm::Result<Box<dyn Operations<K>>> + 'c;
+
+fn count_all<K: Numbered>(
+    create: &Create<'_, K>,
+    extent_size: u64,
     seed: u64,
     keys: usize,
 ) -> Result<Costs, String> {
     let filled = keys.max(EACH);
-    let text = |error: evermap_pm::Error| error.to_string();
+    let text = |error: Error| error.to_string();
     let memory = Dram::reserve(256 << 20, Pages::Base).map_err(text)?;
-    let instance = create::<K, P, _>(subject, Counted::new(memory)).map_err(text)?;
+    let pool = create_pool(Counted::new(memory), extent_size).map_err(text)?;
+    let index = create(&pool).map_err(text)?;
     let keys: Vec<u64> = spread_keys::<K>(seed).take(filled + 2 * EACH).collect();
     let (before, others) = keys.split_at(filled);
     let (fresh, absent) = others.split_at(EACH);
@@ -107,7 +153,7 @@ fn count_all<K: Numbered, P: PoolSubject<K>>(
         let mut costs = BTreeMap::new();
         for &key in keys {
             let tag = tags.next().expect("endless");
-            let cost = count_one::<K, _>(&instance, kind, key, tag)
+            let cost = count_one(&pool, &*index, kind, key, tag)
                 .map_err(|what| format!("{kind:?} of key {key}: {what}"))?;
             *costs.entry(cost).or_default() += 1;
         }
@@ -125,18 +171,19 @@ fn count_all<K: Numbered, P: PoolSubject<K>>(
 }
 
 /// Executes one operation, and returns its cost.
-fn count_one<K: Numbered, I: Index<K> + Persistent<Counted<Dram>>>(
-    instance: &PoolInstance<Counted<Dram>, I>,
+fn count_one<K: Numbered>(
+    pool: &CountedPool,
+    index: &dyn Operations<K>,
     kind: OperationKind,
     number: u64,
     tag: u64,
 ) -> Result<Cost, String> {
-    let text = |error: evermap_pm::Error| error.to_string();
-    let owned = K::owned(number, instance.pool.seed());
-    let (key, guard, index) = (K::lend(&owned), instance.pool.pin(), &instance.index);
+    let text = |error: Error| error.to_string();
+    let owned = K::owned(number, pool.seed());
+    let (key, guard) = (K::lend(&owned), pool.pin());
     let puts = matches!(kind, OperationKind::Insert | OperationKind::Update);
-    let word = if puts { Instance::<K>::word(instance, key, tag).map_err(text)? } else { 0 };
-    let counted = instance.pool.medium();
+    let word = if puts { new_word::<K, _>(pool, key, tag).map_err(text)? } else { 0 };
+    let counted = pool.medium();
     counted.reset();
     counted.begin_op();
     let done = match kind {
@@ -144,10 +191,10 @@ fn count_one<K: Numbered, I: Index<K> + Persistent<Counted<Dram>>>(
         OperationKind::Miss => index.get(key, &guard).map(|found| found.is_none()),
         OperationKind::Insert => index.insert(key, word, &guard).map(|change| change.inserted()),
         OperationKind::Update => index.update(key, word, &guard).map(|change| {
-            change.old.inspect(|&old| Instance::<K>::retire(instance, old, &guard)).is_some()
+            change.old.inspect(|&old| retire_word::<K, _>(pool, old, &guard)).is_some()
         }),
         OperationKind::Remove => index.remove(key, &guard).map(|change| {
-            change.old.inspect(|&old| Instance::<K>::retire(instance, old, &guard)).is_some()
+            change.old.inspect(|&old| retire_word::<K, _>(pool, old, &guard)).is_some()
         }),
     };
     counted.end_op();
@@ -175,6 +222,11 @@ pub fn counters<K: Numbered, P: PoolSubject<K>>(
     promises: &[Promise],
 ) -> Result<(), Failure> {
     let costs = measure::<K, P>(subject, config, keys)?;
+    compare(costs, promises).map_err(|what| fail::<K>(config, &what))
+}
+
+/// Describes the promises that are not kept.
+fn compare(costs: Costs, promises: &[Promise]) -> Result<(), String> {
     let broken = promises.iter().filter_map(|promise| {
         let seen = &costs[&promise.kind];
         let kept: usize = seen
@@ -199,8 +251,5 @@ pub fn counters<K: Numbered, P: PoolSubject<K>>(
         ))
     });
     let broken: Vec<String> = broken.collect();
-    if broken.is_empty() {
-        return Ok(());
-    }
-    Err(Failure::new::<K>("counters", "spread", config.seed, broken.join("\n")))
+    if broken.is_empty() { Ok(()) } else { Err(broken.join("\n")) }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use evermap_pm::{Medium, PmU64};
 
+use super::erased::AnyPoolSubject;
 use super::hooked::{Budget, Hooked};
 use super::keys::Numbered;
 use super::model::panicked;
@@ -14,7 +15,6 @@ use super::persistence::{
 };
 use super::{Config, Failure, Instance, Stop};
 use crate::record::OFFSET_MASK;
-use crate::{Index, Persistent};
 use evermap_pm::sim::rng::Rng;
 
 /// Stores wrong values in the words of a small pool, one at a time: zero, all ones, a random
@@ -28,12 +28,19 @@ use evermap_pm::sim::rng::Rng;
 /// # Errors
 /// The wrong word, and its effect.
 pub fn damage<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
+    damage_of::<K>(subject, config)
+}
+
+fn damage_of<K: Numbered>(
+    subject: &dyn AnyPoolSubject<K, Hooked>,
+    config: &Config,
+) -> Result<(), Failure> {
     let trials = config.rounds(300, 3000);
     for stop in [Stop::Clean, Stop::Unclean] {
         let name = if stop == Stop::Clean { "closed pool" } else { "pool not closed" };
         let fail = |what| Failure::new::<K>("damage", name, config.seed, what);
-        let sample = prepare::<K, P>(subject, stop, config.seed).map_err(fail)?;
-        let whole = exercise::<K, P>(&sample, None, u64::MAX)
+        let sample = prepare(subject, stop, config.seed).map_err(fail)?;
+        let whole = exercise(subject, &sample, None, u64::MAX)
             .map_err(|what| fail(format!("undamaged: {what}")))?;
         let random = &mut Rng::new(config.seed);
         let mut corruptions = corruptions(&sample.image, &whole.loaded, random);
@@ -43,7 +50,7 @@ pub fn damage<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> R
         // One mistake appears with many words: an example of each is enough.
         let mut failures: BTreeMap<String, (usize, String)> = BTreeMap::new();
         for corruption in corruptions.iter().take(trials) {
-            let run = || exercise::<K, P>(&sample, Some(corruption), budget);
+            let run = || exercise(subject, &sample, Some(corruption), budget);
             let result = catch_unwind(AssertUnwindSafe(run));
             if let Err(what) = result.unwrap_or_else(|panic| Err(panicked(panic))) {
                 let (offset, was) =
@@ -70,8 +77,8 @@ struct Sample {
     pairs: Vec<(u64, u64)>,
 }
 
-fn prepare<K: Numbered, P: PoolSubject<K>>(
-    subject: &P,
+fn prepare<K: Numbered>(
+    subject: &dyn AnyPoolSubject<K, Hooked>,
     stop: Stop,
     seed: u64,
 ) -> Result<Sample, String> {
@@ -81,7 +88,7 @@ fn prepare<K: Numbered, P: PoolSubject<K>>(
     for number in spread_keys::<K>(seed).take(KEYS) {
         let owned = K::owned(number, instance.pool.seed());
         let (key, guard) = (K::lend(&owned), instance.pool.pin());
-        let word = Instance::<K>::word(&instance, key, pairs.len() as u64 + 1);
+        let word = instance.word(key, pairs.len() as u64 + 1);
         let word = word.and_then(|word| instance.index.upsert(key, word, &guard));
         let change = word.map_err(|error| error.to_string())?;
         pairs.push((number, change.new.ok_or("an upsert left the key absent")?));
@@ -123,7 +130,8 @@ struct Effort {
 
 /// Opens the pool and runs every operation, whatever they return, with at most `budget` loads and
 /// stores.
-fn exercise<K: Numbered, P: PoolSubject<K>>(
+fn exercise<K: Numbered>(
+    subject: &dyn AnyPoolSubject<K, Hooked>,
     sample: &Sample,
     corruption: Option<&Corruption>,
     budget: u64,
@@ -137,19 +145,19 @@ fn exercise<K: Numbered, P: PoolSubject<K>>(
         medium.store(cell, corruption.value);
     }
     budget.reset();
-    let instance = match open::<K, P, _>(medium) {
+    let instance = match open(subject, medium) {
         Ok(instance) => instance,
         Err(error) if corruption.is_none() => return Err(error.to_string()),
         Err(_) => return Ok(Effort::default()),
     };
-    operate::<K, _>(&instance, sample, corruption.is_none())?;
+    operate(&instance, sample, corruption.is_none())?;
     Ok(Effort { steps: budget.steps(), loaded: budget.loaded() })
 }
 
 /// Runs every operation, on keys in the pool and on others, and checks the results as far as
 /// possible.
-fn operate<K: Numbered, I: Index<K> + Persistent<Hooked>>(
-    instance: &PoolInstance<Hooked, I>,
+fn operate<K: Numbered>(
+    instance: &PoolInstance<K, Hooked>,
     sample: &Sample,
     undamaged: bool,
 ) -> Result<(), String> {
@@ -191,11 +199,11 @@ fn operate<K: Numbered, I: Index<K> + Persistent<Hooked>>(
         }
     }
     // Whether these succeed is undefined; they must return.
-    let _ = Instance::<K>::sweep(instance);
+    let _ = instance.sweep();
     let _ = index.for_each(&pool.pin(), &mut |_, _| true);
     for (at, (&number, &key)) in numbers.iter().zip(&refs).enumerate() {
         let guard = pool.pin();
-        let Ok(word) = Instance::<K>::word(instance, key, 1000 + at as u64) else { continue };
+        let Ok(word) = instance.word(key, 1000 + at as u64) else { continue };
         words.entry(number).or_default().push(word);
         let changed = match at % 4 {
             0 => index.remove(key, &guard),
@@ -204,15 +212,15 @@ fn operate<K: Numbered, I: Index<K> + Persistent<Hooked>>(
         };
         let change = changed.unwrap_or_default();
         if change.new != Some(word) {
-            Instance::<K>::discard(instance, word);
+            instance.discard(word);
         }
         judge(number, change.old.or(words[&number].first().copied()), &words)?;
         if let Some(old) = change.old.filter(|_| change.changed()) {
-            Instance::<K>::retire(instance, old, &guard);
+            instance.retire(old, &guard);
         }
     }
     let _ = index.stats(&pool.pin());
-    let wrong = Instance::<K>::audit(instance);
+    let wrong = instance.audit();
     if undamaged && pool.is_swept() && !wrong.is_empty() {
         return Err(format!("audit: {}", wrong.join("; ")));
     }

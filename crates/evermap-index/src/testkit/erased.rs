@@ -1,15 +1,143 @@
-//! Crashed indexes without their types.
+//! Subjects and indexes without their types.
 //!
-//! Campaigns, mutants and the shrinking of failures are generic over the structure that they crash.
-//! Through [`Erased`] they are compiled once, and not once for each index and kind of key.
+//! The parts of the kit are generic over the index that they test. Through [`AnySubject`] and
+//! [`AnyPoolSubject`] they are compiled once for each kind of key, and not once for each index too;
+//! those for ordered indexes are compiled once, through [`AnyOrderedSubject`].
+//! The simulator is generic over the structure that it crashes. Through [`Erased`] its campaigns
+//! are compiled once.
 
 use std::any::Any;
 use std::fmt::Display;
 use std::str::FromStr;
+use std::sync::Arc;
 
+use evermap_pm::pool::Pool;
 use evermap_pm::sim::{self, CrashPoint, Failure, Sim};
+use evermap_pm::{Guard, Medium, Result};
 
-/// A crashed index of any type, with calls `C` and histories `H`.
+use super::keys::Numbered;
+use super::ordered::OrderedSubject;
+use super::persistence::{PoolSubject, ROOT};
+use super::{Instance, Stop, Subject};
+use crate::ordered::OrderedIndex;
+use crate::{Index, Key, Persistent, Visitor};
+
+/// The object-safe part of [`Subject`].
+pub(super) trait AnySubject<K: Key>: Sync {
+    fn fresh(&self) -> Result<Box<dyn AnyInstance<K> + '_>>;
+    fn always_holds(&self) -> usize;
+}
+
+/// An index that an [`AnySubject`] has created.
+pub(super) trait AnyInstance<K: Key> {
+    fn instance(&self) -> &dyn Instance<K>;
+    fn reopen<'s>(self: Box<Self>, stop: Stop) -> Result<Box<dyn AnyInstance<K> + 's>>
+    where
+        Self: 's;
+}
+
+/// An index and the subject that has created it.
+struct Created<'s, K: Key, S: Subject<K>> {
+    subject: &'s S,
+    instance: S::Instance,
+}
+
+impl<K: Key, S: Subject<K>> AnySubject<K> for S {
+    fn fresh(&self) -> Result<Box<dyn AnyInstance<K> + '_>> {
+        Ok(Box::new(Created { subject: self, instance: Subject::fresh(self)? }))
+    }
+
+    fn always_holds(&self) -> usize {
+        Subject::always_holds(self)
+    }
+}
+
+impl<K: Key, S: Subject<K>> AnyInstance<K> for Created<'_, K, S> {
+    fn instance(&self) -> &dyn Instance<K> {
+        &self.instance
+    }
+
+    fn reopen<'s>(self: Box<Self>, stop: Stop) -> Result<Box<dyn AnyInstance<K> + 's>>
+    where
+        Self: 's,
+    {
+        let Created { subject, instance } = *self;
+        Ok(Box::new(Created { subject, instance: subject.reopen(instance, stop)? }))
+    }
+}
+
+/// The object-safe part of [`PoolSubject`], for one type of medium.
+pub(super) trait AnyPoolSubject<K: Key, M: Medium>: Sync {
+    fn create(&self, pool: Arc<Pool<M>>) -> Result<Box<dyn AnyIndex<K, M>>>;
+    fn open(&self, pool: Arc<Pool<M>>) -> Result<Box<dyn AnyIndex<K, M>>>;
+    fn always_holds(&self) -> usize;
+    fn extent_size(&self) -> u64;
+}
+
+impl<K: Numbered, M: Medium, P: PoolSubject<K>> AnyPoolSubject<K, M> for P {
+    fn create(&self, pool: Arc<Pool<M>>) -> Result<Box<dyn AnyIndex<K, M>>> {
+        let root = pool.root(ROOT);
+        let index: P::Index<M> = Persistent::create(pool.clone(), root, self.config::<M>())?;
+        Ok(Box::new(index))
+    }
+
+    fn open(&self, pool: Arc<Pool<M>>) -> Result<Box<dyn AnyIndex<K, M>>> {
+        let index: P::Index<M> = Persistent::open(pool.clone(), pool.root(ROOT))?;
+        Ok(Box::new(index))
+    }
+
+    fn always_holds(&self) -> usize {
+        PoolSubject::always_holds(self)
+    }
+
+    fn extent_size(&self) -> u64 {
+        PoolSubject::extent_size(self)
+    }
+}
+
+/// An index with the object-safe part of [`Persistent`].
+pub(super) trait AnyIndex<K: Key, M: Medium>: Index<K> {
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()>;
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>);
+    fn check(&self) -> Vec<String>;
+}
+
+impl<K: Key, M: Medium, I: Index<K> + Persistent<M>> AnyIndex<K, M> for I {
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        Persistent::visit(self, visitor)
+    }
+
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        Persistent::scan(self, from, guard, each)
+    }
+
+    fn check(&self) -> Vec<String> {
+        Persistent::check(self)
+    }
+}
+
+/// The object-safe part of [`OrderedSubject`].
+pub(super) trait AnyOrderedSubject: Sync {
+    fn fresh(&self) -> Result<Box<dyn OrderedIndex + '_>>;
+}
+
+impl<S: OrderedSubject> AnyOrderedSubject for S {
+    fn fresh(&self) -> Result<Box<dyn OrderedIndex + '_>> {
+        Ok(Box::new(OrderedSubject::fresh(self)?))
+    }
+}
+
+/// A crashed index with any kind of keys, with calls `C` and histories `H`.
 pub(super) struct Erased<C, H>(Box<dyn AnyCrashed<C, H>>);
 
 impl<C, H> Erased<C, H> {

@@ -20,7 +20,7 @@ pub(crate) trait Hook: Send + Sync + 'static {
     fn before_fence(&self) {}
 }
 
-/// [`Dram`] with a [`Hook`]. Not generic over the hook, because every index is compiled once for
+/// [`Dram`] with a `Hook`. Not generic over the hook, because every index is compiled once for
 /// each type of medium.
 pub struct Hooked {
     memory: Dram,

@@ -6,6 +6,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::call::{Call, Driver, InWords, Records, Verb};
+use super::erased::{AnyInstance, AnySubject};
 use super::keys::{Numbered, Universe};
 use super::{Config, Failure, Instance, Stop, Subject, chance};
 use crate::Change;
@@ -18,6 +19,10 @@ use evermap_pm::sim::rng::Rng;
 /// # Errors
 /// The shortest failing sequence that was found, as code.
 pub fn model<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result<(), Failure> {
+    model_of::<K>(subject, config)
+}
+
+fn model_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result<(), Failure> {
     for universe in config.universes::<K>() {
         for round in 0..config.scale {
             let seed = config.seed_of(round);
@@ -135,8 +140,8 @@ fn bind(model: &mut BTreeMap<u64, u64>, key: u64, word: Option<u64>) {
 }
 
 /// Runs a sequence on a new index. Returns the step that failed, and why.
-fn run<K: Numbered, S: Subject<K>>(
-    subject: &S,
+fn run<K: Numbered>(
+    subject: &dyn AnySubject<K>,
     universe: &Universe,
     steps: &[ModelStep],
 ) -> Result<(), (usize, String)> {
@@ -171,18 +176,18 @@ pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> String {
 }
 
 /// The index and its expected contents.
-struct State<'s, K: Numbered, S: Subject<K>> {
-    subject: &'s S,
+struct State<'s, K: Numbered> {
+    subject: &'s dyn AnySubject<K>,
     universe: &'s Universe,
     /// Always `Some` between steps.
-    instance: Option<S::Instance>,
+    instance: Option<Box<dyn AnyInstance<K> + 's>>,
     records: Records,
     model: BTreeMap<u64, u64>,
 }
 
-impl<K: Numbered, S: Subject<K>> State<'_, K, S> {
-    fn instance(&self) -> &S::Instance {
-        self.instance.as_ref().expect("there between steps")
+impl<K: Numbered> State<'_, K> {
+    fn instance(&self) -> &dyn Instance<K> {
+        self.instance.as_ref().expect("there between steps").instance()
     }
 
     fn driver(&self) -> Driver<'_, K> {
@@ -266,7 +271,7 @@ impl<K: Numbered, S: Subject<K>> State<'_, K, S> {
 
     fn reopen(&mut self, stop: Stop) -> Result<(), String> {
         let instance = self.instance.take().expect("there between steps");
-        let reopened = self.subject.reopen(instance, stop);
+        let reopened = instance.reopen(stop);
         self.instance = Some(reopened.map_err(|error| format!("cannot be opened: {error}"))?);
         Ok(())
     }

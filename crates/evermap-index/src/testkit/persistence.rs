@@ -10,17 +10,18 @@ use evermap_pm::{Guard, Medium, PmU64, Result};
 
 use super::call::{Call, Driver, InWords, Records, Verb};
 use super::concurrent::{KeyRoles, WriterDone, check_account, storm_thread, thread_seed, threads};
+use super::erased::{AnyIndex, AnyPoolSubject, AnySubject};
 use super::hooked::{Hooked, Stops};
 use super::keys::{Numbered, Universe};
 use super::{Config, Failure, Instance, Stop, Subject};
 use crate::record::{self, Header, OFFSET_MASK};
-use crate::{Index, Key, Persistent, Visitor};
+use crate::{Index, Persistent, Visitor};
 use evermap_pm::sim::rng::Rng;
 
 /// How to create an index that lives in a pool.
 pub trait PoolSubject<K: Numbered>: Sync {
     /// The type of the index, on any medium.
-    type Index<M: Medium>: Index<K> + Persistent<M>;
+    type Index<M: Medium>: Index<K> + Persistent<M> + 'static;
 
     /// Returns a configuration that is so small that a few dozen keys cause every structural
     /// change.
@@ -73,10 +74,29 @@ impl<K: Numbered, P: PoolSubject<K> + Send> PoolSubject<K> for Arc<P> {
 }
 
 impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
-    type Instance = PoolInstance<Hooked, P::Index<Hooked>>;
+    type Instance = PoolInstance<K, Hooked>;
 
     fn fresh(&self) -> Result<Self::Instance> {
-        create(&self.0, Hooked::reserve(CAPACITY, Arc::new(Stops))?)
+        Subject::fresh(&AnyPooled::<K>(&self.0))
+    }
+
+    fn reopen(&self, instance: Self::Instance, stop: Stop) -> Result<Self::Instance> {
+        AnyPooled::<K>(&self.0).reopen(instance, stop)
+    }
+
+    fn always_holds(&self) -> usize {
+        self.0.always_holds()
+    }
+}
+
+/// [`Pooled`] without the type of the index. Its medium lets threads pause at any access.
+struct AnyPooled<'p, K>(&'p dyn AnyPoolSubject<K, Hooked>);
+
+impl<K: Numbered> Subject<K> for AnyPooled<'_, K> {
+    type Instance = PoolInstance<K, Hooked>;
+
+    fn fresh(&self) -> Result<Self::Instance> {
+        create(self.0, Hooked::reserve(CAPACITY, Arc::new(Stops))?)
     }
 
     fn reopen(&self, instance: Self::Instance, stop: Stop) -> Result<Self::Instance> {
@@ -86,7 +106,7 @@ impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
         let medium = Hooked::reserve(CAPACITY, Arc::new(Stops))?;
         restore(&medium, &image(instance.pool.medium()))?;
         drop(instance);
-        open::<K, P, _>(medium)
+        open(self.0, medium)
     }
 
     fn always_holds(&self) -> usize {
@@ -100,37 +120,39 @@ const CAPACITY: u64 = 64 << 20;
 pub(crate) const ROOT: usize = 3;
 
 /// Creates a pool with an index in it.
-pub(crate) fn create<K: Numbered, P: PoolSubject<K>, M: Medium>(
-    subject: &P,
-    medium: M,
-) -> Result<PoolInstance<M, P::Index<M>>> {
-    let region = RegionConfig {
-        extent_size: subject.extent_size(),
-        capacity: medium.capacity(),
-        seed: Some(7),
-    };
-    let pool = Pool::create(medium, &region, Identity::default())?;
-    let index = Persistent::create(pool.clone(), pool.root(ROOT), subject.config::<M>())?;
+fn create<K: Numbered>(
+    subject: &dyn AnyPoolSubject<K, Hooked>,
+    medium: Hooked,
+) -> Result<PoolInstance<K, Hooked>> {
+    let pool = create_pool(medium, subject.extent_size())?;
+    let index = subject.create(pool.clone())?;
     Ok(PoolInstance { pool, index })
 }
 
+/// Creates a pool that takes all of a medium.
+pub(super) fn create_pool<M: Medium>(medium: M, extent_size: u64) -> Result<Arc<Pool<M>>> {
+    let region = RegionConfig { extent_size, capacity: medium.capacity(), seed: Some(7) };
+    Pool::create(medium, &region, Identity::default())
+}
+
 /// Opens the pool and the index that [`create`] made.
-pub(crate) fn open<K: Numbered, P: PoolSubject<K>, M: Medium>(
-    medium: M,
-) -> Result<PoolInstance<M, P::Index<M>>> {
+pub(super) fn open<K: Numbered>(
+    subject: &dyn AnyPoolSubject<K, Hooked>,
+    medium: Hooked,
+) -> Result<PoolInstance<K, Hooked>> {
     let (pool, _) = Pool::open(medium, Identity::default(), OnSuspect::Refuse)?;
-    let index = Persistent::open(pool.clone(), pool.root(ROOT))?;
+    let index = subject.open(pool.clone())?;
     Ok(PoolInstance { pool, index })
 }
 
 /// Returns every word of a medium that is not changed concurrently.
-pub(crate) fn image<M: Medium>(medium: &M) -> Vec<u64> {
+pub(super) fn image(medium: &Hooked) -> Vec<u64> {
     let cells = medium.slice::<PmU64>(0, medium.len() / 8).expect("all of it");
     cells.iter().map(|cell| medium.load_relaxed(cell)).collect()
 }
 
 /// Stores an image in a blank medium.
-pub(crate) fn restore<M: Medium>(medium: &M, image: &[u64]) -> Result<()> {
+pub(super) fn restore(medium: &Hooked, image: &[u64]) -> Result<()> {
     medium.grow(image.len() as u64 * 8)?;
     let cells = medium.slice::<PmU64>(0, image.len() as u64).expect("just grown");
     // Blank memory is zero: pages without other words stay untouched.
@@ -141,17 +163,14 @@ pub(crate) fn restore<M: Medium>(medium: &M, image: &[u64]) -> Result<()> {
 }
 
 /// An index in a pool.
-pub struct PoolInstance<M: Medium, I> {
-    pub(crate) pool: Arc<Pool<M>>,
-    pub(crate) index: I,
+pub struct PoolInstance<K, M: Medium> {
+    pub(super) pool: Arc<Pool<M>>,
+    pub(super) index: Box<dyn AnyIndex<K, M>>,
 }
 
-impl<M: Medium, I: Persistent<M>> PoolInstance<M, I> {
+impl<K: Numbered, M: Medium> PoolInstance<K, M> {
     /// Compares a walk by units with a walk over everything. Returns `None` if they show the same.
-    fn compare_walks<K: Key>(&self) -> Option<String>
-    where
-        I: Index<K>,
-    {
+    fn compare_walks(&self) -> Option<String> {
         let guard = self.pool.pin();
         let (mut at_once, mut by_units) = (Vec::new(), Vec::new());
         let whole = self.index.for_each(&guard, &mut |key, word| {
@@ -179,7 +198,7 @@ impl<M: Medium, I: Persistent<M>> PoolInstance<M, I> {
     }
 
     /// Calls `mark` with every reachable block, as often as it is named.
-    fn visit(&self, words_are_records: bool, mark: &mut dyn FnMut(u64)) -> Result<()> {
+    fn visit(&self, mark: &mut dyn FnMut(u64)) -> Result<()> {
         struct Marker<'a>(bool, &'a mut dyn FnMut(u64));
         impl Visitor for Marker<'_> {
             fn block(&mut self, offset: u64) {
@@ -191,13 +210,13 @@ impl<M: Medium, I: Persistent<M>> PoolInstance<M, I> {
                 }
             }
         }
-        self.index.visit(&mut Marker(words_are_records, mark))
+        self.index.visit(&mut Marker(K::WORDS_ARE_RECORDS, mark))
     }
 }
 
-impl<K: Numbered, M: Medium, I: Index<K> + Persistent<M>> Instance<K> for PoolInstance<M, I> {
+impl<K: Numbered, M: Medium> Instance<K> for PoolInstance<K, M> {
     fn index(&self) -> &dyn Index<K> {
-        &self.index
+        &*self.index
     }
 
     fn pin(&self) -> Guard<'_> {
@@ -218,23 +237,7 @@ impl<K: Numbered, M: Medium, I: Index<K> + Persistent<M>> Instance<K> for PoolIn
     }
 
     fn word(&self, key: K::Ref<'_>, tag: u64) -> Result<u64> {
-        if !K::WORDS_ARE_RECORDS {
-            return Ok(tag);
-        }
-        let bytes = K::record_key(key);
-        let (m, len) = (self.pool.medium(), bytes.len() as u64);
-        let offset = self.pool.allocate(record::HEADER + len)?;
-        let header = m.at::<Header>(offset).expect("just allocated");
-        m.store(&header.control, 0);
-        m.store(&header.stamp, tag);
-        m.store(&header.check, 0);
-        m.store(&header.lengths, len);
-        let cells = m.slice(offset + record::HEADER, len.div_ceil(8)).expect("just allocated");
-        m.write_bytes(cells, bytes);
-        m.flush(header);
-        m.flush(cells);
-        m.fence();
-        Ok(offset)
+        new_word::<K, M>(&self.pool, key, tag)
     }
 
     fn tag(&self, word: u64) -> u64 {
@@ -252,18 +255,16 @@ impl<K: Numbered, M: Medium, I: Index<K> + Persistent<M>> Instance<K> for PoolIn
     }
 
     fn retire(&self, word: u64, guard: &Guard<'_>) {
-        if K::WORDS_ARE_RECORDS {
-            self.pool.retire(word & OFFSET_MASK, record::HEADER, guard);
-        }
+        retire_word::<K, M>(&self.pool, word, guard);
     }
 
     fn sweep(&self) -> Result<()> {
-        self.pool.sweep(|mark| self.visit(K::WORDS_ARE_RECORDS, mark))
+        self.pool.sweep(|mark| self.visit(mark))
     }
 
     fn audit(&self) -> Vec<String> {
         let mut wrong = self.index.check();
-        wrong.extend(self.compare_walks::<K>());
+        wrong.extend(self.compare_walks());
         self.pool.epoch().drain();
         let faults = self.pool.heap_stats().faults;
         if faults > 0 {
@@ -272,12 +273,44 @@ impl<K: Numbered, M: Medium, I: Index<K> + Persistent<M>> Instance<K> for PoolIn
         // Before the sweep, old blocks are neither allocated nor free.
         if self.pool.is_swept() {
             let mut reachable = Vec::new();
-            match self.visit(K::WORDS_ARE_RECORDS, &mut |block| reachable.push(block)) {
+            match self.visit(&mut |block| reachable.push(block)) {
                 Ok(()) => wrong.extend(compare_blocks(reachable, self.pool.allocated())),
                 Err(error) => wrong.push(format!("visit: {error}")),
             }
         }
         wrong
+    }
+}
+
+/// Returns the word to put for `key` that has the number `tag`. See [`Instance::word`].
+pub(super) fn new_word<K: Numbered, M: Medium>(
+    pool: &Pool<M>,
+    key: K::Ref<'_>,
+    tag: u64,
+) -> Result<u64> {
+    if !K::WORDS_ARE_RECORDS {
+        return Ok(tag);
+    }
+    let bytes = K::record_key(key);
+    let (m, len) = (pool.medium(), bytes.len() as u64);
+    let offset = pool.allocate(record::HEADER + len)?;
+    let header = m.at::<Header>(offset).expect("just allocated");
+    m.store(&header.control, 0);
+    m.store(&header.stamp, tag);
+    m.store(&header.check, 0);
+    m.store(&header.lengths, len);
+    let cells = m.slice(offset + record::HEADER, len.div_ceil(8)).expect("just allocated");
+    m.write_bytes(cells, bytes);
+    m.flush(header);
+    m.flush(cells);
+    m.fence();
+    Ok(offset)
+}
+
+/// Retires a word that was replaced or removed under `guard`.
+pub(super) fn retire_word<K: Numbered, M: Medium>(pool: &Pool<M>, word: u64, guard: &Guard<'_>) {
+    if K::WORDS_ARE_RECORDS {
+        pool.retire(word & OFFSET_MASK, record::HEADER, guard);
     }
 }
 
@@ -307,10 +340,14 @@ fn compare_blocks(mut reachable: Vec<u64>, allocated: Vec<u64>) -> Vec<String> {
 /// # Errors
 /// A block that was lost, leaked or allocated twice; a wrong word or key.
 pub fn sweep<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
+    sweep_of::<K>(&AnyPooled(subject), config)
+}
+
+fn sweep_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result<(), Failure> {
     for universe in config.universes::<K>() {
         for round in 0..config.scale {
             let seed = config.seed_of(round);
-            live_and_sweep(&Pooled(subject), config, &universe, seed)
+            live_and_sweep(subject, config, &universe, seed)
                 .map_err(|what| Failure::new::<K>("sweep", universe.name, seed, what))?;
         }
     }
@@ -320,8 +357,8 @@ pub fn sweep<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Re
 /// Runs several lives of one index. In each life one thread sweeps, one makes a storm on a few
 /// keys, one removes what the previous life has left and then makes the index grow and shrink, and
 /// one reads.
-fn live_and_sweep<K: Numbered, S: Subject<K>>(
-    subject: &S,
+fn live_and_sweep<K: Numbered>(
+    subject: &dyn AnySubject<K>,
     config: &Config,
     universe: &Universe,
     seed: u64,
@@ -333,11 +370,12 @@ fn live_and_sweep<K: Numbered, S: Subject<K>>(
     let roles = KeyRoles::new(&rest, subject.always_holds(), config.tier);
     let records = Records::default();
     let mut changes = Vec::new();
-    let mut instance = subject.fresh().map_err(|error| error.to_string())?;
-    roles.insert_stable(&Driver::new(&instance, &records))?;
+    let mut made = subject.fresh().map_err(|error| error.to_string())?;
+    roles.insert_stable(&Driver::new(made.instance(), &records))?;
     let mut left = Vec::new();
     for life in 0..lives {
-        let driver = &Driver::new(&instance, &records);
+        let instance = made.instance();
+        let driver = &Driver::new(instance, &records);
         let (left_over, writing) = (&left, AtomicUsize::new(1));
         let stormy = threads(4, |thread| {
             let random = &mut Rng::new(thread_seed(seed, thread + life as usize * 4));
@@ -369,9 +407,7 @@ fn live_and_sweep<K: Numbered, S: Subject<K>>(
             wrong => return Err(format!("audit in life {life}: {}", wrong.join("; "))),
         }
         left = roles.fill(driver, &roles.transient, (life + 1) * 100)?;
-        instance = subject
-            .reopen(instance, Stop::Unclean)
-            .map_err(|error| format!("cannot be opened: {error}"))?;
+        made = made.reopen(Stop::Unclean).map_err(|error| format!("cannot be opened: {error}"))?;
     }
     Ok(())
 }
@@ -390,6 +426,13 @@ pub(crate) fn spread_keys<K: Numbered>(seed: u64) -> impl Iterator<Item = u64> {
 /// # Errors
 /// A violation of one of these.
 pub fn full<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
+    full_of::<K>(subject, config)
+}
+
+fn full_of<K: Numbered>(
+    subject: &dyn AnyPoolSubject<K, Hooked>,
+    config: &Config,
+) -> Result<(), Failure> {
     for round in 0..config.scale {
         let seed = config.seed_of(round);
         fill_up(subject, seed).map_err(|what| Failure::new::<K>("full", "spread", seed, what))?;
@@ -407,9 +450,16 @@ pub(crate) const FEW_EXTENTS: u64 = 40;
 /// # Errors
 /// If less than a third of the space can be used.
 pub fn reuse<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Result<(), Failure> {
+    reuse_of::<K>(subject, config)
+}
+
+fn reuse_of<K: Numbered>(
+    subject: &dyn AnyPoolSubject<K, Hooked>,
+    config: &Config,
+) -> Result<(), Failure> {
     // Records of one, two and four cache lines: the sizes of which structures are made.
     for tail in [17, 77, 207].into_iter().filter(|_| K::WORDS_ARE_RECORDS) {
-        fill_anew::<K, P>(subject, tail)
+        fill_anew(subject, tail)
             .map_err(|what| Failure::new::<K>("reuse", "spread", config.seed, what))?;
     }
     Ok(())
@@ -421,7 +471,10 @@ fn keys_of_length(tail: u64) -> impl Iterator<Item = u64> {
     (0..).map(move |number| (1 << 40) + number * 250 + (tail + 250 - (1 << 40) % 250) % 250)
 }
 
-fn fill_anew<K: Numbered, P: PoolSubject<K>>(subject: &P, tail: u64) -> Result<(), String> {
+fn fill_anew<K: Numbered>(
+    subject: &dyn AnyPoolSubject<K, Hooked>,
+    tail: u64,
+) -> Result<(), String> {
     const OTHER_TAIL: u64 = 137;
     let instance = small_pool(subject).map_err(|error| error.to_string())?;
     let records = Records::default();
@@ -467,23 +520,20 @@ fn fill_anew<K: Numbered, P: PoolSubject<K>>(subject: &P, tail: u64) -> Result<(
             keys_of_length(OTHER_TAIL).next().map_or(0, bytes)
         ));
     }
-    match Instance::<K>::audit(&instance) {
+    match instance.audit() {
         wrong if wrong.is_empty() => Ok(()),
         wrong => Err(format!("audit: {}", wrong.join("; "))),
     }
 }
 
-/// An index whose medium lets threads pause at any access.
-type Interruptible<K, P> = PoolInstance<Hooked, <P as PoolSubject<K>>::Index<Hooked>>;
-
 /// Creates an index in a pool that is soon full.
-pub(crate) fn small_pool<K: Numbered, P: PoolSubject<K>>(
-    subject: &P,
-) -> Result<Interruptible<K, P>> {
+pub(super) fn small_pool<K: Numbered>(
+    subject: &dyn AnyPoolSubject<K, Hooked>,
+) -> Result<PoolInstance<K, Hooked>> {
     create(subject, Hooked::reserve(FEW_EXTENTS * subject.extent_size(), Arc::new(Stops))?)
 }
 
-fn fill_up<K: Numbered, P: PoolSubject<K>>(subject: &P, seed: u64) -> Result<(), String> {
+fn fill_up<K: Numbered>(subject: &dyn AnyPoolSubject<K, Hooked>, seed: u64) -> Result<(), String> {
     let mut instance = small_pool(subject).map_err(|error| error.to_string())?;
     let records = Records::default();
     let put = |driver: &Driver<'_, K>, keys: &[u64], tag: u64| -> Result<usize, String> {
@@ -553,8 +603,8 @@ fn fill_up<K: Numbered, P: PoolSubject<K>>(subject: &P, seed: u64) -> Result<(),
     holds(&driver, &keys, most)?;
     sound(&instance)?;
     for stop in [Stop::Clean, Stop::Unclean] {
-        instance = Pooled(subject).reopen(instance, stop).map_err(|error| error.to_string())?;
-        Instance::<K>::sweep(&instance).map_err(|error| error.to_string())?;
+        instance = AnyPooled(subject).reopen(instance, stop).map_err(|error| error.to_string())?;
+        instance.sweep().map_err(|error| error.to_string())?;
         holds(&Driver::new(&instance, &records), &keys, most)?;
         sound(&instance)?;
     }

@@ -22,6 +22,7 @@ use crate::Bytes;
 mod subject;
 mod workload;
 
+use subject::Shared;
 pub use subject::{Crashed, History, Live, Scrutiny};
 pub use workload::{Call, Verb, Workload};
 
@@ -108,20 +109,17 @@ fn config(workload: Workload, model: Model, tier: Tier) -> sim::Config {
     }
 }
 
-/// Creates a campaign on `crashed`, without the type of the index.
-fn on<S>(
+/// Creates a campaign on `crashed`, without the kind of its keys.
+fn on<K: Numbered>(
     name: &'static str,
-    crashed: S,
+    crashed: Crashed<'static, K>,
     config: sim::Config,
     first_seed: u64,
-) -> SubjectTrial<Erased<Call, History>>
-where
-    S: sim::Subject<Call = Call, History = History, Live: 'static> + Send + Sync + 'static,
-{
+) -> SubjectTrial<Erased<Call, History>> {
     SubjectTrial::new(name, Erased::new(crashed), config, first_seed)
 }
 
-/// Returns a campaign as a trial. Not generic, so that campaigns are compiled with this crate.
+/// Returns a campaign as a trial.
 fn boxed(campaign: SubjectTrial<Erased<Call, History>>) -> Box<dyn Trial> {
     Box::new(campaign)
 }
@@ -148,47 +146,58 @@ where
     P: PoolSubject<u64> + PoolSubject<Plain> + PoolSubject<Bytes> + Send + 'static,
 {
     let subject = Arc::new(subject);
+    let trials = trials(subject.clone(), subject.clone(), subject, tier);
+    Battery { name: name.replace('_', "-"), trials, planted }
+}
+
+/// Creates the campaigns for an index with three kinds of keys. Not generic, so that they are
+/// compiled with this crate.
+fn trials(
+    numbers: Shared<'static, u64>,
+    plain: Shared<'static, Plain>,
+    bytes: Shared<'static, Bytes>,
+    tier: Tier,
+) -> Vec<Box<dyn Trial>> {
     let config = |workload, model| config(workload, model, tier);
-    let numbers = |name, workload, model, seed| {
-        let crashed = Crashed::<u64, _>::new(subject.clone(), workload);
+    let crash = |name, workload, model, seed| {
+        let crashed = Crashed::of(numbers.clone(), workload);
         boxed(on(name, crashed, config(workload, model), seed))
     };
     let page = |name, granule| {
         let (workload, model) = (Workload::FEW_KEYS, Model::PageCache { granule });
-        let crashed = Crashed::<u64, _>::new(subject.clone(), workload).on_another_boot();
+        let crashed = Crashed::of(numbers.clone(), workload).on_another_boot();
         boxed(on(name, crashed, config(workload, model), 500))
     };
-    let skewed = Crashed::<Plain, _>::new(subject.clone(), Workload::SKEWED);
+    let skewed = Crashed::of(plain.clone(), Workload::SKEWED);
     let skewed = on("skewed", skewed, config(Workload::SKEWED, Model::Adr), 600);
-    let one_sided = Crashed::<Plain, _>::new(subject.clone(), Workload::ONE_SIDED);
+    let one_sided = Crashed::of(plain.clone(), Workload::ONE_SIDED);
     let one_sided = on("one-sided", one_sided, config(Workload::ONE_SIDED, Model::Adr), 700);
-    let used = Crashed::<Plain, _>::new(subject.clone(), Workload::USED);
+    let used = Crashed::of(plain, Workload::USED);
     let used = on("used-space", used, config(Workload::USED, Model::Adr), 600);
-    let bytes = Crashed::<Bytes, _>::new(subject.clone(), Workload::FEW_KEYS);
-    let bytes = on("byte-keys", bytes, config(Workload::FEW_KEYS, Model::Adr), 400);
-    let parallel = Crashed::<u64, _>::new(subject.clone(), Workload::PARALLEL);
+    let byte_keys = Crashed::of(bytes.clone(), Workload::FEW_KEYS);
+    let byte_keys = on("byte-keys", byte_keys, config(Workload::FEW_KEYS, Model::Adr), 400);
+    let parallel = Crashed::of(numbers.clone(), Workload::PARALLEL);
     let parallel = on("parallel", parallel, config(Workload::PARALLEL, Model::Adr), 1000);
-    let parallel_bytes = Crashed::<Bytes, _>::new(subject.clone(), Workload::PARALLEL);
+    let parallel_bytes = Crashed::of(bytes, Workload::PARALLEL);
     let parallel_bytes =
         on("parallel-byte-keys", parallel_bytes, config(Workload::PARALLEL, Model::Adr), 2000);
-    let clustered = Crashed::<u64, _>::new(subject.clone(), Workload::CROWDED);
+    let clustered = Crashed::of(numbers.clone(), Workload::CROWDED);
     let clustered = on("crowded", clustered, config(Workload::CROWDED, Model::Adr), 3000);
-    let trials = vec![
-        numbers("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
+    vec![
+        crash("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
         boxed(one_sided),
-        numbers("reopening", Workload::REOPENING, Model::Adr, 100),
-        numbers("growing", Workload::GROWING, Model::Adr, 0),
+        crash("reopening", Workload::REOPENING, Model::Adr, 100),
+        crash("growing", Workload::GROWING, Model::Adr, 0),
         boxed(skewed),
         boxed(used),
-        boxed(bytes),
+        boxed(byte_keys),
         boxed(parallel.in_parallel(25)),
         boxed(parallel_bytes.in_parallel(25)),
         boxed(clustered.in_parallel(400)),
-        numbers("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
+        crash("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
         page("page-cache", 4096),
         page("torn-pages", 512),
-    ];
-    Battery { name: name.replace('_', "-"), trials, planted }
+    ]
 }
 
 /// Creates campaigns that show the cost of examining a recovered index more thoroughly: in a pool
@@ -197,21 +206,27 @@ pub fn costs<P>(name: &str, subject: P, max_images: u64) -> Battery
 where
     P: PoolSubject<u64> + Send + 'static,
 {
-    let subject = Arc::new(subject);
+    Battery {
+        name: name.to_owned(),
+        trials: cost_trials(Arc::new(subject), max_images),
+        planted: &[],
+    }
+}
+
+fn cost_trials(subject: Shared<'static, u64>, max_images: u64) -> Vec<Box<dyn Trial>> {
     let workload = Workload { universe: 32, capacity: 64 << 10, ..Workload::FEW_KEYS };
     let config = sim::Config { max_images, ..config(workload, Model::Adr, Tier::Full) };
     let flat = sim::Config { nested: Nested { depth: 0, ..config.nested }, ..config };
     let with_scrutiny = |name, scrutiny, config| {
-        let crashed = Crashed::<u64, _>::new(subject.clone(), workload).with_scrutiny(scrutiny);
+        let crashed = Crashed::of(subject.clone(), workload).with_scrutiny(scrutiny);
         boxed(on(name, crashed, config, 300))
     };
-    let trials = vec![
+    vec![
         with_scrutiny("lookups and check", Scrutiny::Lookups, flat),
         with_scrutiny("and a probe", Scrutiny::Probe, flat),
         with_scrutiny("and a sweep", Scrutiny::Everything, flat),
         with_scrutiny("and nested crashes", Scrutiny::Everything, config),
-    ];
-    Battery { name: name.to_owned(), trials, planted: &[] }
+    ]
 }
 
 /// Crashes the workloads of `seeds` under `model`, in the length that [`tier`](super::tier)
@@ -225,7 +240,7 @@ pub fn assert_survives<K: Numbered, P: PoolSubject<K>>(
     model: Model,
     seeds: Range<u64>,
 ) {
-    let crashed = Crashed::<K, &P>::new(subject, workload);
+    let crashed = Crashed::<K>::new(subject, workload);
     assert_clean(&sim::campaign::run(&crashed, &config(workload, model, super::tier()), seeds));
 }
 

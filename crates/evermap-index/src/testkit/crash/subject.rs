@@ -14,10 +14,11 @@ use evermap_pm::{Error, Medium, PmU64};
 
 use super::oracle;
 use super::workload::{Call, TAGS, Verb, Workload};
+use crate::testkit::erased::AnyPoolSubject;
 use crate::testkit::keys::Numbered;
 use crate::testkit::persistence::{PoolInstance, PoolSubject, ROOT};
 use crate::testkit::{Instance, chance};
-use crate::{Change, Index, Persistent, Result};
+use crate::{Change, Result};
 
 /// The calls on an index with their results, and the boots of the machine.
 pub struct History {
@@ -54,15 +55,16 @@ fn identity(boot: u64) -> Identity {
 }
 
 /// A workload on an index, as a subject for the simulator.
-#[derive(Debug)]
-pub struct Crashed<K, P> {
-    subject: P,
+pub struct Crashed<'s, K: Numbered> {
+    subject: Shared<'s, K>,
     workload: Workload,
     /// Whether recovery runs after a restart of the machine.
     other_boot: bool,
     scrutiny: Scrutiny,
-    keys: std::marker::PhantomData<fn() -> K>,
 }
+
+/// A subject of any type that several campaigns share.
+pub(super) type Shared<'s, K> = Arc<dyn AnyPoolSubject<K, Sim> + Send + 's>;
 
 /// How thoroughly a recovered index is examined. Each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,8 +79,8 @@ pub enum Scrutiny {
 }
 
 /// An open pool and its index.
-pub struct Live<K: Numbered, P: PoolSubject<K>> {
-    instance: PoolInstance<Sim, P::Index<Sim>>,
+pub struct Live<K: Numbered> {
+    instance: PoolInstance<K, Sim>,
     workload: Workload,
     boot: u64,
     /// The possible words of keys that have not been looked up since recovery.
@@ -93,11 +95,15 @@ fn wrong<T>(oracle: &'static str, what: impl Into<String>) -> Result<T, Failure>
     Err(Failure::new(oracle, what))
 }
 
-impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
+impl<'s, K: Numbered> Crashed<'s, K> {
     /// Creates a subject that runs `workload` on the index of `subject`.
-    pub fn new(subject: P, workload: Workload) -> Self {
-        let keys = std::marker::PhantomData;
-        Crashed { subject, workload, other_boot: false, scrutiny: Scrutiny::Everything, keys }
+    pub fn new(subject: impl PoolSubject<K> + Send + 's, workload: Workload) -> Self {
+        Crashed::of(Arc::new(subject), workload)
+    }
+
+    /// Creates a subject like [`Crashed::new`].
+    pub(super) fn of(subject: Shared<'s, K>, workload: Workload) -> Self {
+        Crashed { subject, workload, other_boot: false, scrutiny: Scrutiny::Everything }
     }
 
     /// Sets how thoroughly a recovered index is examined.
@@ -129,9 +135,8 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         Ok(())
     }
 
-    fn create(&self, pool: Arc<Pool<Sim>>) -> Result<Live<K, P>> {
-        let index =
-            Persistent::create(pool.clone(), pool.root(ROOT), self.subject.config::<Sim>())?;
+    fn create(&self, pool: Arc<Pool<Sim>>) -> Result<Live<K>> {
+        let index = self.subject.create(pool.clone())?;
         let instance = PoolInstance { pool, index };
         Ok(Live { instance, workload: self.workload, boot: 0, possible: Vec::new() })
     }
@@ -142,7 +147,7 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         sim: &Sim,
         boot: u64,
         on_suspect: OnSuspect,
-    ) -> Result<Option<(Live<K, P>, Opened)>> {
+    ) -> Result<Option<(Live<K>, Opened)>> {
         if Region::is_blank(sim) {
             return Ok(None);
         }
@@ -150,13 +155,13 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         if sim.load(pool.root(ROOT)) == 0 {
             return Ok(None);
         }
-        let index = Persistent::open(pool.clone(), pool.root(ROOT))?;
+        let index = self.subject.open(pool.clone())?;
         let instance = PoolInstance { pool, index };
         let live = Live { instance, workload: self.workload, boot, possible: Vec::new() };
         Ok(Some((live, opened)))
     }
 
-    fn reopen(&self, sim: &Sim, boot: u64) -> Result<Live<K, P>, Failure> {
+    fn reopen(&self, sim: &Sim, boot: u64) -> Result<Live<K>, Failure> {
         let open = self.open(sim, boot, OnSuspect::Refuse).map_err(error_of)?;
         open.map(|(live, _)| live).ok_or_else(|| Failure::new(oracle::CREATED, "the index is gone"))
     }
@@ -168,7 +173,7 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
         sim: &Sim,
         history: &History,
         point: &CrashPoint,
-    ) -> Result<Option<Live<K, P>>, Failure> {
+    ) -> Result<Option<Live<K>>, Failure> {
         const OTHER: u64 = 1 << 32;
         match self.open(sim, OTHER, OnSuspect::Refuse) {
             Ok(Some((live, opened))) => {
@@ -205,7 +210,7 @@ fn linearizable(what: String) -> Failure {
     Failure::new(oracle::LINEARIZABLE, what)
 }
 
-impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
+impl<K: Numbered> Live<K> {
     fn instance(&self) -> &dyn Instance<K> {
         &self.instance
     }
@@ -384,15 +389,15 @@ impl<K: Numbered, P: PoolSubject<K>> Live<K, P> {
     }
 }
 
-impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
+impl<K: Numbered> Crashed<'_, K> {
     /// Makes a call of the main thread.
     fn call(
         &self,
         sim: &Sim,
-        live: Live<K, P>,
+        live: Live<K>,
         history: &History,
         verb: Verb,
-    ) -> Result<Live<K, P>, Failure> {
+    ) -> Result<Live<K>, Failure> {
         match verb {
             Verb::Op(..) | Verb::Sweep => {
                 live.run_verb(history, verb)?;
@@ -417,10 +422,10 @@ impl<K: Numbered, P: PoolSubject<K>> Crashed<K, P> {
     }
 }
 
-impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
+impl<K: Numbered> sim::Subject for Crashed<'_, K> {
     type Call = Call;
     type History = History;
-    type Live = Option<Live<K, P>>;
+    type Live = Option<Live<K>>;
 
     fn workload(&self, seed: u64) -> Vec<Call> {
         self.workload.calls(seed)
@@ -462,12 +467,12 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
         sim: &Sim,
         history: &History,
         point: &CrashPoint,
-    ) -> Result<Option<Live<K, P>>, Failure> {
+    ) -> Result<Option<Live<K>>, Failure> {
         if self.other_boot {
             return self.recover_on_another_boot(sim, history, point);
         }
         let boot = history.boot_at(point);
-        let open = || -> Result<Option<Live<K, P>>, Failure> {
+        let open = || -> Result<Option<Live<K>>, Failure> {
             let open = self.open(sim, boot, OnSuspect::Refuse).map_err(error_of)?;
             if open.is_none() && point.ended() > 0 {
                 return wrong(oracle::CREATED, "the index is gone");
@@ -526,7 +531,7 @@ impl<K: Numbered, P: PoolSubject<K>> sim::Subject for Crashed<K, P> {
         Ok(live)
     }
 
-    fn probe(&self, live: Option<Live<K, P>>, seed: u64) -> Result<History, Failure> {
+    fn probe(&self, live: Option<Live<K>>, seed: u64) -> Result<History, Failure> {
         let Some(live) = live.filter(|_| self.scrutiny > Scrutiny::Lookups) else {
             return Ok(History::new(Vec::new(), 0));
         };

@@ -2,8 +2,8 @@
 
 use evermap_pm::{Domain, Guard, Result};
 
-use super::OrderedSubject;
 use crate::ordered::{Cursor, Direction, OrderedIndex};
+use crate::testkit::erased::AnyOrderedSubject;
 use crate::testkit::{Instance, Subject};
 use crate::{Action, Change, Index, MutateMode, Stats};
 
@@ -39,23 +39,23 @@ impl Encoding {
 }
 
 /// Creates [`EncodedIndex`]es.
-pub struct MakeEncoded<'s, S> {
+pub struct MakeEncoded<'s> {
     /// Creates the ordered indexes.
-    pub subject: &'s S,
+    pub(super) subject: &'s dyn AnyOrderedSubject,
     /// The encoding of keys.
-    pub encoding: Encoding,
+    pub(super) encoding: Encoding,
 }
 
 /// An ordered index with encoded keys.
-pub struct EncodedIndex<I> {
-    index: I,
+pub struct EncodedIndex<'s> {
+    index: Box<dyn OrderedIndex + 's>,
     encoding: Encoding,
     /// The domain of the guards, which the index does not need.
     domain: Domain,
 }
 
-impl<S: OrderedSubject> Subject<u64> for MakeEncoded<'_, S> {
-    type Instance = EncodedIndex<S::Index>;
+impl<'s> Subject<u64> for MakeEncoded<'s> {
+    type Instance = EncodedIndex<'s>;
 
     fn fresh(&self) -> Result<Self::Instance> {
         let domain = Domain::new(Box::new(|_| ()));
@@ -63,7 +63,7 @@ impl<S: OrderedSubject> Subject<u64> for MakeEncoded<'_, S> {
     }
 }
 
-impl<I: OrderedIndex> Instance<u64> for EncodedIndex<I> {
+impl Instance<u64> for EncodedIndex<'_> {
     fn index(&self) -> &dyn Index<u64> {
         self
     }
@@ -77,7 +77,7 @@ impl<I: OrderedIndex> Instance<u64> for EncodedIndex<I> {
     }
 }
 
-impl<I: OrderedIndex> Index<u64> for EncodedIndex<I> {
+impl Index<u64> for EncodedIndex<'_> {
     fn get(&self, key: u64, _guard: &Guard<'_>) -> Result<Option<u64>> {
         self.index.get(&self.encoding.encode(key))
     }
@@ -123,7 +123,7 @@ impl<I: OrderedIndex> Index<u64> for EncodedIndex<I> {
     }
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        let mut cursor = Cursor::new(&self.index, .., Direction::Ascending);
+        let mut cursor = Cursor::new(&*self.index, .., Direction::Ascending);
         while let Some((key, word)) = cursor.next()? {
             if !each(self.encoding.number(key), word) {
                 break;

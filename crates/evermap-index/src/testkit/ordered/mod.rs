@@ -18,6 +18,7 @@
 use crate::ordered::OrderedIndex;
 use evermap_pm::Result;
 
+use super::erased::AnyOrderedSubject;
 use super::{Config, Failure, concurrent};
 use encoded::{Encoding, MakeEncoded};
 
@@ -42,13 +43,14 @@ pub trait OrderedSubject: Sync {
 }
 
 /// Runs a part for all indexes with every encoding of keys.
-fn encoded<'s, S: OrderedSubject>(
-    subject: &'s S,
-    part: impl Fn(&MakeEncoded<'s, S>) -> Result<(), Failure>,
+fn encoded<'s>(
+    subject: &'s dyn AnyOrderedSubject,
+    part: fn(&MakeEncoded<'s>, &Config) -> Result<(), Failure>,
+    config: &Config,
 ) -> Result<(), Failure> {
     Failure::any(
         [Encoding::Numbers, Encoding::Words]
-            .map(|encoding| part(&MakeEncoded { subject, encoding })),
+            .map(|encoding| part(&MakeEncoded { subject, encoding }, config)),
     )
 }
 
@@ -57,7 +59,7 @@ fn encoded<'s, S: OrderedSubject>(
 /// # Errors
 /// See there.
 pub fn words<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
-    encoded(subject, |made| super::model::model::<u64, _>(made, config))
+    encoded(subject, super::model::model::<u64, _>, config)
 }
 
 /// Runs the part [`histories`](concurrent::histories).
@@ -65,7 +67,7 @@ pub fn words<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Fail
 /// # Errors
 /// See there.
 pub fn histories<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
-    encoded(subject, |made| concurrent::histories::<u64, _>(made, config))
+    encoded(subject, concurrent::histories::<u64, _>, config)
 }
 
 /// Runs the part [`storm`](concurrent::storm).
@@ -73,7 +75,7 @@ pub fn histories<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), 
 /// # Errors
 /// See there.
 pub fn storm<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
-    encoded(subject, |made| concurrent::storm::<u64, _>(made, config))
+    encoded(subject, concurrent::storm::<u64, _>, config)
 }
 
 /// Runs the part [`growth`](concurrent::growth).
@@ -81,7 +83,7 @@ pub fn storm<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Fail
 /// # Errors
 /// See there.
 pub fn growth<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
-    encoded(subject, |made| concurrent::growth::<u64, _>(made, config))
+    encoded(subject, concurrent::growth::<u64, _>, config)
 }
 
 /// Declares a module of tests, one for each part of the [kit](self): `ordered_conformance!(name,

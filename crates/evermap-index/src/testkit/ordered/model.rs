@@ -9,6 +9,7 @@ use super::OrderedSubject;
 use super::encoded::Encoding;
 use crate::ordered::{Cursor, Direction, OrderedIndex};
 use crate::testkit::call::{Call, InWords, Verb};
+use crate::testkit::erased::AnyOrderedSubject;
 use crate::testkit::model::{choose, mismatch, panicked, report};
 use crate::testkit::{Config, Failure, Universe, chance};
 use crate::{Action, Change};
@@ -21,6 +22,10 @@ use evermap_pm::sim::rng::Rng;
 /// # Errors
 /// The shortest failing sequence that was found, as code. Keys are numbered in their order.
 pub fn ranges<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
+    ranges_of(subject, config)
+}
+
+fn ranges_of(subject: &dyn AnyOrderedSubject, config: &Config) -> Result<(), Failure> {
     for (name, keys) in key_sets() {
         let indexes = (0..keys.len() as u64).collect();
         let universe = Universe { name, keys: indexes, hostile: false };
@@ -214,8 +219,8 @@ fn near(random: &mut Rng, keys: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// Runs a sequence on a new index. Returns the step that failed, and why.
-fn run<S: OrderedSubject>(
-    subject: &S,
+fn run(
+    subject: &dyn AnyOrderedSubject,
     keys: &[Vec<u8>],
     steps: &[ScanStep],
 ) -> Result<(), (usize, String)> {
@@ -223,7 +228,7 @@ fn run<S: OrderedSubject>(
     // A panic is a failure like others: its report needs the sequence too.
     let result = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
         let index = subject.fresh().map_err(|error| format!("cannot be made: {error}"))?;
-        let mut state = State { index: &index, keys, model: BTreeMap::new() };
+        let mut state = State { index: &*index, keys, model: BTreeMap::new() };
         for step in steps {
             state.step(step)?;
             at += 1;

@@ -12,6 +12,7 @@ use super::model::Short;
 use crate::ordered::{Cursor, Direction, OrderedIndex};
 use crate::testkit::concurrent::{WriterDone, thread_seed, threads};
 use crate::testkit::delays::Operation;
+use crate::testkit::erased::AnyOrderedSubject;
 use crate::testkit::{Config, Failure, chance};
 use evermap_pm::Result;
 use evermap_pm::sim::rng::Rng;
@@ -24,13 +25,17 @@ use evermap_pm::sim::rng::Rng;
 /// # Errors
 /// A scan that is out of order, misses or repeats a key, or shows one that was absent.
 pub fn scans<S: OrderedSubject>(subject: &S, config: &Config) -> Result<(), Failure> {
+    scans_of(subject, config)
+}
+
+fn scans_of(subject: &dyn AnyOrderedSubject, config: &Config) -> Result<(), Failure> {
     for round in 0..config.rounds(6, 12) {
         let encoding = [Encoding::Numbers, Encoding::Words][round % 2];
         let count = [40, 300, 900][round / 2 % 3];
         let seed = config.seed_of(round);
         let fail = |what: String| Failure::new::<[u8]>("scans", "waves", seed, what);
         let index = subject.fresh().map_err(|error| fail(error.to_string()))?;
-        let scanned = Scanned::new(&index, encoding, count);
+        let scanned = Scanned::new(&*index, encoding, count);
         scanned.run(config, seed).map_err(fail)?;
     }
     Ok(())
