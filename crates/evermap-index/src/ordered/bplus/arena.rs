@@ -217,6 +217,6 @@ mod tests {
         }
         let state = arena.state();
         assert_eq!((state.chunks.len(), state.open.len()), (1, 1));
-        assert_eq!(state.chunks.values().map(|chunk| chunk.used).sum::<usize>(), 0);
+        assert_eq!(state.chunks.iter().map(|chunk| chunk.used).sum::<usize>(), 0);
     }
 }
