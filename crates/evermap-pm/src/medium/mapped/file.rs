@@ -351,7 +351,7 @@ fn create_new(path: &Path) -> Result<OwnedFd> {
 
 /// Returns how long this process may make a file.
 ///
-/// By `libc`: the feature of `rustix` that has this call would add a fifth to compiling it.
+/// By `libc`: with the feature that has this call, `rustix` takes a quarter longer to compile.
 fn size_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the limit is a variable of our own. If the call fails, there is none.
