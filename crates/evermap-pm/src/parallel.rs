@@ -13,7 +13,8 @@ use crate::sync::Mutex;
 ///
 /// If `job` does.
 pub fn parallel<T: Send>(threads: usize, count: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(count)));
+    let results: Vec<Option<T>> = (0..count).map(|_| None).collect();
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(results));
     let work = || {
         loop {
             // Relaxed: each number is handed out once.
@@ -22,7 +23,7 @@ pub fn parallel<T: Send>(threads: usize, count: usize, job: impl Fn(usize) -> T 
                 return;
             }
             let result = job(at);
-            results.lock().expect("no panics while held").push((at, result));
+            results.lock().expect("no panics while held")[at] = Some(result);
         }
     };
     std::thread::scope(|scope| {
@@ -32,9 +33,8 @@ pub fn parallel<T: Send>(threads: usize, count: usize, job: impl Fn(usize) -> T 
         }
         work();
     });
-    let mut results = results.into_inner().expect("no panics while held");
-    results.sort_unstable_by_key(|&(at, _)| at);
-    results.into_iter().map(|(_, result)| result).collect()
+    let results = results.into_inner().expect("no panics while held");
+    results.into_iter().map(|result| result.expect("every job was done")).collect()
 }
 
 #[cfg(test)]

@@ -212,8 +212,17 @@ impl<M: Medium> PrimaryIndex<M> {
         }
     }
 
-    #[inline(always)]
+    /// Returns what `key` is bound to. Not compiled into its callers: see
+    /// [`get_inline`](PrimaryIndex::get_inline).
+    #[inline(never)]
     pub(crate) fn get(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
+        self.get_inline(key, guard)
+    }
+
+    /// [`get`](PrimaryIndex::get) for reads that must not cost a call more. The reads of all types
+    /// of index are compiled into each caller, so there should be few.
+    #[inline(always)]
+    pub(crate) fn get_inline(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
         with!(&self.index, index => index.get(key, guard)).inspect_err(|error| self.met(error))
     }
 

@@ -68,12 +68,15 @@ impl<M: Medium> Heap<M> {
         if size > self.region.extent_size() {
             return self.allocate_large(size);
         }
-        let mut magazine = lock(&self.shared).exact.remove(&size).unwrap_or_default();
+        let mut magazine = lock(&self.shared).take_exact(size).unwrap_or_default();
         if magazine.mask == 0 {
             self.refill(&mut magazine, BlockKind { size, fixed: true })?;
         }
         let offset = magazine.take(size);
-        let raced = lock(&self.shared).exact.insert(size, magazine);
+        let mut shared = lock(&self.shared);
+        let raced = shared.take_exact(size);
+        shared.exact.push((size, magazine));
+        drop(shared);
         // Another thread allocated at the same time and left a magazine too: return that one.
         if let Some(other) = raced {
             self.return_magazine(other);

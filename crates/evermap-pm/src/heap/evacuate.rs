@@ -7,8 +7,6 @@
 //! old ones are retired, as in any replacement, so a crash in between leaves nothing that the sweep
 //! would not find.
 
-use std::collections::BTreeMap;
-
 use super::extents::{Extent, ExtentState};
 use super::{Heap, lock};
 use crate::medium::Medium;
@@ -24,6 +22,8 @@ pub struct Evacuation<'h, M: Medium> {
 /// An extent that could be emptied.
 struct Candidate {
     index: u64,
+    /// Size of its blocks.
+    size: u64,
     bytes: u64,
     taken: u64,
     free: u64,
@@ -43,7 +43,9 @@ impl<M: Medium> Heap<M> {
     pub(crate) fn evacuation(&self, least: u64) -> Option<Evacuation<'_, M>> {
         // Blocks in magazines count as free.
         self.return_magazines(|_| true);
-        let chosen: Vec<Candidate> = self.candidates().into_values().flat_map(choose).collect();
+        let candidates = self.candidates();
+        let of_one_size = candidates.chunk_by(|one, other| one.size == other.size);
+        let chosen: Vec<&Candidate> = of_one_size.flat_map(choose).collect();
         if chosen.iter().map(|candidate| candidate.bytes).sum::<u64>() < least.max(1) {
             return None;
         }
@@ -62,9 +64,10 @@ impl<M: Medium> Heap<M> {
         Some(Evacuation { heap: self, extents })
     }
 
-    /// Returns extents of movable blocks, with some free and some allocated, by block size.
-    fn candidates(&self) -> BTreeMap<u64, Vec<Candidate>> {
-        let mut candidates = BTreeMap::<u64, Vec<Candidate>>::new();
+    /// Returns extents of movable blocks, with some free and some allocated, by block size, and the
+    /// emptiest first.
+    fn candidates(&self) -> Vec<Candidate> {
+        let mut candidates = Vec::new();
         self.for_each_extent(|index, extent| {
             let Usage::Blocks(BlockKind { size, fixed: false }) = extent.entry.usage else {
                 return;
@@ -72,21 +75,21 @@ impl<M: Medium> Heap<M> {
             if extent.state == ExtentState::Open && extent.free > 0 && !extent.resists() {
                 let (taken, free) = ((extent.blocks - extent.free).into(), extent.free.into());
                 let bytes = extent.entry.units * self.geometry.unit();
-                candidates.entry(size).or_default().push(Candidate { index, bytes, taken, free });
+                candidates.push(Candidate { index, size, bytes, taken, free });
             }
         });
+        // In thousandths, because the extents differ in size.
+        candidates.sort_unstable_by_key(|it| (it.size, it.taken * 1000 / (it.taken + it.free)));
         candidates
     }
 }
 
-/// Chooses the emptiest of extents with blocks of one size, as many as the others have free blocks
+/// Chooses the first of extents with blocks of one size, as many as the others have free blocks
 /// for.
-fn choose(mut candidates: Vec<Candidate>) -> impl Iterator<Item = Candidate> {
-    // In thousandths, because the extents differ in size.
-    candidates.sort_unstable_by_key(|it| it.taken * 1000 / (it.taken + it.free));
+fn choose(candidates: &[Candidate]) -> impl Iterator<Item = &Candidate> {
     let mut room: u64 = candidates.iter().map(|candidate| candidate.free).sum();
     let mut moving = 0;
-    candidates.into_iter().take_while(move |candidate| {
+    candidates.iter().take_while(move |candidate| {
         moving += candidate.taken;
         room -= candidate.free;
         moving <= room

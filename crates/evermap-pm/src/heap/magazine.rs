@@ -75,7 +75,7 @@ impl<M: Medium> Heap<M> {
             magazines.into_iter().for_each(|magazine| self.return_magazine(magazine));
         }
         let exact: Vec<_> =
-            lock(&self.shared).exact.extract_if(.., |_, magazine| wanted(magazine)).collect();
+            lock(&self.shared).exact.extract_if(.., |(_, magazine)| wanted(magazine)).collect();
         exact.into_iter().for_each(|(_, magazine)| self.return_magazine(magazine));
     }
 

@@ -127,8 +127,16 @@ struct SharedState {
     unclaimed: Runs,
     /// Units from this one on were never used.
     frontier: u64,
-    /// Magazines of exact sizes.
-    exact: BTreeMap<u64, Magazine>,
+    /// Magazines of exact sizes, of which there are few: at most one of each.
+    exact: Vec<(u64, Magazine)>,
+}
+
+impl SharedState {
+    /// Removes the magazine of an exact size, if there is one.
+    fn take_exact(&mut self, size: u64) -> Option<Magazine> {
+        let at = self.exact.iter().position(|&(of, _)| of == size)?;
+        Some(self.exact.swap_remove(at).1)
+    }
 }
 
 /// How much space is in use.
@@ -195,7 +203,7 @@ impl<M: Medium> Heap<M> {
                 free: Runs::default(),
                 unclaimed: Runs::default(),
                 frontier: 0,
-                exact: BTreeMap::new(),
+                exact: Vec::new(),
             }),
             faults: AtomicU64::new(region.table_faults()),
             geometry,

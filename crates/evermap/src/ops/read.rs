@@ -271,7 +271,7 @@ impl<M: Medium> Map<M> {
         key: BytesRef<'_>,
         guard: &'g Guard<'_>,
     ) -> Result<Option<LiveRecord<'g, M>>> {
-        match self.inner.index.get(key, guard)? {
+        match self.inner.index.get_inline(key, guard)? {
             None => Ok(None),
             Some(word) => self.readable(key, word, guard),
         }

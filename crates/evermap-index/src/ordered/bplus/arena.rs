@@ -5,7 +5,6 @@
 //! cost a page-table walk.
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -30,9 +29,9 @@ pub(super) struct Arena<T> {
 
 #[derive(Default)]
 struct State {
-    /// The chunks by their first addresses.
-    chunks: BTreeMap<usize, Chunk>,
-    /// The chunks with free places.
+    /// The chunks in the order of their addresses.
+    chunks: Vec<Chunk>,
+    /// The first addresses of the chunks with free places.
     open: Vec<usize>,
     bytes: usize,
 }
@@ -66,12 +65,12 @@ impl<T> Arena<T> {
     pub(super) fn allocate(&self) -> Result<NonNull<T>> {
         let mut state = self.state();
         loop {
-            let Some(&chunk) = state.open.last() else {
+            let Some(&base) = state.open.last() else {
                 state.add(Layout::new::<T>())?;
                 continue;
             };
-            let chunk = state.chunks.get_mut(&chunk).expect("what is open is there");
-            match chunk.take(Self::SIZE) {
+            let chunk = state.chunk_of(base);
+            match state.chunks[chunk].take(Self::SIZE) {
                 Some(place) => return Ok(place.cast()),
                 None => drop(state.open.pop()),
             }
@@ -97,15 +96,27 @@ impl State {
     fn add(&mut self, value: Layout) -> Result<()> {
         let bytes = self.bytes.clamp(CHUNK_BYTES[0], CHUNK_BYTES[1]).max(value.size());
         let chunk = Chunk::new(bytes, value.align())?;
-        let base = chunk.memory.addr().get();
-        self.chunks.insert(base, chunk);
+        let base = chunk.base();
+        self.chunks.insert(self.chunks_up_to(base), chunk);
         self.open.push(base);
         self.bytes += bytes;
         Ok(())
     }
 
+    /// Returns the number of chunks that begin at an address or before it.
+    fn chunks_up_to(&self, address: usize) -> usize {
+        self.chunks.partition_point(|chunk| chunk.base() <= address)
+    }
+
+    /// Returns the position of the chunk that contains an address.
+    fn chunk_of(&self, address: usize) -> usize {
+        self.chunks_up_to(address) - 1
+    }
+
     fn free(&mut self, address: usize, size: usize) {
-        let (&base, chunk) = self.chunks.range_mut(..=address).next_back().expect("it was given");
+        let at = self.chunk_of(address);
+        let chunk = &mut self.chunks[at];
+        let base = chunk.base();
         if !chunk.has_space(size) {
             self.open.push(base);
         }
@@ -114,7 +125,7 @@ impl State {
         // The last open chunk is kept, because it is likely to be needed again.
         if chunk.used == 0 && self.open.len() > 1 {
             self.bytes -= chunk.layout.size();
-            self.chunks.remove(&base);
+            self.chunks.remove(at);
             self.open.retain(|&open| open != base);
         }
     }
@@ -131,6 +142,10 @@ impl Chunk {
             prefer_huge_pages(NonNull::slice_from_raw_parts(memory, bytes));
         }
         Ok(Chunk { memory, layout, free: Vec::new(), next: 0, used: 0 })
+    }
+
+    fn base(&self) -> usize {
+        self.memory.addr().get()
     }
 
     fn has_space(&self, size: usize) -> bool {
@@ -161,6 +176,8 @@ impl Drop for Chunk {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use evermap_pm::sim::rng::Rng;
 
@@ -200,6 +217,6 @@ mod tests {
         }
         let state = arena.state();
         assert_eq!((state.chunks.len(), state.open.len()), (1, 1));
-        assert_eq!(state.chunks.values().map(|chunk| chunk.used).sum::<usize>(), 0);
+        assert_eq!(state.chunks.iter().map(|chunk| chunk.used).sum::<usize>(), 0);
     }
 }

@@ -313,8 +313,9 @@ impl<const N: usize> Node<N> {
 
     /// Returns `true` if each rest belongs to exactly one slot.
     pub(super) fn is_permuted(&self) -> bool {
-        let places: std::collections::BTreeSet<u8> = (0..N).map(|at| self.place(at)).collect();
-        places.len() == N
+        let mut met = [false; N];
+        (0..N).for_each(|at| met[self.place(at) as usize] = true);
+        met == [true; N]
     }
 
     #[inline(always)]

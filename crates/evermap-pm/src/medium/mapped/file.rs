@@ -222,8 +222,7 @@ impl File {
     /// Checks the file size limit. The kernel would end the process with a signal if it were
     /// exceeded.
     fn check_size_limit(&self, target: u64, needed: u64) -> Result<()> {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-        match limit.is_some_and(|limit| target > limit) {
+        match target > size_limit() {
             true => Err(self.no_space("would pass the file size limit (ulimit -f)", needed)),
             false => Ok(()),
         }
@@ -348,6 +347,16 @@ fn create_new(path: &Path) -> Result<OwnedFd> {
             .map_err(|errno| Error::io("syncing the directory", parent, errno))?;
     }
     Ok(fd)
+}
+
+/// Returns how long this process may make a file.
+///
+/// By `libc`: with the feature that has this call, `rustix` takes a quarter longer to compile.
+fn size_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the limit is a variable of our own. If the call fails, there is none.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    limit.rlim_cur
 }
 
 fn status(fd: &OwnedFd, path: &Path) -> Result<rustix::fs::Stat> {
