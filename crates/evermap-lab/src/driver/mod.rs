@@ -303,7 +303,7 @@ impl Driver<'_> {
 }
 
 /// Returns the order in which the tables run in a round.
-fn turns(tables: usize, seed: u64, round: usize) -> Vec<usize> {
+pub(crate) fn turns(tables: usize, seed: u64, round: usize) -> Vec<usize> {
     let mut turns: Vec<_> = (0..tables).collect();
     // The first round has the requested order.
     if round > 0 {
@@ -327,7 +327,7 @@ impl Rounds {
 
 /// Returns the number of processors that other programs kept busy in each phase. Short phases get
 /// the share of all phases together.
-fn foreign_shares(phases: &[CpuUse]) -> Vec<Option<f64>> {
+pub(crate) fn foreign_shares(phases: &[CpuUse]) -> Vec<Option<f64>> {
     let mut total = CpuUse { foreign: Some(0.0), ..CpuUse::default() };
     phases.iter().for_each(|used| total += *used);
     let judged = phases.iter().map(|used| if used.seconds < JUDGED_ALONE { &total } else { used });

@@ -9,6 +9,7 @@ use tables::times;
 
 mod hikv;
 pub mod killed;
+mod large_values;
 mod load_factor;
 mod recovery;
 mod segment;
@@ -48,6 +49,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sweeps::MEMORY,
     ycsb::YCSB,
     stores::STORES,
+    large_values::LARGE_VALUES,
     hikv::HIKV,
     recovery::RECOVERY,
     recovery::AFTER_RECOVERY,

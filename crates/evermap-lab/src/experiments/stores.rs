@@ -72,7 +72,7 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         limits: false,
         ..config
     };
-    let (indexes, mut notes) = those_that_open(settings, &base)?;
+    let (indexes, mut notes) = those_that_open(settings, &base, &usual)?;
     let base = Config { indexes, ..base };
     let mut thread_counts = vec![1, most];
     thread_counts.dedup();
@@ -138,18 +138,19 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
     Ok(report)
 }
 
-/// Returns the stores to measure, and notes about the missing ones. A store that the user names is
-/// required.
-fn those_that_open(
+/// Returns those stores of `usual` that can be measured, and notes about the missing ones. A store
+/// that the user names is required.
+pub(super) fn those_that_open(
     settings: &Settings,
     config: &Config,
+    usual: &[&str],
 ) -> Result<(Vec<String>, Vec<String>), LabError> {
     if settings.indexes.is_some() {
         return Ok((config.indexes.clone(), Vec::new()));
     }
     let setup = Setup { keys: 1, ..config.check(config.indexes.len())? };
     let (mut there, mut notes) = (Vec::new(), Vec::new());
-    for name in OURS.iter().chain(&THEIRS).map(|&name| name.to_owned()) {
+    for name in usual.iter().map(|&name| name.to_owned()) {
         if !config.indexes.contains(&name) {
             notes.push(format!(
                 "{name} is missing: this program was built without `--features stores`"

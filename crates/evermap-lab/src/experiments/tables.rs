@@ -106,7 +106,7 @@ fn row(subject: &SubjectReport, cell: &dyn Fn(&PhaseReport) -> Option<String>) -
 pub(crate) const PLACES: &str = "Where they were";
 
 /// Returns where each table really was: figures of different places do not compare.
-fn places(driven: &DriveReport) -> Option<Grid> {
+pub(crate) fn places(driven: &DriveReport) -> Option<Grid> {
     let columns = ["medium", "a change survives", "a flush is", "page, KiB", "directory"];
     let mut grid = Grid::new(PLACES, &columns);
     for subject in &driven.subjects {

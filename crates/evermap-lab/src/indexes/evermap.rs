@@ -12,28 +12,45 @@ use crate::subject::{
 };
 
 /// The entries of the registry.
-pub(crate) const ENTRIES: [Entry; 2] = [
+pub(crate) const ENTRIES: [Entry; 3] = [
     Entry {
         name: "evermap",
         about: "Evermap's store: Dash-EH over checksummed records, with expiry and compaction",
         rival: false,
-        factory: |name, setup| build(name, false, setup),
+        factory: |name, setup| build(name, Kind::Plain, setup),
     },
     Entry {
         name: "evermap-ordered",
         about: "the same with a tree of its keys in ordinary memory, so that it can be scanned",
         rival: false,
-        factory: |name, setup| build(name, true, setup),
+        factory: |name, setup| build(name, Kind::Ordered, setup),
+    },
+    Entry {
+        name: "evermap-unverified",
+        about: "Evermap's store, but reads do not verify checksums",
+        rival: false,
+        factory: |name, setup| build(name, Kind::Unverified, setup),
     },
 ];
 
+/// The options that differ between the entries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The usual ones.
+    Plain,
+    /// With an ordered index.
+    Ordered,
+    /// Reads do not verify checksums.
+    Unverified,
+}
+
 fn build(
     name: &'static str,
-    ordered: bool,
+    kind: Kind,
     setup: &Setup,
 ) -> std::result::Result<Box<dyn Subject>, LabError> {
     setup.media_only(name, &[MediumKind::Dram, MediumKind::Process])?;
-    let opened = Opened::new(name, ordered, setup).map_err(|error| LabError::index(name, error))?;
+    let opened = Opened::new(name, kind, setup).map_err(|error| LabError::index(name, error))?;
     Ok(Box::new(Stored::new(name, opened, setup.lengths.unwrap_or_default())))
 }
 
@@ -45,10 +62,15 @@ struct Opened {
 }
 
 impl Opened {
-    fn new(name: &'static str, ordered: bool, setup: &Setup) -> Result<Self> {
+    fn new(name: &'static str, kind: Kind, setup: &Setup) -> Result<Self> {
         let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
         let (capacity, place) = (builder.capacity(), builder.place());
+        let ordered = kind == Kind::Ordered;
         let options = Options::new().capacity(capacity).seed(0).ordered(ordered);
+        let options = options.verify_reads(kind != Kind::Unverified);
+        // SAFETY: the file is the laboratory's own. Its processes have it open one after another, no
+        // forked child uses what was borrowed, and nothing else writes to it.
+        let options = unsafe { options.assume_exclusive_file() };
         let db = match &setup.file {
             _ if setup.medium == MediumKind::Dram => Evermap::in_memory(options)?,
             File::New(path) => Evermap::open(path, options)?,
@@ -88,6 +110,23 @@ impl Store for Opened {
             if failure.is_none() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         failure.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    fn lend(&self, keys: &[&[u8]], (): &(), each: &mut dyn FnMut(usize, &[u8])) -> Result<()> {
+        let reader = self.map.reader()?;
+        for (place, key) in keys.iter().enumerate() {
+            if let Some(value) = reader.get(key)? {
+                if !value.is_borrowed() {
+                    return Err("the value was copied instead of lent".into());
+                }
+                each(place, &value);
+            }
+        }
+        Ok(())
+    }
+
+    fn can_lend(&self) -> bool {
+        true
     }
 
     fn put(&self, key: &[u8], value: &[u8]) -> Result<Found> {

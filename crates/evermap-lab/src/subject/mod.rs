@@ -19,4 +19,4 @@ pub use setup::{File, Setup, unique_path};
 pub use store::{Store, Stored};
 pub use table::{Measured, Table};
 pub use view::{Entry, Factory, Subject};
-pub use work::{Guards, Work};
+pub use work::{Guards, Reading, Work};

@@ -6,7 +6,7 @@
 
 use super::facts::{Counts, Place, Size};
 use super::view::Subject;
-use super::work::{Expected, ScanCheck, Work};
+use super::work::{Expected, Reading, ScanCheck, Work};
 use crate::LabError;
 use crate::error::{Failure, Found};
 use crate::workload::bytes::{KeyValueLengths, Speller};
@@ -58,6 +58,26 @@ pub trait Store: Send + Sync + 'static {
             }
         }
         Ok(())
+    }
+
+    /// Looks up many keys, as [`get_many`](Store::get_many) does, and calls `each` with the values
+    /// where they are: in the store's memory or in its cache.
+    ///
+    /// # Errors
+    ///
+    /// The store's own. It is only called if [`can_lend`](Store::can_lend) returns `true`.
+    fn lend(
+        &self,
+        _keys: &[&[u8]],
+        _reader: &Self::Reader<'_>,
+        _each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// Returns `true` if [`lend`](Store::lend) is supported.
+    fn can_lend(&self) -> bool {
+        false
     }
 
     /// Binds `key` to `value`, whether or not it was bound. Returns what it was bound to, if the
@@ -220,12 +240,51 @@ impl<S: Store> Stored<S> {
                     found[at] = Some(self.speller.word_of(work.keys[first + at], value));
                 })
                 .map_err(|error| self.failed(error))?;
-            for (&key, &found) in work.keys[places].iter().zip(&found) {
-                let expected = Some(word(key, work.version));
-                if found != expected.map(Some) {
-                    return Err(work.wrong(self.name, key, expected.into(), found_of(found)));
-                }
+            self.check_many(work, &work.keys[places], &found)?;
+        }
+        Ok(())
+    }
+
+    /// Compares the words of what was found for `keys` with those that they are bound to.
+    fn check_many(&self, work: &Work<'_>, keys: &[u64], found: &[Option<Option<u64>>]) -> Done {
+        for (&key, &found) in keys.iter().zip(found) {
+            let expected = Some(word(key, work.version));
+            if found != expected.map(Some) {
+                return Err(work.wrong(self.name, key, expected.into(), found_of(found)));
             }
+        }
+        Ok(())
+    }
+
+    /// Looks up every key, and checks the ends of the copies.
+    fn read_copies(&self, work: &Work<'_>) -> Done {
+        let mut value = Vec::new();
+        for (place, &key) in work.keys.iter().enumerate() {
+            let found = self.get_at(work, place, &mut value)?;
+            let found = found.map(|value| self.speller.word_at_ends(key, value));
+            self.check_many(work, &[key], &[found])?;
+        }
+        Ok(())
+    }
+
+    /// Looks up every key, `batch` of them with one reader, and checks the ends of the values that
+    /// the store lends.
+    fn read_lent(&self, work: &Work<'_>, batch: usize) -> Done {
+        let (batch, count) = (batch.max(1), work.keys.len());
+        let (mut spelled, mut found) = (Vec::new(), Vec::new());
+        for first in (0..count).step_by(batch) {
+            let places = first..(first + batch).min(count);
+            spelled.clear();
+            spelled.extend(places.clone().map(|place| work.spelled.at(place)));
+            found.clear();
+            found.resize(places.len(), None);
+            let reader = self.store.reader().map_err(|error| self.failed(error))?;
+            self.store
+                .lend(&spelled, &reader, &mut |at, value| {
+                    found[at] = Some(self.speller.word_at_ends(work.keys[first + at], value));
+                })
+                .map_err(|error| self.failed(error))?;
+            self.check_many(work, &work.keys[places], &found)?;
         }
         Ok(())
     }
@@ -395,6 +454,15 @@ impl<S: Store> Subject for Stored<S> {
             Phase::Mixed => self.mix(&work),
             Phase::Delete => self.remove_all(&work),
         }
+    }
+
+    fn read(&self, work: Work<'_>, reading: Reading) -> std::result::Result<bool, LabError> {
+        match reading {
+            Reading::Copied => self.read_copies(&work)?,
+            Reading::Lent(_) if !self.store.can_lend() => return Ok(false),
+            Reading::Lent(batch) => self.read_lent(&work, batch)?,
+        }
+        Ok(true)
     }
 
     fn speller(&self) -> Option<Speller> {

@@ -2,7 +2,7 @@
 
 use super::facts::{Counts, Place, Size};
 use super::setup::Setup;
-use super::work::Work;
+use super::work::{Reading, Work};
 use crate::LabError;
 use crate::workload::bytes::Speller;
 
@@ -24,6 +24,18 @@ pub trait Subject: Send + Sync {
     ///
     /// `WrongAnswer` at the first wrong answer, `Index` if an operation fails.
     fn run(&self, work: Work<'_>) -> Result<(), LabError>;
+
+    /// Looks up all keys of `work`, which must be present. Of each value it only checks the length,
+    /// the first eight bytes and the last eight: a value that is lent is not read otherwise.
+    /// Returns `false`, without any lookup, if the subject has no values that can be read like
+    /// this.
+    ///
+    /// # Errors
+    ///
+    /// `WrongAnswer` at the first wrong answer, `Index` if an operation fails.
+    fn read(&self, _work: Work<'_>, _reading: Reading) -> Result<bool, LabError> {
+        Ok(false)
+    }
 
     /// Returns what writes keys as byte strings, if the subject takes byte strings.
     fn speller(&self) -> Option<Speller> {

@@ -26,6 +26,15 @@ impl Guards {
     }
 }
 
+/// How a store hands out the values that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// Each value is copied into a buffer, which is used again.
+    Copied,
+    /// Each value is lent by the store. This many lookups share a reader.
+    Lent(usize),
+}
+
 /// What all keys of a run of operations are bound to before it.
 #[derive(Clone, Copy)]
 pub(crate) enum Expected {

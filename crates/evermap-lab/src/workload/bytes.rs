@@ -169,6 +169,15 @@ impl Speller {
         let long = self.values[quantile(key, 2)] as usize;
         (value.len() == long && are_words(first, value)).then_some(first)
     }
+
+    /// As [`word_of`](Self::word_of), but reads only the first and the last eight bytes.
+    #[inline]
+    pub fn word_at_ends(&self, key: u64, value: &[u8]) -> Option<u64> {
+        let first = u64::from_le_bytes(*value.first_chunk()?);
+        let last = u64::from_le_bytes(*value.last_chunk()?);
+        let long = self.values[quantile(key, 2)] as usize;
+        (value.len() == long && last == last_bytes(first, long)).then_some(first)
+    }
 }
 
 /// Returns the quantile of the length of a key. `of` distinguishes the lengths of keys and values.
@@ -204,6 +213,16 @@ fn are_words(first: u64, bytes: &[u8]) -> bool {
         word = word.wrapping_add(GOLDEN);
     }
     wrong == 0 && *rest == word.to_le_bytes()[..rest.len()]
+}
+
+/// Returns the last eight of the `bytes` bytes that [`append_words`] writes. They may be the end of
+/// one word and the beginning of the next.
+#[inline]
+fn last_bytes(first: u64, bytes: usize) -> u64 {
+    let start = bytes - 8;
+    let low = first.wrapping_add(GOLDEN.wrapping_mul(start as u64 / 8));
+    let both = u128::from(low) | u128::from(low.wrapping_add(GOLDEN)) << 64;
+    (both >> (8 * (start % 8))) as u64
 }
 
 /// Byte keys, stored one after the other.
@@ -315,11 +334,15 @@ mod tests {
                 assert_eq!(speller.word_of(key, &value), Some(word(key, version)));
                 let (least, most) = both.values.bounds();
                 assert!((least as usize..=most as usize).contains(&value.len()));
+                assert_eq!(speller.word_at_ends(key, &value), Some(word(key, version)));
                 // A value that is cut off, torn or another key's is not accepted.
-                assert_eq!(speller.word_of(key, &value[..value.len() - 1]), None);
+                let shorter = &value[..value.len() - 1];
+                assert_eq!(speller.word_of(key, shorter), None);
+                assert_eq!(speller.word_at_ends(key, shorter), None);
                 if value.len() > 8 {
                     *value.last_mut().unwrap() ^= 1;
                     assert_eq!(speller.word_of(key, &value), None);
+                    assert_eq!(speller.word_at_ends(key, &value), None);
                 }
                 name.push(0);
                 assert_eq!(speller.key_of(&name), None);

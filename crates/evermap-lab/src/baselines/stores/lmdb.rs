@@ -51,6 +51,24 @@ impl Store for Lmdb {
         Ok(found.is_some())
     }
 
+    fn lend(
+        &self,
+        keys: &[&[u8]],
+        reader: &Self::Reader<'_>,
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        for (place, key) in keys.iter().enumerate() {
+            if let Some(found) = self.pairs.get(reader, key)? {
+                each(place, found);
+            }
+        }
+        Ok(())
+    }
+
+    fn can_lend(&self) -> bool {
+        true
+    }
+
     fn put(&self, key: &[u8], value: &[u8]) -> Result<Found> {
         let mut txn = self.env.write_txn()?;
         self.pairs.put(&mut txn, key, value)?;

@@ -161,7 +161,7 @@ mod tests {
     use crate::driver::{Config, Plan};
     use crate::experiments::drive;
     use crate::registry::subject;
-    use crate::subject::MediumKind;
+    use crate::subject::{MediumKind, Reading};
     use crate::testing::Kept;
     use crate::workload::{Blend, KeyValueLengths, Mix, Phase, Zipf};
     use evermap_pm::medium::Pages;
@@ -223,6 +223,30 @@ mod tests {
         for mix in Mix::ALL {
             let blend = Blend { mix, keys: mix.keys, theta: Zipf::YCSB, ops: 600 };
             drive(&config(Plan::Blend(blend)), &mut Kept::default()).unwrap();
+        }
+    }
+
+    /// Every store lends what it copies, one value or several per reader, and a wrong value is
+    /// noticed.
+    #[test]
+    fn stores_lend_their_values() {
+        let keys: Vec<u64> = (1..=20).collect();
+        for name in names() {
+            let setup = Setup::new(MediumKind::Process, None, Pages::Base, 20, None).unwrap();
+            let store = subject(&name).unwrap().build(&setup).unwrap();
+            let mut stream = crate::workload::Stream { keys: keys.clone(), ..Default::default() };
+            stream.spell(&store.speller().unwrap());
+            let work = crate::subject::Work {
+                spelled: stream.spelled.all(),
+                ..crate::testing::work(Phase::Insert, &stream.keys)
+            };
+            store.run(work).unwrap();
+            for reading in [Reading::Copied, Reading::Lent(1), Reading::Lent(7)] {
+                assert!(store.read(work, reading).unwrap(), "{name}, {reading:?}");
+                let later = crate::subject::Work { version: 1, ..work };
+                let error = store.read(later, reading).unwrap_err();
+                assert!(matches!(error, LabError::WrongAnswer { key: 1, .. }), "{name}: {error}");
+            }
         }
     }
 

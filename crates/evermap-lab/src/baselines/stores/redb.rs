@@ -60,6 +60,24 @@ impl Store for Redb {
         Ok(found.is_some())
     }
 
+    fn lend(
+        &self,
+        keys: &[&[u8]],
+        reader: &Self::Reader<'_>,
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        for (place, key) in keys.iter().enumerate() {
+            if let Some(found) = reader.get(*key)? {
+                each(place, found.value());
+            }
+        }
+        Ok(())
+    }
+
+    fn can_lend(&self) -> bool {
+        true
+    }
+
     fn put(&self, key: &[u8], value: &[u8]) -> Result<Found> {
         self.commit(self.durability(), |pairs| {
             let is_old = pairs.insert(key, value)?.is_some();

@@ -185,6 +185,29 @@ impl RocksDb {
     }
 }
 
+impl RocksDb {
+    /// Calls `each` with the value of `key`, which the library lends. Returns `false` if the key is
+    /// absent.
+    #[inline]
+    fn pinned(&self, key: &[u8], each: impl FnOnce(&[u8])) -> Result<bool> {
+        let (api, database) = (self.api, self.database.as_ptr());
+        // SAFETY: see above; the value is used before the slice that lends it is destroyed.
+        unsafe {
+            let slice = checked(api, |fault| {
+                (api.get_pinned)(database, self.reading, bytes(key), key.len(), fault)
+            })?;
+            if slice.is_null() {
+                return Ok(false);
+            }
+            let mut len = 0;
+            let start = (api.pinnableslice_value)(slice, &raw mut len);
+            each(lent(start, len));
+            (api.pinnableslice_destroy)(slice);
+        }
+        Ok(true)
+    }
+}
+
 impl Drop for RocksDb {
     fn drop(&mut self) {
         let api = self.api;
@@ -208,22 +231,19 @@ impl Store for RocksDb {
     }
 
     fn get(&self, key: &[u8], (): &(), value: &mut Vec<u8>) -> Result<bool> {
-        let (api, database) = (self.api, self.database.as_ptr());
         value.clear();
-        // SAFETY: see above; the value is copied before the slice that lends it is destroyed.
-        unsafe {
-            let slice = checked(api, |fault| {
-                (api.get_pinned)(database, self.reading, bytes(key), key.len(), fault)
-            })?;
-            if slice.is_null() {
-                return Ok(false);
-            }
-            let mut len = 0;
-            let start = (api.pinnableslice_value)(slice, &raw mut len);
-            value.extend_from_slice(lent(start, len));
-            (api.pinnableslice_destroy)(slice);
+        self.pinned(key, |found| value.extend_from_slice(found))
+    }
+
+    fn lend(&self, keys: &[&[u8]], (): &(), each: &mut dyn FnMut(usize, &[u8])) -> Result<()> {
+        for (place, key) in keys.iter().enumerate() {
+            self.pinned(key, |found| each(place, found))?;
         }
-        Ok(true)
+        Ok(())
+    }
+
+    fn can_lend(&self) -> bool {
+        true
     }
 
     fn put(&self, key: &[u8], value: &[u8]) -> Result<Found> {

@@ -41,6 +41,19 @@ impl Store for Sled {
         Ok(found.is_some())
     }
 
+    fn lend(&self, keys: &[&[u8]], (): &(), each: &mut dyn FnMut(usize, &[u8])) -> Result<()> {
+        for (place, key) in keys.iter().enumerate() {
+            if let Some(found) = self.pairs.get(key)? {
+                each(place, &found);
+            }
+        }
+        Ok(())
+    }
+
+    fn can_lend(&self) -> bool {
+        true
+    }
+
     fn put(&self, key: &[u8], value: &[u8]) -> Result<Found> {
         let is_old = self.pairs.insert(key, value)?.is_some();
         self.persist()?;
