@@ -16,11 +16,13 @@ esac
 
 # Incremental compilation costs time where each crate is compiled once.
 export CARGO_INCREMENTAL=0
+# Some tests wait for time to pass, so one thread more than there are processors.
+export RUST_TEST_THREADS=$(($(nproc) + 1))
 # Read by tests that have more cases than the default run has time for.
 if $full; then export EVERMAP_TEST_TIER=full; else unset EVERMAP_TEST_TIER; fi
 
-# The stores of other projects are half of all code that is compiled, and only the laboratory
-# compares Evermap to them: the full run has them.
+# The stores of other projects bring 56 more crates, and only the laboratory compares Evermap to
+# them: the full run has them.
 features=()
 if $full; then features=(--all-features); fi
 

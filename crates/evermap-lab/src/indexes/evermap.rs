@@ -68,8 +68,8 @@ impl Opened {
         let ordered = kind == Kind::Ordered;
         let options = Options::new().capacity(capacity).seed(0).ordered(ordered);
         let options = options.verify_reads(kind != Kind::Unverified);
-        // SAFETY: the file is the laboratory's own. Its processes have it open one after another, no
-        // forked child uses what was borrowed, and nothing else writes to it.
+        // SAFETY: the file is the laboratory's own. Its processes have it open one after another,
+        // no forked child uses what was borrowed, and nothing else writes to it.
         let options = unsafe { options.assume_exclusive_file() };
         let db = match &setup.file {
             _ if setup.medium == MediumKind::Dram => Evermap::in_memory(options)?,

@@ -4,6 +4,7 @@
 use std::ops::ControlFlow;
 
 use evermap_index::Change;
+use evermap_index::testkit::tier;
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::{Image, ImageConfig, Sim, for_each_image};
 
@@ -61,7 +62,8 @@ fn play(scene: &Scene, second: &[Call], stop: u64, locking: Locking) -> Option<u
         return None;
     }
     assert_eq!(index.check(), Vec::<String>::new());
-    let config = ImageConfig { per_point: 12, random: 4, ..ImageConfig::default() };
+    let per_point = tier().choose(4, 12);
+    let config = ImageConfig { per_point, random: per_point / 3, ..ImageConfig::default() };
     let mut images = 0;
     let visit = |image: &Image<'_>| {
         if image.point.begun() < 2 {
