@@ -8,11 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
-use evermap_index::hash::cceh::{Locking, Recovery};
 use evermap_index::hash::dash;
-use evermap_index::hash::level::Resize;
-use evermap_index::testkit::crash::{battery, costs, oracle};
-use evermap_index::testkit::tiny;
+use evermap_index::testkit::crash::oracle;
+pub use evermap_index::testkit::crash::{CRASHABLE, Crashable};
 use evermap_pm::parallel;
 use evermap_pm::sim::battery::Battery;
 use evermap_pm::sim::keep_panics_quiet;
@@ -22,56 +20,6 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::LabError;
-
-/// A structure that can be crashed.
-pub struct Crashable {
-    /// The name.
-    pub name: &'static str,
-    /// One line about it.
-    pub about: &'static str,
-    battery: fn() -> Battery,
-    costs: fn(u64) -> Battery,
-}
-
-/// Everything that can be crashed, each with its heap and its region.
-pub const CRASHABLE: [Crashable; 6] = [
-    Crashable {
-        name: "dash-eh",
-        about: "Dash-EH with segments of 4 buckets",
-        battery: || battery("dash-eh", dash::EH_MUTANTS, tiny::DashEh),
-        costs: |images| costs("dash-eh", tiny::DashEh, images),
-    },
-    Crashable {
-        name: "dash-lh",
-        about: "Dash-LH with segments of 4 buckets",
-        battery: || battery("dash-lh", dash::LH_MUTANTS, tiny::DashLh),
-        costs: |images| costs("dash-lh", tiny::DashLh, images),
-    },
-    Crashable {
-        name: "cceh",
-        about: "CCEH with tiny segments, optimistic locks, lazy recovery",
-        battery: || battery("cceh", &[], tiny::Cceh(Locking::Optimistic, Recovery::Lazy)),
-        costs: |images| costs("cceh", tiny::Cceh(Locking::Optimistic, Recovery::Lazy), images),
-    },
-    Crashable {
-        name: "level",
-        about: "Level hashing with levels of four and two buckets, incremental resizing",
-        battery: || battery("level", &[], tiny::Level(Resize::Incremental)),
-        costs: |images| costs("level", tiny::Level(Resize::Incremental), images),
-    },
-    Crashable {
-        name: "p-clht",
-        about: "P-CLHT with four buckets",
-        battery: || battery("p-clht", &[], tiny::PClht),
-        costs: |images| costs("p-clht", tiny::PClht, images),
-    },
-    Crashable {
-        name: "line",
-        about: "the line hash, beginning with one segment",
-        battery: || battery("line", &[], tiny::Line),
-        costs: |images| costs("line", tiny::Line, images),
-    },
-];
 
 /// What to crash, and how much.
 #[derive(Clone, Debug)]

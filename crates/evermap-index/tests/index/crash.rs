@@ -4,7 +4,7 @@ use evermap_index::crash_campaign;
 use evermap_index::hash::cceh::{Locking, Recovery};
 use evermap_index::hash::dash::{EH_MUTANTS, NOTICED_ELSEWHERE};
 use evermap_index::hash::level::Resize;
-use evermap_index::testkit::crash::battery;
+use evermap_index::testkit::crash::{CRASHABLE, battery};
 use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht};
 use evermap_index::testkit::{Tier, tier};
 use evermap_pm::sim::Replay;
@@ -23,16 +23,11 @@ crash_campaign!(line, Line);
 #[test]
 fn replays_of_earlier_failures_pass() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/index/crashes");
-    let batteries = [
-        battery("dash-eh", &[], DashEh),
-        battery("dash-lh", &[], DashLh),
-        battery("cceh", &[], Cceh(Locking::Optimistic, Recovery::Lazy)),
+    let paper = [
         battery("cceh-paper", &[], Cceh(Locking::Pessimistic, Recovery::Eager)),
-        battery("level", &[], Level(Resize::Incremental)),
         battery("level-paper", &[], Level(Resize::Blocking)),
-        battery("p-clht", &[], PClht),
-        battery("line", &[], Line),
     ];
+    let batteries: Vec<_> = CRASHABLE.iter().map(|index| (index.battery)()).chain(paper).collect();
     let mut replayed = 0;
     for file in std::fs::read_dir(directory).unwrap() {
         let path = file.unwrap().path();

@@ -19,9 +19,11 @@ use super::keys::{Numbered, Plain};
 use super::persistence::PoolSubject;
 use crate::Bytes;
 
+mod crashable;
 mod subject;
 mod workload;
 
+pub use crashable::{CRASHABLE, Crashable};
 use subject::Shared;
 pub use subject::{Crashed, History, Live, Scrutiny};
 pub use workload::{Call, Verb, Workload};
