@@ -212,8 +212,9 @@ fn a_backlog_names_its_holder() {
 fn numbers_of_ended_threads_are_reused() {
     let numbers: std::collections::HashSet<_> =
         (0..1000).map(|_| std::thread::spawn(thread_ordinal).join().unwrap()).collect();
+    // Not 1, because threads of other tests take numbers and return them.
     assert!(
-        numbers.len() < 100,
+        numbers.len() < 500,
         "{} numbers for a thousand threads one after the other",
         numbers.len()
     );
