@@ -87,7 +87,9 @@ fn remove_in_other_ways(map: &Map, stage: u64) -> evermap::Result<()> {
 const NAMED: &str = "named";
 const NAMED_KEYS: u64 = 60;
 /// The offset of the root slot of the catalogue.
-const CATALOGUE: usize = 8192 + 512 + 14 * 8;
+const CATALOGUE: usize = ROOTS + 512 + 14 * 8;
+/// The page of the roots, which include that.
+const ROOTS: usize = 8192;
 
 fn named(map: &Map) -> evermap::Result<Map> {
     map.db().map(NAMED, MapOptions::new().index(IndexKind::Clht))
@@ -175,7 +177,8 @@ fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let word = |random: &mut Random| random.below(bytes.len() as u64 / 8) as usize * 8;
     let page = |random: &mut Random| pages[random.below(pages.len() as u64) as usize];
     let step = if wanted.is_empty() { tier().choose(3, 1) } else { 1 };
-    let zeroed = pages.iter().step_by(step);
+    // Without the roots an opening is refused, whatever the sample has besides.
+    let zeroed = pages.iter().step_by(step).filter(|&&page| page != ROOTS).chain([&ROOTS]);
     let mut list: Vec<_> = zeroed.map(|&page| Damage::Zeroed(page)).collect();
     for _ in 0..if wanted.is_empty() { 15 / step } else { 1000 } {
         let (at, bit) = (word(&mut random) + random.below(8) as usize, random.below(8) as u32);
@@ -184,6 +187,8 @@ fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
         list.push(Damage::Duplicate(page(&mut random), page(&mut random)));
         list.push(Damage::Exchange(page(&mut random), page(&mut random)));
     }
+    // Only a few words lead to the named map, so one of them is always tried.
+    list.push(Damage::Word(CATALOGUE, 1));
     list.retain(|damage| damage.apply(template) != *bytes);
     if !["", "all"].contains(&wanted) {
         list.retain(|damage| damage.to_string() == wanted);
