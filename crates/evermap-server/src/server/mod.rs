@@ -55,6 +55,9 @@ pub struct Config {
     pub upload_limit: usize,
     /// The version that the `version` command replies with.
     pub version: String,
+    /// Whether clients may end the server with the `shutdown` command. It sends SIGINT to the
+    /// process, which has to handle that.
+    pub shutdown_command: bool,
 }
 
 /// The minimum of [`Config::item_size_max`], in bytes.
@@ -79,6 +82,7 @@ impl Default for Config {
             // Clients and test suites use this to learn how a server behaves, so it begins with the
             // version of memcached whose replies this server follows.
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
+            shutdown_command: false,
         }
     }
 }
