@@ -10,7 +10,7 @@ use memchr::memchr;
 
 use super::session::Progress;
 use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Reservation, reply};
-use crate::cache::{Arithmetic, CacheError, StoreMode, StoreOutcome};
+use crate::cache::{Arithmetic, CacheError, StoreMode, StoreOutcome, StoreRequest, Stored};
 use crate::number;
 use crate::stats::Count;
 use batch::{Batch, BatchOutcome, KeyContext};
@@ -371,8 +371,11 @@ impl<'a> Pass<'a, '_> {
             return self.reply(b"CLIENT_ERROR bad data chunk\r\n", store.noreply);
         }
         let Context { cache, now, item_size_max, .. } = *self.context;
-        let put =
-            |mode| cache.store(store.key, value, store.flags, expiry(store.exptime, now), mode);
+        let put = |mode| {
+            let expiry = expiry(store.exptime, now);
+            let request = StoreRequest { flags: store.flags, expiry, mode, cas: None };
+            cache.store(store.key, value, &request)
+        };
         let outcome = match store.verb {
             Verb::Set => put(StoreMode::Set),
             Verb::Add => put(StoreMode::Add),
@@ -384,7 +387,7 @@ impl<'a> Pass<'a, '_> {
             }
         };
         match outcome {
-            Ok(outcome) => self.stored(store, outcome),
+            Ok(Stored { outcome, .. }) => self.stored(store, outcome),
             Err(error) => self.store_failed(store, &error),
         }
     }
@@ -444,7 +447,7 @@ impl<'a> Pass<'a, '_> {
             false => (Count::DecrHits, Count::DecrMisses),
         };
         match self.context.cache.arithmetic(key, delta, up) {
-            Ok(Arithmetic::Value(number)) => {
+            Ok(Arithmetic::Changed { number, .. }) => {
                 self.count(hits);
                 if !noreply {
                     number::append(number, self.out);
