@@ -2,17 +2,21 @@
 //!
 //! A [`Session`] is the server's side of one connection. It receives bytes in pieces of any size
 //! and appends the replies to a buffer. The replies do not depend on where the bytes were cut. Each
-//! protocol is a module; at present there is only the classic text protocol.
+//! protocol is a module. The first byte of a connection decides which one it speaks, as far as
+//! [`Binding`] allows.
 //!
 //! A session holds a bounded number of bytes, whatever the client sends: at most [`KEY_LIST_MAX`]
 //! bytes of an unfinished line, or the part of one value that has arrived, or the requests that
 //! arrived in one piece and wait for space in the reply buffer. A [`Budget`] bounds what all
 //! sessions hold together.
 
+mod auth;
+mod binary;
 mod budget;
 mod reply;
 mod session;
 mod text;
+mod upload;
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -20,6 +24,7 @@ use std::sync::Arc;
 use crate::cache::Cache;
 use crate::stats::Counters;
 
+pub use auth::{Credentials, CredentialsError};
 pub use budget::{Budget, Reservation};
 pub use session::Session;
 
@@ -51,6 +56,34 @@ pub struct Context<'a> {
     pub item_size_max: usize,
     /// The length of the replies, in bytes, at which a session pauses. One value may exceed it.
     pub output_limit: usize,
+    /// The protocols that a new session may speak.
+    pub binding: Binding,
+    /// The users and passwords of which a client must name one before it may send commands; `None`
+    /// if any client may.
+    pub credentials: Option<&'a Credentials>,
+}
+
+/// The protocols that the server speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Binding {
+    /// The protocol that the first byte of a connection belongs to.
+    #[default]
+    Auto,
+    /// The text protocol. A client of the binary protocol is disconnected.
+    Ascii,
+    /// The binary protocol. A client of the text protocol is disconnected.
+    Binary,
+}
+
+impl Binding {
+    /// Returns the name that `stats settings` shows, which is memcached's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Binding::Auto => "auto-negotiate",
+            Binding::Ascii => "ascii",
+            Binding::Binary => "binary",
+        }
+    }
 }
 
 /// The server, as the `stats` and `version` commands see it.
@@ -78,4 +111,17 @@ pub enum Next {
     Resume,
     /// The end of the connection, after the replies have been sent.
     Close,
+}
+
+/// Converts the protocols' `exptime` to an absolute expiry. 0 means never; a negative number,
+/// already expired; up to 30 days, seconds from now; a larger number, seconds since 1970.
+fn expiry(exptime: i64, now: u32) -> u32 {
+    const RELATIVE_MAX: i64 = 60 * 60 * 24 * 30;
+    const LONG_AGO: u32 = 1;
+    match exptime {
+        0 => 0,
+        ..0 => LONG_AGO,
+        1..=RELATIVE_MAX => now.saturating_add(exptime as u32),
+        _ => exptime.try_into().unwrap_or(u32::MAX),
+    }
 }

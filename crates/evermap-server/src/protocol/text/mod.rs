@@ -9,7 +9,8 @@ use std::ops::ControlFlow;
 use memchr::memchr;
 
 use super::session::Progress;
-use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Reservation, reply};
+use super::upload::{Upload, UploadProgress};
+use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, binary, expiry, reply};
 use crate::cache::{Arithmetic, CacheError, StoreMode, StoreOutcome, StoreRequest, Stored};
 use crate::number;
 use crate::stats::Count;
@@ -35,7 +36,7 @@ enum State {
     /// checked.
     Keys(Lookup),
     /// A data block that has not arrived completely.
-    Data(Box<Upload>),
+    Data(Box<Unfinished>),
     /// This number of bytes that are read and dropped.
     Skip(usize),
 }
@@ -49,27 +50,15 @@ struct Lookup {
 }
 
 /// A storage command whose data block has not arrived completely.
-struct Upload {
+struct Unfinished {
     verb: Verb,
     key: Box<[u8]>,
     flags: u32,
     exptime: i64,
     len: usize,
     noreply: bool,
-    /// The part of the value and of its line end that has arrived.
-    data: Vec<u8>,
-    /// Accounts for the memory of `data`.
-    reservation: Reservation,
-}
-
-/// What happened to the bytes that were given to an upload.
-enum UploadProgress {
-    /// It took all of them and needs more.
-    Partial,
-    /// It took this number of bytes and is complete.
-    Complete(usize),
-    /// It took none, because the budget does not allow the memory for them.
-    NoMemory,
+    /// The value and its line end.
+    block: Upload,
 }
 
 /// The line at the start of some input.
@@ -93,10 +82,6 @@ struct Pass<'a, 'p> {
     context: &'p Context<'p>,
     out: &'p mut Vec<u8>,
 }
-
-/// The first byte of every request of the binary protocol, which this server does not support. No
-/// text command begins with it.
-const BINARY_REQUEST: u8 = 0x80;
 
 /// Whether the pass continues, or how it ended.
 type Step = ControlFlow<Next>;
@@ -124,7 +109,10 @@ impl Text {
 
     pub(super) fn held_bytes(&self) -> usize {
         match &self.state {
-            State::Data(upload) => size_of::<Upload>() + upload.key.len() + upload.data.capacity(),
+            State::Data(unfinished) => {
+                let Unfinished { key, block, .. } = &**unfinished;
+                size_of::<Unfinished>() + key.len() + block.held_bytes()
+            }
             _ => 0,
         }
     }
@@ -143,7 +131,7 @@ impl<'a> Pass<'a, '_> {
     /// Executes the request in the next line.
     fn line(&mut self) -> Step {
         // A packet of the binary protocol: its content must not be read as commands.
-        if self.input.get(self.at) == Some(&BINARY_REQUEST) {
+        if self.input.get(self.at) == Some(&binary::REQUEST) {
             self.execute_batch()?;
             return ControlFlow::Break(Next::Close);
         }
@@ -319,33 +307,32 @@ impl<'a> Pass<'a, '_> {
             self.finish_store(&store, data);
         } else {
             let Store { verb, key, flags, exptime, len, noreply } = store;
-            let (key, data) = (key.into(), Vec::new());
-            let reservation = Reservation::new(self.context.uploads);
-            let upload = Upload { verb, key, flags, exptime, len, noreply, data, reservation };
-            self.text.state = State::Data(Box::new(upload));
+            let (key, block) = (key.into(), Upload::new(block, self.context.uploads));
+            let unfinished = Unfinished { verb, key, flags, exptime, len, noreply, block };
+            self.text.state = State::Data(Box::new(unfinished));
         }
     }
 
     /// Takes the next part of a data block.
     fn data(&mut self) -> Step {
-        let State::Data(mut upload) = std::mem::take(&mut self.text.state) else {
+        let State::Data(mut unfinished) = std::mem::take(&mut self.text.state) else {
             return CONTINUE;
         };
         let arrived = &self.input[self.at..];
-        match upload.take(arrived) {
+        match unfinished.block.take(arrived) {
             UploadProgress::Complete(len) => {
                 self.at += len;
-                self.finish_store(&upload.store(), &upload.data);
+                self.finish_store(&unfinished.store(), unfinished.block.data());
                 CONTINUE
             }
             UploadProgress::Partial => {
                 self.at += arrived.len();
-                self.text.state = State::Data(upload);
+                self.text.state = State::Data(unfinished);
                 ControlFlow::Break(Next::Receive)
             }
             UploadProgress::NoMemory => {
-                self.text.state = State::Skip(upload.missing());
-                self.store_failed(&upload.store(), &CacheError::OutOfMemory);
+                self.text.state = State::Skip(unfinished.block.missing());
+                self.store_failed(&unfinished.store(), &CacheError::OutOfMemory);
                 CONTINUE
             }
         }
@@ -525,31 +512,9 @@ impl<'a> Pass<'a, '_> {
     }
 }
 
-impl Upload {
-    /// Returns the number of bytes of the data block that have not arrived.
-    fn missing(&self) -> usize {
-        self.len + 2 - self.data.len()
-    }
-
-    /// Takes the missing bytes, or as many as there are, from the front of `arrived`.
-    fn take(&mut self, arrived: &[u8]) -> UploadProgress {
-        let missing = self.missing();
-        let taken = missing.min(arrived.len());
-        let needed = self.data.len() + taken;
-        if needed > self.data.capacity() {
-            // The capacity doubles as bytes arrive, but never exceeds the announced length.
-            let capacity = needed.max(2 * self.data.capacity()).min(self.len + 2);
-            if !self.reservation.try_grow_to(capacity) {
-                return UploadProgress::NoMemory;
-            }
-            self.data.reserve_exact(capacity - self.data.len());
-        }
-        self.data.extend_from_slice(&arrived[..taken]);
-        if taken == missing { UploadProgress::Complete(taken) } else { UploadProgress::Partial }
-    }
-
+impl Unfinished {
     fn store(&self) -> Store<'_> {
-        let Upload { verb, ref key, flags, exptime, len, noreply, .. } = *self;
+        let Unfinished { verb, ref key, flags, exptime, len, noreply, .. } = *self;
         Store { verb, key, flags, exptime, len, noreply }
     }
 }
@@ -579,18 +544,5 @@ fn line_at(input: &[u8], scanned: usize) -> Line<'_> {
             let line = &input[..end];
             Line::Complete { line: line.strip_suffix(b"\r").unwrap_or(line), len: end + 1 }
         }
-    }
-}
-
-/// Converts the protocol's `exptime` to an absolute expiry. 0 means never; a negative number,
-/// already expired; up to 30 days, seconds from now; a larger number, seconds since 1970.
-fn expiry(exptime: i64, now: u32) -> u32 {
-    const RELATIVE_MAX: i64 = 60 * 60 * 24 * 30;
-    const LONG_AGO: u32 = 1;
-    match exptime {
-        0 => 0,
-        ..0 => LONG_AGO,
-        1..=RELATIVE_MAX => now.saturating_add(exptime as u32),
-        _ => exptime.try_into().unwrap_or(u32::MAX),
     }
 }
