@@ -57,12 +57,8 @@ pub trait Cache: Send + Sync + 'static {
     ) -> Result<bool, CacheError>;
 
     /// Stores an item without marks if the mode of `request` allows it.
-    fn store(
-        &self,
-        key: &[u8],
-        value: &[u8],
-        request: &StoreRequest,
-    ) -> Result<Stored, CacheError>;
+    fn store(&self, key: &[u8], value: &[u8], request: &StoreRequest)
+    -> Result<Stored, CacheError>;
 
     /// Changes an item by an atomic read-modify-write: calls `decide` with the live item, or with
     /// `None`, and does what it decides. Returns the CAS id that the item has then, or `None` if

@@ -21,14 +21,36 @@ const ITEM_SIZE_MAX: usize = 1100;
 enum Op {
     Get(&'static str),
     /// A storage command by its name in the text protocol, `append` and `prepend` included.
-    Store { name: &'static str, key: &'static str, value: Vec<u8>, flags: u32, expiry: u32 },
-    /// A set with the CAS id of the last get of the key, plus this number.
-    Cas { key: &'static str, value: Vec<u8>, off: u64 },
+    Store {
+        name: &'static str,
+        key: &'static str,
+        value: Vec<u8>,
+        flags: u32,
+        expiry: u32,
+    },
+    /// A set with the CAS id of the last get of the key, or with one that no item has.
+    Cas {
+        key: &'static str,
+        value: Vec<u8>,
+        wrong: bool,
+    },
     Delete(&'static str),
-    Change { key: &'static str, by: u64, up: bool },
-    Touch { key: &'static str, expiry: u32 },
-    GetAndTouch { key: &'static str, expiry: u32 },
-    Flush { delay: u32 },
+    Change {
+        key: &'static str,
+        by: u64,
+        up: bool,
+    },
+    Touch {
+        key: &'static str,
+        expiry: u32,
+    },
+    GetAndTouch {
+        key: &'static str,
+        expiry: u32,
+    },
+    Flush {
+        delay: u32,
+    },
     Wait(u32),
 }
 
@@ -50,7 +72,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (names, key(), value(), any::<u32>(), expiry()).prop_map(
             |(name, key, value, flags, expiry)| Op::Store { name, key, value, flags, expiry }
         ),
-        3 => (key(), value(), 0u64..2).prop_map(|(key, value, off)| Op::Cas { key, value, off }),
+        3 => (key(), value(), any::<bool>()).prop_map(|(key, value, wrong)| Op::Cas { key, value, wrong }),
         2 => key().prop_map(Op::Delete),
         4 => (key(), select(vec![0, 1, 7, 1000, u64::MAX]), any::<bool>())
             .prop_map(|(key, by, up)| Op::Change { key, by, up }),
@@ -75,8 +97,10 @@ impl<C: Cache> Client<C> {
 
     /// Returns the CAS id that a comparison uses. It is never 0, which has no meaning in the binary
     /// protocol.
-    fn id(&self, key: &str, off: u64) -> u64 {
-        self.ids.get(key).map_or(1 << 40, |id| id + off)
+    fn id(&self, key: &str, wrong: bool) -> u64 {
+        const WRONG: u64 = 1 << 62;
+        let id = self.ids.get(key).copied().filter(|_| !wrong);
+        id.unwrap_or(WRONG)
     }
 
     fn text(&mut self, op: &Op) -> String {
@@ -86,8 +110,8 @@ impl<C: Cache> Client<C> {
             Op::Store { name, key, value, flags, expiry } => {
                 block(format!("{name} {key} {flags} {expiry} {}", value.len()), value)
             }
-            Op::Cas { key, value, off } => {
-                block(format!("cas {key} 5 0 {} {}", value.len(), self.id(key, *off)), value)
+            Op::Cas { key, value, wrong } => {
+                block(format!("cas {key} 5 0 {} {}", value.len(), self.id(key, *wrong)), value)
             }
             Op::Delete(key) => format!("delete {key}\r\n").into_bytes(),
             Op::Change { key, by, up } => {
@@ -114,7 +138,11 @@ impl<C: Cache> Client<C> {
             return format!("{flags} {}", value.escape_ascii());
         }
         let reply = String::from_utf8(reply).unwrap();
-        reply.trim_end().trim_start_matches("SERVER_ERROR ").trim_start_matches("CLIENT_ERROR ").into()
+        reply
+            .trim_end()
+            .trim_start_matches("SERVER_ERROR ")
+            .trim_start_matches("CLIENT_ERROR ")
+            .into()
     }
 
     fn binary(&mut self, op: &Op, quiet: bool) -> String {
@@ -139,9 +167,9 @@ impl<C: Cache> Client<C> {
                 let extras = [flags.to_be_bytes(), expiry.to_be_bytes()].concat();
                 request(opcode, key, value).extras(extras)
             }
-            Op::Cas { key, value, off } => {
+            Op::Cas { key, value, wrong } => {
                 let extras = [5u32.to_be_bytes(), [0; 4]].concat();
-                let id = self.id(key, *off);
+                let id = self.id(key, *wrong);
                 request(loud_or_quiet(SET, SETQ), key, value).extras(extras).cas(id)
             }
             Op::Delete(key) => request(loud_or_quiet(DELETE, DELETEQ), key, ""),

@@ -23,8 +23,14 @@ const BAD_TOKEN: &str = "CLIENT_ERROR bad authentication token format|";
 const BAD_END: &str = "CLIENT_ERROR bad command line termination|";
 
 fn session() -> TestSession {
-    let credentials = Some(Arc::new(Credentials::from_text(FILE).unwrap()));
-    TestSession { credentials, ..TestSession::default() }
+    session_with(1 << 20, 1 << 16)
+}
+
+/// Returns a session with these limits, in bytes.
+fn session_with(item_size_max: usize, output_limit: usize) -> TestSession {
+    let mut session = TestSession::new(item_size_max, output_limit);
+    session.credentials = Some(Arc::new(Credentials::from_text(FILE).unwrap()));
+    session
 }
 
 /// Sends lines, written with `|` for each line end, and returns the replies in the same form.
@@ -51,7 +57,10 @@ fn a_text_client_sends_its_user_and_password_as_a_value() {
         ("set auth 0 0 0||", BAD_TOKEN),
         ("set auth 0 0 3|ann|", BAD_TOKEN),
         ("set auth 0 0 6|ann one|", &[BAD_END, UNAUTHENTICATED].concat()),
-        ("set auth 0 0 7|ann two|set auth 0 0 7|ann one|get a|", &[FAILURE, "STORED|END|"].concat()),
+        (
+            "set auth 0 0 7|ann two|set auth 0 0 7|ann one|get a|",
+            &[FAILURE, "STORED|END|"].concat(),
+        ),
         ("set auth 0 0 x|", UNAUTHENTICATED),
         ("set auth 0 0|", UNAUTHENTICATED),
         ("set auth 0 0 -1|", UNAUTHENTICATED),
@@ -74,9 +83,28 @@ fn a_text_client_sends_its_user_and_password_as_a_value() {
 #[test]
 fn no_command_is_executed_before_the_client_has_authenticated() {
     for command in [
-        "get a", "gets a", "gat 0 a", "delete a", "incr a 1", "touch a 0", "flush_all", "version",
-        "verbosity 1", "stats", "stats reset", "shutdown", "quit", "mg a v", "md a", "ma a", "mn",
-        "me a", "cache_memlimit 1", "watch", "lru_crawler metadump all", "nonsense",
+        "get a",
+        "gets a",
+        "gat 0 a",
+        "delete a",
+        "incr a 1",
+        "touch a 0",
+        "flush_all",
+        "version",
+        "verbosity 1",
+        "stats",
+        "stats reset",
+        "shutdown",
+        "quit",
+        "mg a v",
+        "md a",
+        "ma a",
+        "mn",
+        "me a",
+        "cache_memlimit 1",
+        "watch",
+        "lru_crawler metadump all",
+        "nonsense",
         "GET / HTTP/1.1",
     ] {
         let mut session = session();
@@ -114,18 +142,14 @@ fn what_an_unknown_client_sends_costs_little_memory() {
     assert!(session.is_closed() && session.held_bytes() == 0);
 
     // Many lines, whose replies are longer than they are.
-    let mut session = TestSession::new(300, 100);
-    session.credentials = self::session().credentials;
+    let mut session = session_with(300, 100);
     assert_eq!(session.send(&b"\n".repeat(10_000)).len(), 10_000 * (UNAUTHENTICATED.len() + 1));
     assert!(session.resumed > 1000);
 
     // The memory counts as that of other uploads.
     let mut session = self::session();
     session.uploads = Budget::new(10);
-    assert_eq!(
-        send(&mut session, "set auth 0 0 20|ann |"),
-        ""
-    );
+    assert_eq!(send(&mut session, "set auth 0 0 20|ann |"), "");
     assert_eq!(
         send(&mut session, "more than ten bytes|"),
         ["SERVER_ERROR out of memory reading request|", UNAUTHENTICATED].concat()
@@ -282,7 +306,9 @@ fn over_real_sockets_and_a_file_that_changes() {
     ask(&mut text, ann, b"STORED\r\n");
     ask(&mut text, b"get a\r\n", b"END\r\n");
     let mut binary = connect();
-    binary.write_all(&[plain("\0ann\0one").bytes(), request(QUIT, "", "").bytes()].concat()).unwrap();
+    binary
+        .write_all(&[plain("\0ann\0one").bytes(), request(QUIT, "", "").bytes()].concat())
+        .unwrap();
     let mut replies = Vec::new();
     binary.read_to_end(&mut replies).unwrap();
     let shown: Vec<_> = Packet::replies(&replies).iter().map(Packet::show).collect();
@@ -303,10 +329,12 @@ fn over_real_sockets_and_a_file_that_changes() {
 
 #[test]
 fn the_binding_still_decides_about_the_protocols() {
-    let mut session = TestSession { binding: Binding::Binary, ..session() };
+    let mut session = session();
+    session.binding = Binding::Binary;
     assert_eq!(send(&mut session, "set x 0 0 7|ann one|"), "");
     assert!(session.is_closed());
-    let mut session = TestSession { binding: Binding::Ascii, ..self::session() };
+    let mut session = self::session();
+    session.binding = Binding::Ascii;
     assert_eq!(ask(&mut session, &[plain("\0ann\0one")]), [""; 0]);
     assert!(session.is_closed());
 }
@@ -314,17 +342,34 @@ fn the_binding_still_decides_about_the_protocols() {
 /// Lines and packets of clients that try to authenticate.
 fn attempts() -> impl Strategy<Value = Vec<u8>> {
     let lines = [
-        "set auth 0 0 7\r\nann one\r\n", "set auth 0 0 7\r\nann two\r\n", "set a 0 0 3\r\nann\r\n",
-        "set a 0 0 3\r\nann two\r\n", "set a 0 0 3000\r\n", "get a\r\n", "set b 0 0 1\r\nx\r\n", "\n",
-        "set a 0 0 0\r\n\r\n", "set a 0 0", "quit\r\n", "gets a b\n",
+        "set auth 0 0 7\r\nann one\r\n",
+        "set auth 0 0 7\r\nann two\r\n",
+        "set a 0 0 3\r\nann\r\n",
+        "set a 0 0 3\r\nann two\r\n",
+        "set a 0 0 3000\r\n",
+        "get a\r\n",
+        "set b 0 0 1\r\nx\r\n",
+        "\n",
+        "set a 0 0 0\r\n\r\n",
+        "set a 0 0",
+        "quit\r\n",
+        "gets a b\n",
     ];
     let line = select(lines.map(|line| line.as_bytes().to_vec()).to_vec());
     let packets = [
-        plain("\0ann\0one"), plain("\0ann\0two"), plain(""), plain(&"x".repeat(3000)),
-        request(SASL_STEP, "PLAIN", "\0ann\0one"), request(SASL_LIST, "", ""),
-        request(SASL_AUTH, "X".repeat(40), "\0ann\0one"), request(SASL_AUTH, "X", ""),
-        request(VERSION, "", ""), request(NOOP, "", ""), request(SET, "a", "x"),
-        request(GETK, "a", ""), request(QUIT, "", ""),
+        plain("\0ann\0one"),
+        plain("\0ann\0two"),
+        plain(""),
+        plain(&"x".repeat(3000)),
+        request(SASL_STEP, "PLAIN", "\0ann\0one"),
+        request(SASL_LIST, "", ""),
+        request(SASL_AUTH, "X".repeat(40), "\0ann\0one"),
+        request(SASL_AUTH, "X", ""),
+        request(VERSION, "", ""),
+        request(NOOP, "", ""),
+        request(SET, "a", "x"),
+        request(GETK, "a", ""),
+        request(QUIT, "", ""),
     ];
     let packet = select(packets.map(|packet| packet.bytes()).to_vec());
     prop_oneof![
@@ -346,22 +391,17 @@ proptest! {
         bytes in attempts(),
         cuts in vec(any::<prop::sample::Index>(), 0..20),
     ) {
-        let credentials = session().credentials;
-        let limited = |limit| TestSession {
-            credentials: credentials.clone(),
-            ..TestSession::new(1000, limit)
-        };
-        let mut whole = limited(usize::MAX / 2);
+        let mut whole = session_with(1000, usize::MAX / 2);
         let expected = whole.send(&bytes);
 
-        let mut bytewise = limited(100);
+        let mut bytewise = session_with(1000, 100);
         prop_assert_eq!(&bytewise.send_in_pieces(&bytes, 1), &expected);
         prop_assert_eq!(bytewise.is_closed(), whole.is_closed());
 
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
         cuts.extend([0, bytes.len()]);
         cuts.sort_unstable();
-        let mut cut = limited(1);
+        let mut cut = session_with(1000, 1);
         let replies: Vec<u8> =
             cuts.windows(2).flat_map(|cuts| cut.send(&bytes[cuts[0]..cuts[1]])).collect();
         prop_assert_eq!(&replies, &expected);

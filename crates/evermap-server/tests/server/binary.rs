@@ -366,10 +366,7 @@ fn other_commands() {
         &[request(NOOP, "", ""), request(VERSION, "", ""), request(VERBOSITY, "", "")],
         &["0a 00", "0b 00 =1.2.3 test", "1b 00"],
     );
-    check(
-        &[set("a", "x"), request(FLUSH, "", ""), get("a")],
-        &["08 00", "00 01 =Not found"],
-    );
+    check(&[set("a", "x"), request(FLUSH, "", ""), get("a")], &["08 00", "00 01 =Not found"]);
     check(
         &[set("a", "x"), request(FLUSHQ, "", "").extras([0; 4]), get("a")],
         &["00 01 =Not found"],
@@ -410,10 +407,7 @@ fn statistics() {
     assert_eq!(stats.last().unwrap(), "10 00");
     check(&[request(STAT, "settings", "")], &["10 00 maxconns=1024", "10 00"]);
     check(&[request(STAT, "reset", "")], &["10 00"]);
-    check(
-        &[request(STAT, "nonsense", ""), request(NOOP, "", "")],
-        &["10 01 =Not found", "0a 00"],
-    );
+    check(&[request(STAT, "nonsense", ""), request(NOOP, "", "")], &["10 01 =Not found", "0a 00"]);
 }
 
 #[test]
@@ -453,10 +447,8 @@ fn wrong_lengths_are_rejected_and_close_the_connection() {
                     let right = right_extras.contains(&extras)
                         && has_key != key.is_empty()
                         && (may_have_value || value.is_empty());
-                    let packet = Packet::new(opcode)
-                        .extras(vec![0; extras.into()])
-                        .key(key)
-                        .value(value);
+                    let packet =
+                        Packet::new(opcode).extras(vec![0; extras.into()]).key(key).value(value);
                     let mut session = TestSession::default();
                     let sent = [packet.bytes(), set("canary", "x").bytes()].concat();
                     let replies = Packet::replies(&session.send(&sent));
@@ -480,10 +472,7 @@ fn wrong_lengths_are_rejected_and_close_the_connection() {
 #[test]
 fn keys_have_at_most_250_bytes() {
     let (long, longer) = ("k".repeat(250), "k".repeat(251));
-    check(
-        &[set(&long, "x"), request(GET, &long, "")],
-        &["00 00 #1 [00000007] =x"],
-    );
+    check(&[set(&long, "x"), request(GET, &long, "")], &["00 00 #1 [00000007] =x"]);
     for opcode in [GET, SET, DELETE, TOUCH, INCREMENT, APPEND, STAT, 0x77] {
         let mut session = TestSession::default();
         let replies = ask(&mut session, &[request(opcode, &longer, ""), set("a", "x")]);
@@ -756,13 +745,12 @@ fn the_memory_of_an_upload_grows_as_bytes_arrive_and_stays_within_the_budget() {
 
 #[test]
 fn the_binding_decides_which_protocols_are_spoken() {
-    for (binding, binary, text) in [
-        (Binding::Auto, true, true),
-        (Binding::Ascii, false, true),
-        (Binding::Binary, true, false),
-    ] {
+    for (binding, binary, text) in
+        [(Binding::Auto, true, true), (Binding::Ascii, false, true), (Binding::Binary, true, false)]
+    {
         let served = |bytes: &[u8]| {
-            let mut session = TestSession { binding, ..TestSession::default() };
+            let mut session = TestSession::default();
+            session.binding = binding;
             let replies = session.send(bytes);
             assert_eq!(replies.is_empty(), session.is_closed());
             !session.is_closed()

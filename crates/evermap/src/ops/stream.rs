@@ -11,8 +11,8 @@ use evermap_pm::medium::Mapped;
 use crate::ops::commit::Verdict;
 use crate::ops::read::MISMATCH;
 use crate::ops::reader::Reader;
-use crate::record::partial::PartialRecord;
 use crate::record::control::Control;
+use crate::record::partial::PartialRecord;
 use crate::record::{Record, VALUE_MAX, record_bytes};
 use crate::{Error, Map, Meta, Result};
 

@@ -1,8 +1,8 @@
 //! Mutations of one key.
 
-use evermap_index::{Guard, MutateMode};
 use evermap_index::key::BytesRef;
 use evermap_index::record::HEAD;
+use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
 
 use crate::ops::commit::Verdict;

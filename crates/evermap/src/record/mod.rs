@@ -637,7 +637,8 @@ mod tests {
     fn every_changed_bit_is_noticed() {
         let pool = pool();
         let value: Vec<u8> = (0..61).collect();
-        let draft = Draft::new(&pool, OWNER, b"some key", &value, (0, Control::default()), 42).unwrap();
+        let draft =
+            Draft::new(&pool, OWNER, b"some key", &value, (0, Control::default()), 42).unwrap();
         let cells = draft.cells(0);
         for bit in 0..cells.len() * 64 {
             let (cell, flip) = (&cells[bit / 64], 1 << (bit % 64));

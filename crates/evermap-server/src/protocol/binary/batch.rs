@@ -92,12 +92,7 @@ impl<'a> Batch<'a> {
 
     /// Looks up the first `len` keys with one lookup for each.
     #[cold]
-    fn execute_each(
-        &self,
-        len: usize,
-        context: &Context<'_>,
-        out: &mut Vec<u8>,
-    ) -> BatchOutcome {
+    fn execute_each(&self, len: usize, context: &Context<'_>, out: &mut Vec<u8>) -> BatchOutcome {
         for at in 0..len {
             if out.len() >= context.output_limit {
                 return self.outcome(at, len);

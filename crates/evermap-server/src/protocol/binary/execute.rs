@@ -7,7 +7,8 @@ use super::packet::{Command, Verb, extra_u32, extra_u64};
 use super::reply::{self, Status};
 use super::{CONTINUE, Pass, Request, Step};
 use crate::cache::{
-    Arithmetic, CacheError, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest, Update, apply_delta,
+    Arithmetic, CacheError, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest, Update,
+    apply_delta,
 };
 use crate::number;
 use crate::protocol::auth::{TOKEN_MAX, sasl};

@@ -116,11 +116,7 @@ impl Binary {
     ///
     /// # Errors
     /// The reply, and whether the session continues after it.
-    fn check(
-        &self,
-        header: &Header,
-        context: &Context<'_>,
-    ) -> Result<(Command, bool), Rejected> {
+    fn check(&self, header: &Header, context: &Context<'_>) -> Result<(Command, bool), Rejected> {
         let reject = |status, close| Err(Rejected { status, close });
         let Some(value_len) = header.value_len() else {
             return reject(Status::UnknownCommand, true);

@@ -64,13 +64,19 @@ impl Header {
 /// A command. Several opcodes can stand for one, which differ in when they are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
-    Get { with_key: bool },
-    GetAndTouch { with_key: bool },
+    Get {
+        with_key: bool,
+    },
+    GetAndTouch {
+        with_key: bool,
+    },
     Touch,
     Store(Verb),
     Concat(Side),
     Delete,
-    Arithmetic { up: bool },
+    Arithmetic {
+        up: bool,
+    },
     Flush,
     Noop,
     Version,

@@ -67,11 +67,7 @@ impl<F: Fn(&[&[u8]]) + Send + Sync + 'static> Cache for HookedCache<F> {
         self.cache.flush_all(at)
     }
 
-    fn page(
-        &self,
-        position: u64,
-        each: &mut dyn FnMut(&[u8], Item<'_>),
-    ) -> Result<Option<u64>> {
+    fn page(&self, position: u64, each: &mut dyn FnMut(&[u8], Item<'_>)) -> Result<Option<u64>> {
         self.cache.page(position, each)
     }
 
