@@ -8,7 +8,7 @@
 use std::fmt::Display;
 use std::ops::ControlFlow;
 
-use crate::size_class;
+pub mod size_class;
 
 /// The maximum number of keys that the protocols pass to [`Cache::get_many`]: the number that the
 /// store looks up together.
@@ -168,13 +168,13 @@ pub trait Cache: Send + Sync + 'static {
     }
 
     /// Calls `each` with the name and value of each line of `stats items`: see
-    /// [`size_class`](crate::size_class).
+    /// [`size_class`](size_class).
     fn item_stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError> {
         size_class::item_stats(self, each)
     }
 
     /// Calls `each` with the name and value of each line of `stats slabs`: see
-    /// [`size_class`](crate::size_class).
+    /// [`size_class`](size_class).
     fn slab_stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError> {
         size_class::slab_stats(self, each)
     }

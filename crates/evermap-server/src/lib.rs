@@ -19,7 +19,6 @@ pub mod model;
 mod number;
 pub mod protocol;
 pub mod server;
-pub mod size_class;
 pub mod stats;
 mod store;
 

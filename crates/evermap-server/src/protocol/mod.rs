@@ -2,7 +2,8 @@
 //!
 //! A [`Session`] is the server's side of one connection. It receives bytes in pieces of any size
 //! and appends the replies to a buffer. The replies do not depend on where the bytes were cut. Each
-//! protocol is a module. The first byte of a connection decides which one it speaks, as far as
+//! protocol is a module: the text protocol, the meta protocol, whose commands may come in between,
+//! and the binary protocol. The first byte of a connection decides which one it speaks, as far as
 //! [`Binding`] allows.
 //!
 //! A session holds a bounded number of bytes, whatever the client sends: at most [`KEY_LIST_MAX`]
@@ -13,6 +14,9 @@
 mod auth;
 mod binary;
 mod budget;
+mod exptime;
+mod line;
+mod meta;
 mod reply;
 mod session;
 mod text;
@@ -54,7 +58,8 @@ pub struct Context<'a> {
     pub now: u32,
     /// The maximum size of an item: key, value and [`ITEM_OVERHEAD`], in bytes.
     pub item_size_max: usize,
-    /// The length of the replies, in bytes, at which a session pauses. One value may exceed it.
+    /// The length of the replies, in bytes, at which a session pauses. One value, or the lines for
+    /// one [page](crate::Cache::page) of items, may exceed it.
     pub output_limit: usize,
     /// The protocols that a new session may speak.
     pub binding: Binding,
@@ -100,6 +105,17 @@ pub trait Host {
 
     /// Resets the counters to 0.
     fn reset(&self);
+
+    /// Sets how much the server reports about what it does: 0, nothing; 1 or more, more.
+    fn set_verbosity(&self, level: u32);
+
+    /// Ends the server, because a client has asked for it: `graceful`ly if it may first finish what
+    /// it does. Returns `false` if clients are not allowed to.
+    fn shutdown(&self, graceful: bool) -> bool;
+
+    /// Reads the certificates again. Returns `None` if the server has none; an error of one line if
+    /// it keeps the old ones because the new ones are not usable.
+    fn refresh_certs(&self) -> Option<Result<(), String>>;
 }
 
 /// What a session needs next.
@@ -111,17 +127,4 @@ pub enum Next {
     Resume,
     /// The end of the connection, after the replies have been sent.
     Close,
-}
-
-/// Converts the protocols' `exptime` to an absolute expiry. 0 means never; a negative number,
-/// already expired; up to 30 days, seconds from now; a larger number, seconds since 1970.
-fn expiry(exptime: i64, now: u32) -> u32 {
-    const RELATIVE_MAX: i64 = 60 * 60 * 24 * 30;
-    const LONG_AGO: u32 = 1;
-    match exptime {
-        0 => 0,
-        ..0 => LONG_AGO,
-        1..=RELATIVE_MAX => now.saturating_add(exptime as u32),
-        _ => exptime.try_into().unwrap_or(u32::MAX),
-    }
 }

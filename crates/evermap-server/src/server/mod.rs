@@ -61,6 +61,9 @@ pub struct Config {
     /// The users and passwords of which a client must name one before it may send commands; `None`
     /// if any client may. They can be [reloaded](Credentials::reload) while the server runs.
     pub credentials: Option<Arc<Credentials>>,
+    /// Whether clients may end the server with the `shutdown` command. It sends SIGINT to the
+    /// process, which has to handle that.
+    pub shutdown_command: bool,
 }
 
 /// The minimum of [`Config::item_size_max`], in bytes.
@@ -87,6 +90,7 @@ impl Default for Config {
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
             binding: Binding::Auto,
             credentials: None,
+            shutdown_command: false,
         }
     }
 }

@@ -406,7 +406,19 @@ fn statistics() {
     assert!(stats.contains(&"10 00 curr_items=1".to_owned()), "{stats:?}");
     assert_eq!(stats.last().unwrap(), "10 00");
     check(&[request(STAT, "settings", "")], &["10 00 maxconns=1024", "10 00"]);
-    check(&[request(STAT, "reset", "")], &["10 00"]);
+    for empty in ["reset", "conns"] {
+        check(&[request(STAT, empty, "")], &["10 00"]);
+    }
+    check(&[request(STAT, "sizes", "")], &["10 00 sizes_status=disabled", "10 00"]);
+    for (key, one) in [("items", "10 00 items:1:number=1"), ("slabs", "10 00 1:used_chunks=1")] {
+        let mut session = TestSession::default();
+        let stats = ask(&mut session, &[set("a", "x"), request(STAT, key, "")]);
+        assert!(stats.contains(&one.to_owned()), "{stats:?}");
+        assert_eq!(stats.last().unwrap(), "10 00");
+        session.cache.fail_with(Some(CacheError::ReadOnly));
+        let failed = ask(&mut session, &[request(STAT, key, "")]);
+        assert_eq!(failed, ["10 84 =the store is read-only"]);
+    }
     check(&[request(STAT, "nonsense", ""), request(NOOP, "", "")], &["10 01 =Not found", "0a 00"]);
 }
 

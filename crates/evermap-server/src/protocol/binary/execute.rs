@@ -12,7 +12,8 @@ use crate::cache::{
 };
 use crate::number;
 use crate::protocol::auth::{TOKEN_MAX, sasl};
-use crate::protocol::{Context, ITEM_OVERHEAD, Next, expiry};
+use crate::protocol::exptime::expiry;
+use crate::protocol::{Context, ITEM_OVERHEAD, Next};
 use crate::stats::Count;
 
 /// The expiry with which increment and decrement do not create an item.
@@ -35,7 +36,10 @@ impl<'a> Pass<'a, '_> {
             // Replies are in the order of the requests, so this one says that all requests before
             // it are executed.
             Command::Noop => reply::success(tag, 0, self.out),
-            Command::Verbosity => reply::success(tag, 0, self.out),
+            Command::Verbosity => {
+                self.context.host.set_verbosity(extra_u32(request.extras, 0));
+                reply::success(tag, 0, self.out);
+            }
             Command::Version => {
                 let version = self.context.host.version().as_bytes();
                 reply::body(tag, Status::Success, version, 0, self.out);
@@ -263,19 +267,39 @@ impl<'a> Pass<'a, '_> {
     fn stat(&mut self, request: &Request<'_>) {
         let Context { host, cache, .. } = *self.context;
         let tag = request.header.tag;
+        let before = self.out.len();
         let mut each = |name: &str, value: &dyn Display| reply::stat(tag, name, value, self.out);
-        match request.key {
+        let shown = match request.key {
             b"" => {
                 host.general(&mut each);
                 cache.stats(&mut each);
+                Ok(())
             }
-            b"settings" => host.settings(&mut each),
-            b"reset" => host.reset(),
-            b"sizes" => each("sizes_status", &"disabled"),
-            b"items" | b"slabs" | b"conns" => {}
+            b"settings" => {
+                host.settings(&mut each);
+                Ok(())
+            }
+            b"reset" => {
+                host.reset();
+                Ok(())
+            }
+            b"sizes" => {
+                each("sizes_status", &"disabled");
+                Ok(())
+            }
+            b"items" => cache.item_stats(&mut each),
+            b"slabs" => cache.slab_stats(&mut each),
+            // A table that is always empty in this server.
+            b"conns" => Ok(()),
             _ => return reply::error(tag, Status::NotFound, self.out),
+        };
+        match shown {
+            Ok(()) => reply::success(tag, 0, self.out),
+            Err(error) => {
+                self.out.truncate(before);
+                reply::cache_error(tag, &error, self.out);
+            }
         }
-        reply::success(tag, 0, self.out);
     }
 
     /// Answers a request of an authentication by the state that it led to.

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use crate::cache::{Cache, CacheError};
+use super::{Cache, CacheError};
 
 /// The number of items after which the sample is large enough. The error of the share of a class
 /// is below 2 % of all items then.
