@@ -1,23 +1,24 @@
 //! What every session must fulfil, whatever its client sends.
 
+#[expect(dead_code, reason = "shared with tests that use more of it")]
 #[path = "../../crates/evermap-server/tests/server/common/mod.rs"]
-pub mod common;
+pub(crate) mod common;
 
-pub use common::TestSession;
+pub(crate) use common::TestSession;
 
 /// Small, so that inputs of a few thousand bytes meet every limit.
-pub const ITEM_SIZE_MAX: usize = 300;
+pub(crate) const ITEM_SIZE_MAX: usize = 300;
 
 /// Splits an input into three bytes, which choose the limits and the sizes of pieces, and what the
 /// client sends.
-pub fn split(input: &[u8]) -> Option<([u8; 3], &[u8])> {
+pub(crate) fn split(input: &[u8]) -> Option<([u8; 3], &[u8])> {
     input.split_first_chunk().map(|(&choice, sent)| (choice, sent))
 }
 
 /// Sends the same bytes at once and in pieces, to sessions that `prepare` has changed, and returns
 /// the replies. The sessions must not panic and must respect their bounds (which `TestSession`
 /// checks), and the replies must not depend on the sizes of the pieces.
-pub fn check(
+pub(crate) fn check(
     [limit, first, second]: [u8; 3],
     sent: &[u8],
     prepare: impl Fn(&mut TestSession),

@@ -34,11 +34,29 @@ enum Op {
         value: Vec<u8>,
         wrong: bool,
     },
+    /// An append under the same condition.
+    AppendIf {
+        key: &'static str,
+        value: Vec<u8>,
+        wrong: bool,
+    },
     Delete(&'static str),
+    /// A delete under the same condition.
+    DeleteIf {
+        key: &'static str,
+        wrong: bool,
+    },
     Change {
         key: &'static str,
         by: u64,
         up: bool,
+    },
+    /// A change that stores a number if there is no item.
+    Create {
+        key: &'static str,
+        by: u64,
+        up: bool,
+        initial: u64,
     },
     Touch {
         key: &'static str,
@@ -52,6 +70,12 @@ enum Op {
         delay: u32,
     },
     Wait(u32),
+}
+
+impl Op {
+    fn append(key: &'static str, value: &[u8]) -> Op {
+        Op::Store { name: "append", key, value: value.to_vec(), flags: 0, expiry: 0 }
+    }
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -73,7 +97,12 @@ fn op() -> impl Strategy<Value = Op> {
             |(name, key, value, flags, expiry)| Op::Store { name, key, value, flags, expiry }
         ),
         3 => (key(), value(), any::<bool>()).prop_map(|(key, value, wrong)| Op::Cas { key, value, wrong }),
+        2 => (key(), value(), any::<bool>())
+            .prop_map(|(key, value, wrong)| Op::AppendIf { key, value, wrong }),
         2 => key().prop_map(Op::Delete),
+        2 => (key(), any::<bool>()).prop_map(|(key, wrong)| Op::DeleteIf { key, wrong }),
+        4 => (key(), select(vec![0, 1, 7, u64::MAX]), any::<bool>(), any::<u64>())
+            .prop_map(|(key, by, up, initial)| Op::Create { key, by, up, initial }),
         4 => (key(), select(vec![0, 1, 7, 1000, u64::MAX]), any::<bool>())
             .prop_map(|(key, by, up)| Op::Change { key, by, up }),
         2 => (key(), expiry()).prop_map(|(key, expiry)| Op::Touch { key, expiry }),
@@ -113,6 +142,22 @@ impl<C: Cache> Client<C> {
             Op::Cas { key, value, wrong } => {
                 block(format!("cas {key} 5 0 {} {}", value.len(), self.id(key, *wrong)), value)
             }
+            Op::AppendIf { key, value, wrong } => {
+                return self.text_if(key, *wrong, "NOT_STORED", Op::append(key, value));
+            }
+            Op::DeleteIf { key, wrong } => {
+                return self.text_if(key, *wrong, "NOT_FOUND", Op::Delete(key));
+            }
+            Op::Create { key, by, up, initial } => {
+                let changed = self.text(&Op::Change { key, by: *by, up: *up });
+                if changed != "NOT_FOUND" {
+                    return changed;
+                }
+                let value = initial.to_string();
+                let add = block(format!("add {key} 0 0 {}", value.len()), value.as_bytes());
+                assert_eq!(self.session.send(&add), b"STORED\r\n");
+                return value;
+            }
             Op::Delete(key) => format!("delete {key}\r\n").into_bytes(),
             Op::Change { key, by, up } => {
                 format!("{} {key} {by}\r\n", if *up { "incr" } else { "decr" }).into_bytes()
@@ -145,6 +190,23 @@ impl<C: Cache> Client<C> {
             .into()
     }
 
+    /// Executes an operation if the item has the CAS id that a comparison uses. No other client can
+    /// change the item in between.
+    fn text_if(&mut self, key: &'static str, wrong: bool, missing: &str, op: Op) -> String {
+        let (id, known) = (self.id(key, wrong), self.ids.clone());
+        let found = self.text(&Op::Get(key));
+        let current = self.ids.get(key).copied();
+        self.ids = known;
+        match current {
+            None => {
+                assert_eq!(found, "missing");
+                missing.into()
+            }
+            Some(current) if current == id => self.text(&op),
+            Some(_) => "EXISTS".into(),
+        }
+    }
+
     fn binary(&mut self, op: &Op, quiet: bool) -> String {
         let loud_or_quiet = |loud, silent| if quiet { silent } else { loud };
         let packet = match op {
@@ -172,13 +234,25 @@ impl<C: Cache> Client<C> {
                 let id = self.id(key, *wrong);
                 request(loud_or_quiet(SET, SETQ), key, value).extras(extras).cas(id)
             }
+            Op::AppendIf { key, value, wrong } => {
+                let id = self.id(key, *wrong);
+                request(loud_or_quiet(APPEND, APPENDQ), key, value).cas(id)
+            }
             Op::Delete(key) => request(loud_or_quiet(DELETE, DELETEQ), key, ""),
-            Op::Change { key, by, up } => {
+            Op::DeleteIf { key, wrong } => {
+                let id = self.id(key, *wrong);
+                request(loud_or_quiet(DELETE, DELETEQ), key, "").cas(id)
+            }
+            Op::Change { key, by, up } | Op::Create { key, by, up, .. } => {
                 let opcode = match up {
                     true => loud_or_quiet(INCREMENT, INCREMENTQ),
                     false => loud_or_quiet(DECREMENT, DECREMENTQ),
                 };
-                Packet::new(opcode).key(key).extras(delta(*by, 0, u32::MAX))
+                let extras = match op {
+                    Op::Create { initial, .. } => delta(*by, *initial, 0),
+                    _ => delta(*by, 0, u32::MAX),
+                };
+                Packet::new(opcode).key(key).extras(extras)
             }
             Op::Touch { key, expiry } => request(TOUCH, key, "").extras(expiry.to_be_bytes()),
             Op::Flush { delay } => {
@@ -208,16 +282,16 @@ impl<C: Cache> Client<C> {
             }
             (_, Some(3)) => "object too large for cache",
             (_, Some(6)) => "cannot increment or decrement non-numeric value",
-            (Op::Store { .. } | Op::Cas { .. }, None | Some(0)) => "STORED",
-            (Op::Store { .. }, Some(1 | 2 | 5)) => "NOT_STORED",
-            (Op::Cas { .. }, Some(1)) => "NOT_FOUND",
-            (Op::Cas { .. }, Some(2)) => "EXISTS",
-            (Op::Change { .. }, None) => "changed",
-            (Op::Change { .. }, Some(0)) => {
+            (Op::Store { .. } | Op::Cas { .. } | Op::AppendIf { .. }, None | Some(0)) => "STORED",
+            (Op::Store { .. }, Some(1 | 2 | 5)) | (Op::AppendIf { .. }, Some(5)) => "NOT_STORED",
+            (Op::Cas { .. } | Op::DeleteIf { .. }, Some(1)) => "NOT_FOUND",
+            (Op::Cas { .. } | Op::AppendIf { .. } | Op::DeleteIf { .. }, Some(2)) => "EXISTS",
+            (Op::Change { .. } | Op::Create { .. }, None) => "changed",
+            (Op::Change { .. } | Op::Create { .. }, Some(0)) => {
                 let number = u64::from_be_bytes(reply.unwrap().value[..].try_into().unwrap());
                 return number.to_string();
             }
-            (Op::Delete(_), None | Some(0)) => "DELETED",
+            (Op::Delete(_) | Op::DeleteIf { .. }, None | Some(0)) => "DELETED",
             (Op::Touch { .. }, Some(0)) => "TOUCHED",
             (Op::Flush { .. }, None | Some(0)) => "OK",
             (Op::Delete(_) | Op::Touch { .. } | Op::Change { .. }, Some(1)) => "NOT_FOUND",
