@@ -2,14 +2,17 @@
 //!
 //! A [`Session`] is the server's side of one connection. It receives bytes in pieces of any size
 //! and appends the replies to a buffer. The replies do not depend on where the bytes were cut. Each
-//! protocol is a module: the text protocol, and the meta protocol, whose commands may come in
-//! between.
+//! protocol is a module: the text protocol, the meta protocol, whose commands may come in between,
+//! and the binary protocol. The first byte of a connection decides which one it speaks, as far as
+//! [`Binding`] allows.
 //!
 //! A session holds a bounded number of bytes, whatever the client sends: at most [`KEY_LIST_MAX`]
 //! bytes of an unfinished line, or the part of one value that has arrived, or the requests that
 //! arrived in one piece and wait for space in the reply buffer. A [`Budget`] bounds what all
 //! sessions hold together.
 
+mod auth;
+mod binary;
 mod budget;
 mod exptime;
 mod line;
@@ -17,6 +20,7 @@ mod meta;
 mod reply;
 mod session;
 mod text;
+mod upload;
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -24,6 +28,7 @@ use std::sync::Arc;
 use crate::cache::Cache;
 use crate::stats::Counters;
 
+pub use auth::{Credentials, CredentialsError};
 pub use budget::{Budget, Reservation};
 pub use session::Session;
 
@@ -56,6 +61,34 @@ pub struct Context<'a> {
     /// The length of the replies, in bytes, at which a session pauses. One value, or the lines for
     /// one [page](crate::Cache::page) of items, may exceed it.
     pub output_limit: usize,
+    /// The protocols that a new session may speak.
+    pub binding: Binding,
+    /// The users and passwords of which a client must name one before it may send commands; `None`
+    /// if any client may.
+    pub credentials: Option<&'a Credentials>,
+}
+
+/// The protocols that the server speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Binding {
+    /// The protocol that the first byte of a connection belongs to.
+    #[default]
+    Auto,
+    /// The text protocol. A client of the binary protocol is disconnected.
+    Ascii,
+    /// The binary protocol. A client of the text protocol is disconnected.
+    Binary,
+}
+
+impl Binding {
+    /// Returns the name that `stats settings` shows, which is memcached's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Binding::Auto => "auto-negotiate",
+            Binding::Ascii => "ascii",
+            Binding::Binary => "binary",
+        }
+    }
 }
 
 /// The server, as the `stats` and `version` commands see it.

@@ -142,11 +142,14 @@ impl Host for Shared {
         each("verbosity", &self.verbosity.load(Relaxed));
         each("num_threads", &self.config.threads);
         each("cas_enabled", &"yes");
-        each("binding_protocol", &"ascii");
+        each("binding_protocol", &self.config.binding.name());
         each("item_size_max", &self.config.item_size_max);
         each("maxconns_fast", &"yes");
         each("flush_enabled", &"yes");
         each("shutdown_command", &if self.config.shutdown_command { "yes" } else { "no" });
+        let authenticates = if self.config.credentials.is_some() { "yes" } else { "no" };
+        each("auth_enabled_sasl", &authenticates);
+        each("auth_enabled_ascii", &authenticates);
         each("output_limit", &self.config.output_limit);
         each("upload_limit", &self.config.upload_limit);
     }

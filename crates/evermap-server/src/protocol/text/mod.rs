@@ -15,7 +15,8 @@ use super::exptime::expiry;
 use super::line::{AfterReject, Rejected, Words};
 use super::meta::Command;
 use super::session::Progress;
-use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Reservation, reply};
+use super::upload::{Upload, UploadProgress};
+use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, binary, reply};
 use crate::cache::{Arithmetic, Cache, CacheError, StoreMode, StoreOutcome, StoreRequest, Stored};
 use crate::number;
 use crate::stats::Count;
@@ -42,7 +43,7 @@ enum State {
     /// checked.
     Keys(Lookup),
     /// A data block that has not arrived completely.
-    Data(Box<Upload>),
+    Data(Box<Unfinished>),
     /// A list of items of which only a part fits the reply buffer.
     Dump(Dump),
     /// This number of bytes that are read and dropped.
@@ -58,25 +59,11 @@ struct Lookup {
 }
 
 /// A storage command whose data block has not arrived completely.
-struct Upload {
+struct Unfinished {
     /// The line of the command, which is parsed again when the data block is complete.
     line: Box<[u8]>,
-    /// The length of the value, in bytes.
-    len: usize,
-    /// The part of the value and of its line end that has arrived.
-    data: Vec<u8>,
-    /// Accounts for the memory of `data`.
-    reservation: Reservation,
-}
-
-/// What happened to the bytes that were given to an upload.
-enum UploadProgress {
-    /// It took all of them and needs more.
-    Partial,
-    /// It took this number of bytes and is complete.
-    Complete(usize),
-    /// It took none, because the budget does not allow the memory for them.
-    NoMemory,
+    /// The value and its line end.
+    block: Upload,
 }
 
 /// The line at the start of some input.
@@ -100,10 +87,6 @@ struct Pass<'a, 'p> {
     context: &'p Context<'p>,
     out: &'p mut Vec<u8>,
 }
-
-/// The first byte of every request of the binary protocol, which this server does not support. No
-/// text command begins with it.
-const BINARY_REQUEST: u8 = 0x80;
 
 /// Whether the pass continues, or how it ended.
 type Step = ControlFlow<Next>;
@@ -131,7 +114,10 @@ impl Text {
 
     pub(super) fn held_bytes(&self) -> usize {
         match &self.state {
-            State::Data(upload) => size_of::<Upload>() + upload.line.len() + upload.data.capacity(),
+            State::Data(unfinished) => {
+                let Unfinished { line, block } = &**unfinished;
+                size_of::<Unfinished>() + line.len() + block.held_bytes()
+            }
             _ => 0,
         }
     }
@@ -151,7 +137,7 @@ impl<'a> Pass<'a, '_> {
     /// Executes the request in the next line.
     fn line(&mut self) -> Step {
         // A packet of the binary protocol: its content must not be read as commands.
-        if self.input.get(self.at) == Some(&BINARY_REQUEST) {
+        if self.input.get(self.at) == Some(&binary::REQUEST) {
             self.execute_batch()?;
             return ControlFlow::Break(Next::Close);
         }
@@ -347,34 +333,34 @@ impl<'a> Pass<'a, '_> {
             self.at += block;
             self.finish_store(storage, data);
         } else {
-            let reservation = Reservation::new(self.context.uploads);
-            let upload = Upload { line: line.into(), len, data: Vec::new(), reservation };
-            self.text.state = State::Data(Box::new(upload));
+            let block = Upload::new(block, self.context.uploads);
+            let unfinished = Unfinished { line: line.into(), block };
+            self.text.state = State::Data(Box::new(unfinished));
         }
     }
 
     /// Takes the next part of a data block.
     fn data(&mut self) -> Step {
-        let State::Data(mut upload) = std::mem::take(&mut self.text.state) else {
+        let State::Data(mut unfinished) = std::mem::take(&mut self.text.state) else {
             return CONTINUE;
         };
         let arrived = &self.input[self.at..];
-        match upload.take(arrived) {
+        match unfinished.block.take(arrived) {
             UploadProgress::Complete(len) => {
                 self.at += len;
-                if let Ok(Request::Store(storage)) = parse::parse(&upload.line) {
-                    self.finish_store(&storage, &upload.data);
+                if let Ok(Request::Store(storage)) = parse::parse(&unfinished.line) {
+                    self.finish_store(&storage, unfinished.block.data());
                 }
                 CONTINUE
             }
             UploadProgress::Partial => {
                 self.at += arrived.len();
-                self.text.state = State::Data(upload);
+                self.text.state = State::Data(unfinished);
                 ControlFlow::Break(Next::Receive)
             }
             UploadProgress::NoMemory => {
-                self.text.state = State::Skip(upload.missing());
-                if let Ok(Request::Store(storage)) = parse::parse(&upload.line) {
+                self.text.state = State::Skip(unfinished.block.missing());
+                if let Ok(Request::Store(storage)) = parse::parse(&unfinished.line) {
                     self.store_failed(&storage, &CacheError::OutOfMemory);
                 }
                 CONTINUE
@@ -637,30 +623,6 @@ impl<'a> Pass<'a, '_> {
 
     fn count(&self, count: Count) {
         self.context.counters.add(count, 1);
-    }
-}
-
-impl Upload {
-    /// Returns the number of bytes of the data block that have not arrived.
-    fn missing(&self) -> usize {
-        self.len + 2 - self.data.len()
-    }
-
-    /// Takes the missing bytes, or as many as there are, from the front of `arrived`.
-    fn take(&mut self, arrived: &[u8]) -> UploadProgress {
-        let missing = self.missing();
-        let taken = missing.min(arrived.len());
-        let needed = self.data.len() + taken;
-        if needed > self.data.capacity() {
-            // The capacity doubles as bytes arrive, but never exceeds the announced length.
-            let capacity = needed.max(2 * self.data.capacity()).min(self.len + 2);
-            if !self.reservation.try_grow_to(capacity) {
-                return UploadProgress::NoMemory;
-            }
-            self.data.reserve_exact(capacity - self.data.len());
-        }
-        self.data.extend_from_slice(&arrived[..taken]);
-        if taken == missing { UploadProgress::Complete(taken) } else { UploadProgress::Partial }
     }
 }
 
