@@ -6,6 +6,7 @@ mod binary;
 mod common;
 mod copies;
 mod disconnects;
+mod meta;
 mod pieces;
 mod sockets;
 mod store;
