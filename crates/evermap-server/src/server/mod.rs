@@ -26,6 +26,7 @@ use mio::Waker;
 use mio::net::TcpListener;
 
 use crate::cache::Cache;
+use crate::cumulative::Cumulative;
 use accept::Acceptor;
 pub use port::BoundPort;
 use shared::Shared;
@@ -55,6 +56,9 @@ pub struct Config {
     pub upload_limit: usize,
     /// The version that the `version` command replies with.
     pub version: String,
+    /// What the cumulative statistics begin with: what [`Server::cumulative`] of an earlier process
+    /// returned. Nothing by default.
+    pub earlier: Cumulative,
 }
 
 /// The minimum of [`Config::item_size_max`], in bytes.
@@ -79,6 +83,7 @@ impl Default for Config {
             // Clients and test suites use this to learn how a server behaves, so it begins with the
             // version of memcached whose replies this server follows.
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
+            earlier: Cumulative::default(),
         }
     }
 }
@@ -205,6 +210,12 @@ impl Server {
     /// Adds a statistic to the reply of `stats`, or replaces the one with the same name.
     pub fn set_stat(&self, name: &'static str, value: impl Display) {
         self.shared.set_stat(name, value.to_string());
+    }
+
+    /// Returns the cumulative statistics of this process and its predecessors
+    /// ([`Config::earlier`]) since the last `stats reset`.
+    pub fn cumulative(&self) -> Cumulative {
+        self.shared.cumulative()
     }
 
     /// Tells the server to stop, and returns immediately; [`join`](Server::join) waits for the end.
