@@ -15,13 +15,17 @@ need_debian() {
     apt-get update -qq
     # A policy of 101 keeps the packages from starting servers of their own.
     policy=/usr/sbin/policy-rc.d
+    ours=
     if [ ! -e $policy ]; then
+        ours=$policy
         printf '#!/bin/sh\nexit 101\n' >$policy
         chmod +x $policy
-        trap 'rm -f /usr/sbin/policy-rc.d' EXIT
     fi
+    outcome=0
     # shellcheck disable=SC2086 # a list of words
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null || outcome=$?
+    [ -z "$ours" ] || rm -f "$ours"
+    return $outcome
 }
 
 # Sets PYTHON to a Python with the clients of requirements.txt.
