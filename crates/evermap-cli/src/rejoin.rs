@@ -110,7 +110,9 @@ impl Rejoin {
         let done = if self.flushes(away) { "flushed" } else { "kept" };
         match (self, away) {
             (Rejoin::Keep, _) | (_, Away::Never) => None,
-            (Rejoin::Flush, _) => Some(format!("all items are flushed, because of --rejoin {self}")),
+            (Rejoin::Flush, _) => {
+                Some(format!("all items are flushed, because of --rejoin {self}"))
+            }
             (Rejoin::FlushAfter(_), Away::Unknown) => Some(format!(
                 "all items are flushed, because of --rejoin {self}: for how long no server was \
                  running is not known"

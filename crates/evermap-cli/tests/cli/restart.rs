@@ -259,7 +259,10 @@ fn cas_ids_are_never_repeated_across_kills() {
             client.ask(&format!("set {} 0 0 1\r\nx\r\n", key % 7), "STORED\r\n");
             client.send(&format!("gets {}\r\n", key % 7));
             let line = client.line().unwrap();
-            assert_eq!((client.line().as_deref(), client.line().as_deref()), (Some("x"), Some("END")));
+            assert_eq!(
+                (client.line().as_deref(), client.line().as_deref()),
+                (Some("x"), Some("END"))
+            );
             let id: u64 = line.rsplit_once(' ').unwrap().1.parse().unwrap();
             assert!(ids.insert(id), "round {round}: {id} was given twice");
         }
