@@ -4,6 +4,7 @@ Every client has the same list of checks, so that the results form a table. A ch
 for is skipped with the reason.
 """
 
+import random
 import sys
 import time
 
@@ -17,7 +18,8 @@ NAMES = [
 META = ["lease", "stale"]
 
 LARGE = bytes(range(256)) * 3900
-TOO_LARGE = bytes(2 << 20)
+# Random, because some clients compress.
+TOO_LARGE = random.Random(1).randbytes(2 << 20)
 BINARY = bytes(range(256))
 
 

@@ -1,4 +1,4 @@
-# dalli: the binary protocol, or the meta protocol.
+# dalli, in Debian's version: the binary protocol.
 require 'dalli'
 
 NAMES = %w[
@@ -7,8 +7,6 @@ NAMES = %w[
 ].freeze
 LARGE = (0..255).to_a.pack('C*') * 3900
 BINARY = (0..255).to_a.pack('C*')
-
-class Skip < StandardError; end
 
 def expect(found, expected)
   return if found == expected
@@ -25,13 +23,8 @@ def wait_until(what)
   end
 end
 
-address, protocol = ARGV
-begin
-  CLIENT = Dalli::Client.new(address, protocol: protocol.to_sym, serializer: Marshal)
-rescue ArgumentError => e
-  NAMES.each { |name| puts "skip #{name}: #{e.message}" }
-  exit
-end
+address, = ARGV
+CLIENT = Dalli::Client.new(address)
 
 CHECKS = {
   'set' => lambda do
@@ -47,7 +40,7 @@ CHECKS = {
   end,
   'replace' => lambda do
     CLIENT.delete('replace')
-    expect(CLIENT.replace('replace', '1'), false)
+    expect([nil, false, 0].include?(CLIENT.replace('replace', '1')), true)
     CLIENT.set('replace', '1')
     expect(!!CLIENT.replace('replace', '2'), true)
     expect(CLIENT.get('replace'), '2')
@@ -70,7 +63,7 @@ CHECKS = {
     expect(CLIENT.get('cas'), '12')
     # Another client is faster.
     outcome = CLIENT.cas('cas') do |value|
-      Dalli::Client.new(ARGV[0], protocol: ARGV[1].to_sym).set('cas', 'theirs')
+      Dalli::Client.new(ARGV[0]).set('cas', 'theirs')
       "#{value}3"
     end
     expect(outcome, false)
@@ -97,7 +90,7 @@ CHECKS = {
   'delete' => lambda do
     CLIENT.set('delete', '1')
     expect(CLIENT.delete('delete'), true)
-    expect(CLIENT.delete('delete'), false)
+    expect(!!CLIENT.delete('delete'), false)
     expect(CLIENT.get('delete'), nil)
   end,
   'touch' => lambda do
@@ -132,7 +125,7 @@ CHECKS = {
   end,
   'too-large' => lambda do
     stored = begin
-      CLIENT.set('large', "\0" * (2 << 20), 0, raw: true)
+      CLIENT.set('large', Random.bytes(2 << 20), 0, raw: true)
     rescue Dalli::ValueOverMaxSize, Dalli::DalliError
       false
     end
@@ -146,14 +139,14 @@ CHECKS = {
     key = "key with spaces and \u00e9"
     CLIENT.set(key, '1')
     expect(CLIENT.get(key), '1')
-    expect(CLIENT.get_multi(key), { key => '1' })
+    expect(CLIENT.get_multi(key).values, ['1'])
   end,
   'empty' => lambda do
     CLIENT.set('empty', '', 0, raw: true)
     expect(CLIENT.get('empty', raw: true), '')
   end,
   'noreply' => lambda do
-    CLIENT.quiet { 100.times { |number| CLIENT.set('noreply', number.to_s) } }
+    CLIENT.multi { 100.times { |number| CLIENT.set('noreply', number.to_s) } }
     expect(CLIENT.get('noreply'), '99')
   end,
   'stats' => lambda do
@@ -172,10 +165,8 @@ failed = false
 NAMES.each do |name|
   CHECKS.fetch(name).call
   puts "pass #{name}"
-rescue Skip => e
-  puts "skip #{name}: #{e.message}"
 rescue StandardError => e
   failed = true
-  puts "fail #{name}: #{e.class}: #{e.message}".tr("\n", ' ')
+  puts "fail #{name}: #{e.class}: #{e.message[0, 200]}".tr("\n", ' ')
 end
 exit(failed ? 1 : 0)

@@ -29,7 +29,11 @@ def add():
 
 def replace():
     client.delete("replace")
-    expect(client.replace("replace", b"1"), False)
+    try:
+        expect(client.replace("replace", b"1"), False)
+    except pylibmc.NotFound:
+        # The answer of the binary protocol.
+        pass
     client.set("replace", b"1")
     expect(client.replace("replace", b"2"), True)
     expect(client.get("replace"), b"2")
@@ -146,13 +150,6 @@ def empty():
     expect(client.get("empty"), b"")
 
 
-def noreply():
-    silent = pylibmc.Client([sys.argv[1]], binary=binary, behaviors={"noreply": True})
-    for number in range(100):
-        silent.set("noreply", b"%d" % number)
-    until("the last value", lambda: client.get("noreply") == b"99")
-
-
 def stats():
     (_, found), = client.get_stats()
     expect({"pid", "curr_items", "bytes", "get_hits", "evictions"} - {str(name) for name in found}, set())
@@ -168,5 +165,5 @@ run({
     "set": set_, "add": add, "replace": replace, "append": append, "prepend": prepend, "cas": cas,
     "get-multi": get_multi, "incr": incr, "decr": decr, "delete": delete, "touch": touch,
     "expiry": expiry, "flags": flags, "large": large, "too-large": too_large, "binary-value": binary_value,
-    "binary-key": binary_key, "empty": empty, "noreply": noreply, "stats": stats, "flush": flush,
+    "binary-key": binary_key, "empty": empty, "stats": stats, "flush": flush,
 })

@@ -28,6 +28,11 @@ need_debian() {
     return $outcome
 }
 
+# Installs Debian's package for a program, unless it is there already, from wherever.
+need_command() {
+    command -v "$1" >/dev/null || need_debian "$2"
+}
+
 # Sets PYTHON to a Python with the clients of requirements.txt.
 python_environment() {
     PYTHON=$CLIENTS/python/bin/python

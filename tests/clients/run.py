@@ -5,9 +5,11 @@ import argparse
 import os
 import re
 import select
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 from checks import META, NAMES
 
@@ -17,10 +19,12 @@ SIGNS = {"pass": "+", "fail": "**FAIL**", "skip": ""}
 
 
 class Server:
-    """`evermap serve` on a free port, with an empty store."""
+    """`evermap serve` on a free port, with an empty store; or memcached, to see what is the client's doing."""
 
-    def __init__(self, binary, folder):
-        command = [binary, "serve", "--listen", "127.0.0.1:0", "--path", os.path.join(folder, "store.map")]
+    def __init__(self, options, folder):
+        if options.memcached:
+            return self.start_memcached()
+        command = [options.binary, "serve", "--listen", "127.0.0.1:0", "--path", os.path.join(folder, "store.map")]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         if not select.select([self.process.stdout], [], [], 30)[0]:
             raise SystemExit("the server was not ready after 30 s")
@@ -30,10 +34,25 @@ class Server:
             raise SystemExit(f"the server said {ready!r}")
         self.address = found[1]
 
+    def start_memcached(self):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        user = ["-u", "root"] if os.getuid() == 0 else []
+        self.process = subprocess.Popen(["memcached", "-l", "127.0.0.1", "-p", str(port), *user])
+        self.address = f"127.0.0.1:{port}"
+        for _ in range(200):
+            try:
+                return socket.create_connection(("127.0.0.1", port), 1).close()
+            except OSError:
+                time.sleep(0.05)
+        raise SystemExit("memcached was not ready after 10 s")
+
     def stop(self):
         self.process.terminate()
-        if self.process.wait(30) != 0:
-            raise SystemExit(f"the server ended with code {self.process.returncode}")
+        code = self.process.wait(30)
+        if code != 0:
+            raise SystemExit(f"the server ended with code {code}")
 
 
 def commands(clients):
@@ -53,7 +72,6 @@ def commands(clients):
         ("memcached (npm)", "text", [*node, f"{HERE}/node/memcached.js"]),
         ("memjs", "binary", [*node, f"{HERE}/node/memjs.js"]),
         ("dalli", "binary", ruby),
-        ("dalli", "meta", ruby),
     ]
 
 
@@ -79,7 +97,7 @@ def results(output):
 
 def try_client(name, protocol, command, options):
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(options.binary, folder)
+        server = Server(options, folder)
         output, errors, _ = run([*command, server.address, protocol], options.clients)
         server.stop()
     found = results(output)
@@ -98,7 +116,7 @@ def memccapable(protocol, options):
     """libmemcached's own suite, which has checks of its own."""
     option = {"text": "-a", "binary": "-b"}[protocol]
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(options.binary, folder)
+        server = Server(options, folder)
         host, port = server.address.rsplit(":", 1)
         output, errors, code = run(["memccapable", "-h", host, "-p", port, option], options.clients)
         server.stop()
@@ -129,6 +147,7 @@ def main():
     parser.add_argument("--clients", default="target/clients", help="where the clients are installed")
     parser.add_argument("--protocols", default="text,meta,binary")
     parser.add_argument("--only", help="clients whose name contains this")
+    parser.add_argument("--memcached", action="store_true", help="try Debian's memcached instead")
     parser.add_argument("--verbose", action="store_true", help="also say why checks are skipped")
     options = parser.parse_args()
     protocols = options.protocols.split(",")
@@ -137,6 +156,7 @@ def main():
         for name, protocol, command in commands(options.clients)
         if protocol in protocols and (options.only or "") in name
     ]
+    rows = [row for row in rows if row[2]]
     whole = True
     if (options.only or "") in "memccapable":
         whole = all([memccapable(protocol, options) for protocol in ("text", "binary") if protocol in protocols])

@@ -5,7 +5,10 @@
 set -eu
 cd "$(dirname "$0")/../.."
 . tests/clients/environment.sh
-need_debian libmemcached-tools libmemcached-dev zlib1g-dev python3-dev gcc ruby ruby-dalli golang-go maven nodejs npm
+need_debian libmemcached-tools libmemcached-dev zlib1g-dev python3-dev gcc ruby ruby-dalli
+need_command go golang-go
+need_command mvn maven
+need_command npm npm
 python_environment
 need_evermap
 mkdir -p "$CLIENTS"
@@ -14,7 +17,7 @@ if command -v go >/dev/null; then
     (cd tests/clients/go && go build -o "$CLIENTS/gomemcache" .)
 fi
 if command -v mvn >/dev/null; then
-    mvn --quiet --batch-mode --file tests/clients/java/pom.xml -Dbuild.directory="$CLIENTS/java" \
+    mvn --quiet --batch-mode --file tests/clients/java/pom.xml -Doutput="$CLIENTS/java" \
         compile dependency:copy-dependencies -DoutputDirectory="$CLIENTS/java/lib"
 fi
 if command -v npm >/dev/null; then
