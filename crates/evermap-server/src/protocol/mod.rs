@@ -2,7 +2,8 @@
 //!
 //! A [`Session`] is the server's side of one connection. It receives bytes in pieces of any size
 //! and appends the replies to a buffer. The replies do not depend on where the bytes were cut. Each
-//! protocol is a module; at present there is only the classic text protocol.
+//! protocol is a module: the text protocol, and the meta protocol, whose commands may come in
+//! between.
 //!
 //! A session holds a bounded number of bytes, whatever the client sends: at most [`KEY_LIST_MAX`]
 //! bytes of an unfinished line, or the part of one value that has arrived, or the requests that
@@ -10,6 +11,9 @@
 //! sessions hold together.
 
 mod budget;
+mod exptime;
+mod line;
+mod meta;
 mod reply;
 mod session;
 mod text;
@@ -49,7 +53,8 @@ pub struct Context<'a> {
     pub now: u32,
     /// The maximum size of an item: key, value and [`ITEM_OVERHEAD`], in bytes.
     pub item_size_max: usize,
-    /// The length of the replies, in bytes, at which a session pauses. One value may exceed it.
+    /// The length of the replies, in bytes, at which a session pauses. One value, or the lines for
+    /// one [page](crate::Cache::page) of items, may exceed it.
     pub output_limit: usize,
 }
 
@@ -73,6 +78,17 @@ pub trait Host {
 
     /// Resets the counters to 0.
     fn reset(&self);
+
+    /// Sets how much the server reports about what it does: 0, nothing; 1 or more, more.
+    fn set_verbosity(&self, level: u32);
+
+    /// Ends the server, because a client has asked for it: `graceful`ly if it may first finish what
+    /// it does. Returns `false` if clients are not allowed to.
+    fn shutdown(&self, graceful: bool) -> bool;
+
+    /// Reads the certificates again. Returns `None` if the server has none; an error of one line if
+    /// it keeps the old ones because the new ones are not usable.
+    fn refresh_certs(&self) -> Option<Result<(), String>>;
 }
 
 /// What a session needs next.

@@ -59,6 +59,9 @@ pub struct Config {
     /// What the cumulative statistics begin with: what [`Server::cumulative`] of an earlier process
     /// returned. Nothing by default.
     pub earlier: Cumulative,
+    /// Whether clients may end the server with the `shutdown` command. It sends SIGINT to the
+    /// process, which has to handle that.
+    pub shutdown_command: bool,
 }
 
 /// The minimum of [`Config::item_size_max`], in bytes.
@@ -84,6 +87,7 @@ impl Default for Config {
             // version of memcached whose replies this server follows.
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
             earlier: Cumulative::default(),
+            shutdown_command: false,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -34,6 +34,8 @@ pub(super) struct Shared {
     /// What the cumulative statistics have beyond those of this process.
     offsets: Offsets,
     connections: AtomicUsize,
+    /// What the last `verbosity` command has set.
+    verbosity: AtomicU32,
     pub(super) accepted: AtomicU64,
     pub(super) rejected: AtomicU64,
     /// The number of times that accepting paused because the system had no descriptors or memory.
@@ -58,6 +60,7 @@ impl Shared {
             baseline: Mutex::default(),
             offsets,
             connections: AtomicUsize::new(0),
+            verbosity: AtomicU32::new(0),
             accepted: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             accept_pauses: AtomicU64::new(0),
@@ -157,14 +160,14 @@ impl Host for Shared {
         each("tcpport", &self.local_addr.port());
         each("udpport", &0);
         each("inter", &self.local_addr.ip());
-        each("verbosity", &0);
+        each("verbosity", &self.verbosity.load(Relaxed));
         each("num_threads", &self.config.threads);
         each("cas_enabled", &"yes");
         each("binding_protocol", &"ascii");
         each("item_size_max", &self.config.item_size_max);
         each("maxconns_fast", &"yes");
         each("flush_enabled", &"yes");
-        each("shutdown_command", &"no");
+        each("shutdown_command", &if self.config.shutdown_command { "yes" } else { "no" });
         each("output_limit", &self.config.output_limit);
         each("upload_limit", &self.config.upload_limit);
     }
@@ -180,6 +183,24 @@ impl Host for Shared {
             self.own_general(each);
             self.cache.stats(each);
         });
+    }
+
+    fn set_verbosity(&self, level: u32) {
+        // Relaxed: it orders nothing else.
+        self.verbosity.store(level, Relaxed);
+    }
+
+    /// Sends SIGINT to the process, as memcached does. Both ways end in order: a store keeps its
+    /// items in any case.
+    fn shutdown(&self, _graceful: bool) -> bool {
+        self.config.shutdown_command && {
+            use rustix::process::{Signal, getpid, kill_process};
+            kill_process(getpid(), Signal::INT).is_ok()
+        }
+    }
+
+    fn refresh_certs(&self) -> Option<Result<(), String>> {
+        None
     }
 }
 

@@ -135,4 +135,15 @@ impl Host for FixedHost {
     }
 
     fn reset(&self) {}
+
+    fn set_verbosity(&self, _level: u32) {}
+
+    fn shutdown(&self, graceful: bool) -> bool {
+        // Only so that both replies can be tested.
+        graceful
+    }
+
+    fn refresh_certs(&self) -> Option<Result<(), String>> {
+        Some(Err("no such\r\nfile".into()))
+    }
 }
