@@ -18,7 +18,7 @@ use crate::failure::{Failure, warn};
 use crate::open::OnSuspect;
 
 /// What a server does with a file that holds items already.
-#[derive(clap::Args)]
+#[derive(Clone, Copy, clap::Args)]
 pub(crate) struct RejoinArguments {
     /// What to do with the items of the file, which may be stale if clients have deleted or changed
     /// them on other servers while this one was away: `keep` them, `flush` them, or
@@ -122,6 +122,12 @@ impl Rejoin {
                  {seconds} s"
             )),
         }
+    }
+}
+
+impl Default for RejoinArguments {
+    fn default() -> Self {
+        RejoinArguments { rejoin: Rejoin::Keep, on_suspect: OnSuspect::Discard }
     }
 }
 

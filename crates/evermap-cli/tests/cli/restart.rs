@@ -4,9 +4,11 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use rustix::process::Signal;
 
-use crate::common::{CommandOutput, run, run_on};
+use crate::common::{CommandOutput, json, run, run_on};
 use crate::serve::{Client, Server, wait_for};
 
 /// Starts a server on a free port.
@@ -272,4 +274,54 @@ fn cas_ids_are_never_repeated_across_kills() {
             stop(server);
         }
     }
+}
+
+/// Returns the file that is packed as its length and the runs of its words that are not zero.
+fn unpacked(packed: &[u8]) -> Vec<u8> {
+    let number = |bytes: &[u8]| u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
+    let mut file = vec![0; number(packed)];
+    let mut rest = &packed[4..];
+    while !rest.is_empty() {
+        let (at, bytes) = (number(rest) * 8, number(&rest[4..]) * 8);
+        file[at..at + bytes].copy_from_slice(&rest[8..8 + bytes]);
+        rest = &rest[8 + bytes..];
+    }
+    file
+}
+
+/// The file is of a version that knew neither eviction nor the record of the server. The server is
+/// stopped and killed in between.
+#[test]
+fn a_server_goes_on_with_a_file_of_an_older_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("map");
+    let packed = include_bytes!("../../../evermap/tests/fixtures/format-8.words");
+    std::fs::write(&store, unpacked(packed)).unwrap();
+    for (round, arguments) in
+        [&[][..], &[], &["--memory", "64M"], &["--memory", "64M"]].into_iter().enumerate()
+    {
+        let server = start(&store, arguments);
+        let mut client = server.connect();
+        for number in 0..100_u8 {
+            let key = BASE64_STANDARD.encode(format!("key {number}"));
+            let value = char::from(number).to_string().repeat(usize::from(number) * 3);
+            let reply = match number % 7 {
+                0 => "EN\r\n".to_owned(),
+                _ => format!("VA {} f{number}\r\n{value}\r\n", value.len()),
+            };
+            client.ask(&format!("mg {key} v f b\r\n"), &reply);
+        }
+        client.ask("get batch\r\n", "VALUE batch 0 5\r\nwhole\r\nEND\r\n");
+        let found = if round == 0 { "END\r\n" } else { "VALUE new 0 1\r\nx\r\nEND\r\n" };
+        client.ask("get new\r\n", found);
+        client.ask("set new 0 0 1\r\nx\r\n", "STORED\r\n");
+        if round % 2 == 0 {
+            kill(server)
+        } else {
+            drop(stop(server))
+        };
+    }
+    assert_eq!(run_on("get", &store, &["2", "--map", "users"]).success(), b"bob");
+    let report = json(run_on("check", &store, &["--deep", "--json"]));
+    assert_eq!(report["sound"], true, "{report}");
 }
