@@ -1,5 +1,6 @@
 //! The `evermap` command.
 
+mod counters;
 mod dump;
 mod failure;
 mod format;
@@ -10,6 +11,7 @@ mod load;
 mod maps;
 mod monitor;
 mod open;
+mod rejoin;
 mod scan;
 mod serve;
 

@@ -22,7 +22,8 @@ use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
 use crate::monitor::{ServedFile, monitor};
-use crate::open::{SuspectArguments, index_kind, parse_size};
+use crate::open::{index_kind, parse_size};
+use crate::rejoin::RejoinArguments;
 
 /// Serve a store over the memcached protocol
 ///
@@ -60,7 +61,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     ordered: bool,
     #[command(flatten)]
-    suspect: SuspectArguments,
+    rejoin: RejoinArguments,
     /// Maximum size of an item, from 1K to 64M
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_item_size)]
     max_item_size: usize,
@@ -87,7 +88,7 @@ enum Durability {
 
 impl Arguments {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let config = self.config()?;
+        let mut config = self.config()?;
         let path = self.store_path()?;
         // Install the handlers first, so that a signal while the store is opened leads to a clean
         // shutdown too.
@@ -98,15 +99,18 @@ impl Arguments {
         let db = self.open(path.as_deref())?;
         let duration = began.elapsed();
         let file = path.as_deref().and_then(ServedFile::opened);
+        let mut history = self.rejoin.begin(&db, duration)?;
+        config.earlier = history.counters();
         let port = port.map_or_else(|| bind_port_after_predecessor(self.listen), Ok)?;
         let server =
             Server::start_on_port(port, Arc::new(db.default_map()), config).map_err(port_error)?;
+        history.announce(&server);
         // The server runs even if standard output is closed.
         let _ = writeln!(io::stdout(), "{}", ready_line(&db.stat(), server.local_addr(), duration));
         std::thread::scope(|scope| {
             let (stop, stopped) = channel();
-            let server = &server;
-            scope.spawn(move || monitor(server, file, &stopped));
+            let (server, history) = (&server, &mut history);
+            scope.spawn(move || monitor(server, file, history, &stopped));
             // SIGHUP is ignored: there is no configuration to reload, and the server outlives its
             // terminal.
             signals.forever().find(|&signal| signal != SIGHUP);
@@ -114,6 +118,7 @@ impl Arguments {
             server.stop();
             server.join();
         });
+        history.end(&server);
         drop(server);
         Ok(db.close()?)
     }
@@ -149,13 +154,12 @@ impl Arguments {
     }
 
     fn open(&self, path: Option<&Path>) -> Result<Evermap, Failure> {
-        let mut options =
-            self.suspect.apply(Options::new()).index(self.index).ordered(self.ordered);
+        let mut options = Options::new().index(self.index).ordered(self.ordered);
         if let Some(memory) = self.memory {
             options = options.max_bytes(memory);
         }
         Ok(match path {
-            Some(path) => Evermap::open(path, options)?,
+            Some(path) => self.rejoin.open(path, options)?,
             None => Evermap::in_memory(options)?,
         })
     }

@@ -15,6 +15,7 @@
 //! ```
 
 pub mod cache;
+pub mod cumulative;
 pub mod model;
 mod number;
 pub mod protocol;
@@ -23,5 +24,6 @@ pub mod stats;
 mod store;
 
 pub use cache::{Cache, CacheError};
+pub use cumulative::Cumulative;
 pub use model::ModelCache;
 pub use server::{BoundPort, Config, Server};

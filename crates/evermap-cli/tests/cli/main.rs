@@ -4,4 +4,5 @@ mod common;
 mod lab;
 mod output;
 mod records;
+mod restart;
 mod serve;

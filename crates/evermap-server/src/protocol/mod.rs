@@ -100,6 +100,12 @@ pub trait Host {
     /// connections and its counters.
     fn general(&self, each: &mut dyn FnMut(&str, &dyn Display));
 
+    /// Calls `each` with the name and value of each statistic about the items of `cache`. A host
+    /// whose cumulative statistics include those of earlier processes adds these.
+    fn items(&self, cache: &dyn Cache, each: &mut dyn FnMut(&str, &dyn Display)) {
+        cache.stats(each);
+    }
+
     /// Calls `each` with the name and value of each setting that `stats settings` shows.
     fn settings(&self, each: &mut dyn FnMut(&str, &dyn Display));
 

@@ -27,6 +27,7 @@ use mio::net::TcpListener;
 
 use crate::cache::Cache;
 use crate::protocol::{Binding, Credentials};
+use crate::cumulative::Cumulative;
 use accept::Acceptor;
 pub use port::BoundPort;
 use shared::Shared;
@@ -61,6 +62,9 @@ pub struct Config {
     /// The users and passwords of which a client must name one before it may send commands; `None`
     /// if any client may. They can be [reloaded](Credentials::reload) while the server runs.
     pub credentials: Option<Arc<Credentials>>,
+    /// What the cumulative statistics begin with: what [`Server::cumulative`] of an earlier process
+    /// returned. Nothing by default.
+    pub earlier: Cumulative,
     /// Whether clients may end the server with the `shutdown` command. It sends SIGINT to the
     /// process, which has to handle that.
     pub shutdown_command: bool,
@@ -90,6 +94,7 @@ impl Default for Config {
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
             binding: Binding::Auto,
             credentials: None,
+            earlier: Cumulative::default(),
             shutdown_command: false,
         }
     }
@@ -217,6 +222,12 @@ impl Server {
     /// Adds a statistic to the reply of `stats`, or replaces the one with the same name.
     pub fn set_stat(&self, name: &'static str, value: impl Display) {
         self.shared.set_stat(name, value.to_string());
+    }
+
+    /// Returns the cumulative statistics of this process and its predecessors
+    /// ([`Config::earlier`]) since the last `stats reset`.
+    pub fn cumulative(&self) -> Cumulative {
+        self.shared.cumulative()
     }
 
     /// Tells the server to stop, and returns immediately; [`join`](Server::join) waits for the end.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::Config;
 use crate::cache::Cache;
+use crate::cumulative::{Cumulative, Offsets};
 use crate::protocol::{Budget, Host};
 use crate::stats::{Counters, Totals};
 
@@ -30,6 +31,8 @@ pub(super) struct Shared {
     extra_stats: Mutex<BTreeMap<&'static str, String>>,
     /// The sums of the counters at the last `stats reset`.
     baseline: Mutex<Totals>,
+    /// What the cumulative statistics have beyond those of this process.
+    offsets: Offsets,
     connections: AtomicUsize,
     /// What the last `verbosity` command has set.
     verbosity: AtomicU32,
@@ -43,6 +46,7 @@ impl Shared {
     pub(super) fn new(cache: Arc<dyn Cache>, config: Config, local_addr: SocketAddr) -> Self {
         let uploads = Budget::new(config.upload_limit);
         let counters = (0..config.threads).map(|_| Counters::default()).collect();
+        let offsets = Offsets::new(config.earlier.clone());
         Shared {
             cache,
             config,
@@ -54,6 +58,7 @@ impl Shared {
             unsent: Budget::new(usize::MAX),
             extra_stats: Mutex::default(),
             baseline: Mutex::default(),
+            offsets,
             connections: AtomicUsize::new(0),
             verbosity: AtomicU32::new(0),
             accepted: AtomicU64::new(0),
@@ -92,23 +97,16 @@ impl Shared {
         let baseline = self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
         Totals::of(&self.counters).since(&baseline)
     }
-}
 
-/// A permit for one open connection. It is returned when dropped.
-pub(super) struct ConnectionPermit(Arc<Shared>);
-
-impl Drop for ConnectionPermit {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Relaxed);
-    }
-}
-
-impl Host for Shared {
-    fn version(&self) -> &str {
-        &self.config.version
+    pub(super) fn cumulative(&self) -> Cumulative {
+        self.offsets.sums(|each| {
+            self.own_general(each);
+            self.cache.stats(each);
+        })
     }
 
-    fn general(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+    /// Calls `each` with the statistics of this process alone.
+    fn own_general(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
         each("pid", &std::process::id());
         each("uptime", &self.started.elapsed().as_secs());
         each("time", &unix_seconds());
@@ -131,6 +129,29 @@ impl Host for Shared {
         for (name, value) in &*self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner) {
             each(name, value);
         }
+    }
+}
+
+/// A permit for one open connection. It is returned when dropped.
+pub(super) struct ConnectionPermit(Arc<Shared>);
+
+impl Drop for ConnectionPermit {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Host for Shared {
+    fn version(&self) -> &str {
+        &self.config.version
+    }
+
+    fn general(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        self.offsets.add_to(|each| self.own_general(each), each);
+    }
+
+    fn items(&self, cache: &dyn Cache, each: &mut dyn FnMut(&str, &dyn Display)) {
+        self.offsets.add_to(|each| cache.stats(each), each);
     }
 
     fn settings(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
@@ -160,6 +181,11 @@ impl Host for Shared {
         self.accepted.store(0, Relaxed);
         self.rejected.store(0, Relaxed);
         self.accept_pauses.store(0, Relaxed);
+        drop(baseline);
+        self.offsets.reset(|each| {
+            self.own_general(each);
+            self.cache.stats(each);
+        });
     }
 
     fn set_verbosity(&self, level: u32) {

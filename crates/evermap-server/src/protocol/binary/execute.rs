@@ -272,7 +272,7 @@ impl<'a> Pass<'a, '_> {
         let shown = match request.key {
             b"" => {
                 host.general(&mut each);
-                cache.stats(&mut each);
+                host.items(cache, &mut each);
                 Ok(())
             }
             b"settings" => {

@@ -521,7 +521,7 @@ impl<'a> Pass<'a, '_> {
         match which {
             Stats::General => {
                 host.general(&mut each);
-                cache.stats(&mut each);
+                host.items(cache, &mut each);
             }
             Stats::Settings => host.settings(&mut each),
             Stats::Sizes => each("sizes_status", &"disabled"),
