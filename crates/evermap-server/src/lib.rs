@@ -15,12 +15,15 @@
 //! ```
 
 pub mod cache;
+pub mod latency;
+mod metrics;
 pub mod model;
 mod number;
 pub mod protocol;
 pub mod server;
 pub mod stats;
 mod store;
+pub mod watch;
 
 pub use cache::{Cache, CacheError};
 pub use model::ModelCache;

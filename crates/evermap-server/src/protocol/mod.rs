@@ -10,6 +10,7 @@
 //! sessions hold together.
 
 mod budget;
+mod context;
 mod reply;
 mod session;
 mod text;
@@ -18,7 +19,9 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use crate::cache::Cache;
+use crate::latency::Latencies;
 use crate::stats::Counters;
+use crate::watch::{PrefixCounts, Streams, Watch};
 
 pub use budget::{Budget, Reservation};
 pub use session::Session;
@@ -51,6 +54,12 @@ pub struct Context<'a> {
     pub item_size_max: usize,
     /// The length of the replies, in bytes, at which a session pauses. One value may exceed it.
     pub output_limit: usize,
+    /// Where the thread that runs the session reports events of items.
+    pub watch: &'a Watch,
+    /// The latencies of the thread that runs the session.
+    pub latencies: &'a Latencies,
+    /// The number of the connection in log streams: its file descriptor.
+    pub connection: u32,
 }
 
 /// The server, as the `stats` and `version` commands see it.
@@ -67,6 +76,34 @@ pub trait Host {
 
     /// Resets the counters to 0.
     fn reset(&self);
+
+    /// Calls `each` with the name and value of each statistic about open connections that
+    /// `stats conns` shows.
+    fn connections(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        let _ = each;
+    }
+
+    /// Calls `each` with the name and value of each statistic about the latency of commands that
+    /// `stats latency` shows.
+    fn latencies(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        let _ = each;
+    }
+
+    /// Calls `each` with the name and value of each statistic about hot keys that `stats hotkeys`
+    /// shows. Starts to sample keys if nobody asked recently.
+    fn hot_keys(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        let _ = each;
+    }
+
+    /// Starts or ends the counting of accesses by prefix.
+    fn set_detail(&self, on: bool) {
+        let _ = on;
+    }
+
+    /// Calls `each` with every prefix and its counters.
+    fn prefixes(&self, each: &mut dyn FnMut(&[u8], PrefixCounts)) {
+        let _ = each;
+    }
 }
 
 /// What a session needs next.
@@ -78,4 +115,7 @@ pub enum Next {
     Resume,
     /// The end of the connection, after the replies have been sent.
     Close,
+    /// To become a watcher of these events, after the replies have been sent. If that is refused,
+    /// the session continues with [`resume`](Session::resume).
+    Watch(Streams),
 }

@@ -4,7 +4,9 @@ use std::ops::{ControlFlow, Range};
 
 use crate::cache::{BATCH_KEYS, CacheError};
 use crate::protocol::{Context, reply};
+use crate::latency::Command;
 use crate::stats::Count;
+use crate::watch::Interest;
 
 /// At most [`BATCH_KEYS`] keys, each with its context.
 pub(super) struct Batch<'a> {
@@ -116,8 +118,10 @@ impl<'a> Batch<'a> {
         context.cache.get_many(&self.keys[range.clone()], &mut |i, item| {
             let at = range.start + i;
             self.end_commands(done..at, out);
+            self.report_misses(done..at, context);
             reply::value(self.keys[at], &item, self.contexts[at].with_cas, out)?;
             self.end_commands(at..at + 1, out);
+            context.fetched(self.keys[at], Some(&item));
             done = at + 1;
             hits += 1;
             full = out.len() >= context.output_limit;
@@ -125,16 +129,27 @@ impl<'a> Batch<'a> {
         })?;
         if !full {
             self.end_commands(done..range.end, out);
+            self.report_misses(done..range.end, context);
             done = range.end;
         }
         let keys = (done - range.start) as u64;
         context.counters.add(Count::CmdGet, keys);
         context.counters.add(Count::GetHits, hits);
         context.counters.add(Count::GetMisses, keys - hits);
+        context.executed(Command::Get, keys);
         Ok(match full {
             true => BatchOutcome::OutputFull(self.contexts[done - 1]),
             false => BatchOutcome::Complete,
         })
+    }
+
+    /// Reports the keys in `range` as not found.
+    fn report_misses(&self, range: Range<usize>, context: &Context<'_>) {
+        if context.watch.wants(Interest::FETCHES) {
+            for key in &self.keys[range] {
+                context.fetched(key, None);
+            }
+        }
     }
 
     /// Appends `END` for each command whose last key is in `range`.

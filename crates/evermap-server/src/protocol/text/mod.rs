@@ -12,9 +12,11 @@ use super::session::Progress;
 use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Reservation, reply};
 use crate::cache::{Arithmetic, CacheError, StoreMode, StoreOutcome};
 use crate::number;
+use crate::latency::Command;
 use crate::stats::Count;
+use crate::watch::{DeleteCommand, StoreCommand, StoreStatus};
 use batch::{Batch, BatchOutcome, KeyContext};
-use parse::{AfterReject, Rejected, Request, Stats, Store, Verb, Words};
+use parse::{AfterReject, Detail, Rejected, Request, Stats, Store, Verb, Words};
 
 /// The state of a session of the text protocol.
 #[derive(Default)]
@@ -215,7 +217,12 @@ impl<'a> Pass<'a, '_> {
             }
             Request::Verbosity { noreply } => self.reply(b"OK\r\n", noreply),
             Request::Stats(which) => self.stats(which),
-            Request::Quit | Request::Http => return ControlFlow::Break(Next::Close),
+            Request::Watch(streams) => return ControlFlow::Break(Next::Watch(streams)),
+            Request::Quit => {
+                self.context.quitting();
+                return ControlFlow::Break(Next::Close);
+            }
+            Request::Http => return ControlFlow::Break(Next::Close),
         }
         CONTINUE
     }
@@ -269,10 +276,16 @@ impl<'a> Pass<'a, '_> {
         self.at = position.resume_at;
         let before = self.out.len();
         let live = self.context.cache.get_and_touch(key, expiry, &mut |item| {
-            reply::value(key, &item, position.with_cas, self.out)
+            reply::value(key, &item, position.with_cas, self.out)?;
+            self.context.fetched(key, Some(&item));
+            Ok(())
         });
+        self.context.executed(Command::Touch, 1);
         match live {
             Ok(live) => {
+                if !live {
+                    self.context.fetched(key, None);
+                }
                 // memcached counts these keys as touched and not as looked up.
                 self.count(Count::CmdTouch);
                 self.count(if live { Count::TouchHits } else { Count::TouchMisses });
@@ -366,6 +379,7 @@ impl<'a> Pass<'a, '_> {
     /// Executes a storage command. `data` is its data block: the value and a line end.
     fn finish_store(&mut self, store: &Store<'_>, data: &[u8]) {
         self.count(Count::CmdSet);
+        self.context.executed(Command::Set, 1);
         let (value, end) = data.split_at(store.len);
         if end != b"\r\n" {
             return self.reply(b"CLIENT_ERROR bad data chunk\r\n", store.noreply);
@@ -398,23 +412,25 @@ impl<'a> Pass<'a, '_> {
                 StoreOutcome::NotStored => {}
             }
         }
-        let reply: &[u8] = match outcome {
-            StoreOutcome::Stored => b"STORED\r\n",
-            StoreOutcome::NotStored => b"NOT_STORED\r\n",
-            StoreOutcome::Exists => b"EXISTS\r\n",
-            StoreOutcome::NotFound => b"NOT_FOUND\r\n",
+        let (reply, status): (&[u8], _) = match outcome {
+            StoreOutcome::Stored => (b"STORED\r\n", StoreStatus::Stored),
+            StoreOutcome::NotStored => (b"NOT_STORED\r\n", StoreStatus::NotStored),
+            StoreOutcome::Exists => (b"EXISTS\r\n", StoreStatus::Exists),
+            StoreOutcome::NotFound => (b"NOT_FOUND\r\n", StoreStatus::NotFound),
         };
+        self.report_store(store, status);
         self.reply(reply, store.noreply);
     }
 
     fn store_failed(&mut self, store: &Store<'_>, error: &CacheError) {
         let refusal = match error {
-            CacheError::TooLarge => Some(Count::StoreTooLarge),
-            CacheError::OutOfMemory => Some(Count::StoreNoMemory),
+            CacheError::TooLarge => Some((Count::StoreTooLarge, StoreStatus::TooLarge)),
+            CacheError::OutOfMemory => Some((Count::StoreNoMemory, StoreStatus::NoMemory)),
             _ => None,
         };
-        if let Some(count) = refusal {
+        if let Some((count, status)) = refusal {
             self.count(count);
+            self.report_store(store, status);
             if store.verb == Verb::Set {
                 // The client meant to replace the item, so the old value must not be returned any
                 // more. If it cannot be deleted either, the reply reports the failure anyway.
@@ -424,8 +440,19 @@ impl<'a> Pass<'a, '_> {
         self.failed(error, store.noreply);
     }
 
+    fn report_store(&self, store: &Store<'_>, status: StoreStatus) {
+        let expiry = expiry(store.exptime, self.context.now);
+        self.context.stored(store.key, store.verb.command(), status, expiry, store.len);
+    }
+
     fn delete(&mut self, key: &[u8], noreply: bool) {
-        match self.context.cache.delete(key) {
+        let len = self.context.len_before_delete(key);
+        let deleted = self.context.cache.delete(key);
+        self.context.executed(Command::Delete, 1);
+        if let Ok(found) = deleted {
+            self.context.deleted(key, DeleteCommand::Delete, found.then_some(len));
+        }
+        match deleted {
             Ok(true) => {
                 self.count(Count::DeleteHits);
                 self.reply(b"DELETED\r\n", noreply);
@@ -443,9 +470,15 @@ impl<'a> Pass<'a, '_> {
             true => (Count::IncrHits, Count::IncrMisses),
             false => (Count::DecrHits, Count::DecrMisses),
         };
-        match self.context.cache.arithmetic(key, delta, up) {
+        let result = self.context.cache.arithmetic(key, delta, up);
+        self.context.executed(Command::Arithmetic, 1);
+        match result {
             Ok(Arithmetic::Value(number)) => {
                 self.count(hits);
+                let command = if up { StoreCommand::Incr } else { StoreCommand::Decr };
+                // The length is that of the number, without the spaces that may follow it.
+                let len = number.checked_ilog10().unwrap_or(0) as usize + 1;
+                self.context.stored(key, command, StoreStatus::Stored, 0, len);
                 if !noreply {
                     number::append(number, self.out);
                     self.out.extend_from_slice(b"\r\n");
@@ -465,6 +498,7 @@ impl<'a> Pass<'a, '_> {
 
     fn touch(&mut self, key: &[u8], exptime: i64, noreply: bool) {
         let touched = self.context.cache.touch(key, expiry(exptime, self.context.now));
+        self.context.executed(Command::Touch, 1);
         if let Ok(live) = touched {
             self.count(Count::CmdTouch);
             self.count(if live { Count::TouchHits } else { Count::TouchMisses });
@@ -497,6 +531,16 @@ impl<'a> Pass<'a, '_> {
             Stats::Settings => host.settings(&mut each),
             Stats::Sizes => each("sizes_status", &"disabled"),
             Stats::Empty => {}
+            Stats::Connections => host.connections(&mut each),
+            Stats::Latency => host.latencies(&mut each),
+            Stats::HotKeys => host.hot_keys(&mut each),
+            Stats::Detail(Detail::Dump) => {
+                host.prefixes(&mut |prefix, counts| reply::prefix(prefix, counts, self.out));
+            }
+            Stats::Detail(detail) => {
+                host.set_detail(detail == Detail::On);
+                return self.reply(b"OK\r\n", false);
+            }
             Stats::Reset => {
                 host.reset();
                 return self.reply(b"RESET\r\n", false);

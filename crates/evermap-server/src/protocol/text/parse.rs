@@ -5,6 +5,7 @@ use memchr::memchr;
 use crate::cache::Side;
 use crate::number::{parse_i64, parse_u32, parse_u64};
 use crate::protocol::KEY_MAX;
+use crate::watch::{StoreCommand, Streams};
 
 /// A parsed request line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,7 @@ pub(super) enum Request<'a> {
         noreply: bool,
     },
     Stats(Stats),
+    Watch(Streams),
     Quit,
     /// The first line of an HTTP request.
     Http,
@@ -69,6 +71,20 @@ pub(super) enum Verb {
     Concat(Side),
 }
 
+impl Verb {
+    /// Returns the name in log streams.
+    pub(super) fn command(self) -> StoreCommand {
+        match self {
+            Verb::Set => StoreCommand::Set,
+            Verb::Add => StoreCommand::Add,
+            Verb::Replace => StoreCommand::Replace,
+            Verb::Cas(_) => StoreCommand::Cas,
+            Verb::Concat(Side::Append) => StoreCommand::Append,
+            Verb::Concat(Side::Prepend) => StoreCommand::Prepend,
+        }
+    }
+}
+
 /// The statistics that a `stats` command asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stats {
@@ -78,6 +94,18 @@ pub(super) enum Stats {
     Sizes,
     /// A table that is always empty in this server.
     Empty,
+    Connections,
+    Latency,
+    HotKeys,
+    Detail(Detail),
+}
+
+/// What `stats detail` does with the counters by prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    On,
+    Off,
+    Dump,
 }
 
 /// A request that is malformed or not supported.
@@ -111,6 +139,7 @@ const BAD_DELETE: &[u8] =
     b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n";
 const BAD_EXPTIME: &[u8] = b"CLIENT_ERROR invalid exptime argument\r\n";
 const BAD_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta argument\r\n";
+const BAD_DETAIL: &[u8] = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n";
 const NO_SHUTDOWN: &[u8] = b"ERROR: shutdown not enabled\r\n";
 
 /// The maximum length of a value that a line can announce, in bytes. Lengths are signed 32-bit
@@ -143,6 +172,7 @@ pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
         b"version" => Ok(Request::Version),
         b"verbosity" => verbosity(words),
         b"stats" => stats(words),
+        b"watch" => Ok(Request::Watch(Streams::parse(words).ok_or(ERROR)?)),
         b"quit" => Ok(Request::Quit),
         b"shutdown" => Err(NO_SHUTDOWN.into()),
         _ if words.last().is_some_and(|word| word.starts_with(b"HTTP/")) => Ok(Request::Http),
@@ -284,10 +314,23 @@ fn stats(mut words: Words<'_>) -> Parsed<'_> {
         Some(b"settings") => Stats::Settings,
         Some(b"reset") => Stats::Reset,
         Some(b"sizes") => Stats::Sizes,
-        Some(b"items" | b"slabs" | b"conns") => Stats::Empty,
+        Some(b"items" | b"slabs") => Stats::Empty,
+        Some(b"conns") => Stats::Connections,
+        Some(b"latency") => Stats::Latency,
+        Some(b"hotkeys") => Stats::HotKeys,
+        Some(b"detail") => Stats::Detail(detail(words)?),
         Some(_) => return Err(ERROR.into()),
     };
     Ok(Request::Stats(which))
+}
+
+fn detail(mut words: Words<'_>) -> Result<Detail, Rejected> {
+    match words.next() {
+        Some(b"on") => Ok(Detail::On),
+        Some(b"off") => Ok(Detail::Off),
+        Some(b"dump") => Ok(Detail::Dump),
+        _ => Err(BAD_DETAIL.into()),
+    }
 }
 
 /// An iterator over the words of a line, which are separated by spaces.

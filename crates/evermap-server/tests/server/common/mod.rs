@@ -6,7 +6,9 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use evermap_server::protocol::{Budget, Context, Host, KEY_LIST_MAX, Next, Session};
+use evermap_server::latency::Latencies;
 use evermap_server::stats::Counters;
+use evermap_server::watch::Watch;
 use evermap_server::{Cache, ModelCache};
 
 /// The time of the model cache and of the sessions, in seconds since 1970.
@@ -18,6 +20,8 @@ pub(crate) struct TestSession<C = ModelCache> {
     /// The time that the session gets from its context.
     pub(crate) now: u32,
     pub(crate) counters: Counters,
+    pub(crate) watch: Watch,
+    pub(crate) latencies: Latencies,
     /// The budget of unfinished requests.
     pub(crate) uploads: Arc<Budget>,
     item_size_max: usize,
@@ -50,6 +54,8 @@ impl<C: Cache> TestSession<C> {
             cache,
             now: NOW,
             counters: Counters::default(),
+            watch: Watch::default(),
+            latencies: Latencies::default(),
             uploads: Budget::new(usize::MAX),
             item_size_max,
             output_limit,
@@ -100,6 +106,9 @@ impl<C: Cache> TestSession<C> {
             now: self.now,
             item_size_max: self.item_size_max,
             output_limit: self.output_limit,
+            watch: &self.watch,
+            latencies: &self.latencies,
+            connection: 0,
         };
         (&mut self.session, context)
     }
