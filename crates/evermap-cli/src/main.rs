@@ -12,6 +12,7 @@ mod monitor;
 mod open;
 mod scan;
 mod serve;
+mod top;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -47,6 +48,7 @@ enum Command {
     Drop(maps::Drop),
     Stat(inspect::StatCommand),
     Check(inspect::Check),
+    Top(top::Arguments),
     Lab(lab::Lab),
 }
 
@@ -64,6 +66,7 @@ impl Command {
             Command::Drop(arguments) => arguments.run(),
             Command::Stat(arguments) => arguments.run(),
             Command::Check(arguments) => arguments.run(),
+            Command::Top(arguments) => arguments.run().map(|()| SUCCESS),
             Command::Lab(arguments) => arguments.run(),
         }
     }

@@ -87,6 +87,11 @@ fn start_of(bucket: usize) -> u64 {
     ((DIVISIONS + bucket % DIVISIONS) as u64) << (exponent - DIVISION_BITS)
 }
 
+/// Returns the middle of a bucket.
+fn middle_of(bucket: usize) -> Duration {
+    Duration::from_nanos(start_of(bucket).midpoint(start_of(bucket + 1)))
+}
+
 /// The latencies of one worker, 31 KiB. Only that worker writes them, and any thread reads them.
 ///
 /// All orderings are relaxed, because the counters guard no other memory. A reader may see a
@@ -206,6 +211,13 @@ impl LatencyTotals {
         self.0[command as usize].buckets[..powers as usize * DIVISIONS].iter().sum()
     }
 
+    /// Returns the middles of the buckets that are not empty, and the numbers of commands in them.
+    pub fn buckets(&self, command: Command) -> impl Iterator<Item = (Duration, u64)> {
+        let buckets = self.0[command as usize].buckets.iter().enumerate();
+        let filled = buckets.filter(|(_, count)| **count > 0);
+        filled.map(|(bucket, count)| (middle_of(bucket), *count))
+    }
+
     /// Returns the duration that a part of the commands did not exceed, within 3.1 %. `part` is
     /// from 0 to 1, for example 0.99. Returns `None` if there were no commands.
     pub fn quantile(&self, command: Command, part: f64) -> Option<Duration> {
@@ -217,8 +229,7 @@ impl LatencyTotals {
             seen += count;
             seen >= rank
         })?;
-        let (start, end) = (start_of(bucket), start_of(bucket + 1));
-        Some(Duration::from_nanos(start.midpoint(end)))
+        Some(middle_of(bucket))
     }
 }
 
@@ -262,6 +273,8 @@ mod tests {
         assert_eq!([quantile(0.0), quantile(0.5), quantile(0.97)], [9; 3]);
         assert_eq!([quantile(0.98), quantile(1.0)], [1998; 2]);
         assert_eq!(totals.quantile(Command::Delete, 0.5), None);
+        let buckets = totals.buckets(Command::Get).map(|(time, count)| (time.as_micros(), count));
+        assert_eq!(buckets.collect::<Vec<_>>(), [(9, 97), (1998, 3)]);
         // 10 microseconds are between 2^13 and 2^14 nanoseconds.
         let below = [0, 13, 14, 20, 21, 99].map(|power| totals.count_below(Command::Get, power));
         assert_eq!(below, [0, 0, 97, 97, 100, 100]);

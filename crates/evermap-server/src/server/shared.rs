@@ -258,6 +258,12 @@ fn latency_of(
     each(&format!("{name}:count"), &count);
     let mean = totals.sum(command).as_nanos() as f64 / 1e3 / count as f64;
     each(&format!("{name}:mean_us"), &format!("{mean:.1}"));
+    // All of it, so that a client can compute quantiles of what happened between two requests.
+    let buckets: Vec<String> = totals
+        .buckets(command)
+        .map(|(duration, count)| format!("{}={count}", duration.as_nanos()))
+        .collect();
+    each(&format!("{name}:histogram"), &buckets.join(","));
     for (quantile, part) in QUANTILES {
         if let Some(duration) = totals.quantile(command, part) {
             each(&format!("{name}:{quantile}_us"), &micros(duration));
