@@ -166,7 +166,6 @@ impl Config {
 /// A running server. It stops when it is dropped.
 pub struct Server {
     local_addr: SocketAddr,
-    metrics_addr: Option<SocketAddr>,
     shared: Arc<Shared>,
     /// The wakers of the acceptor and the workers, used to stop them.
     wakers: Vec<Arc<Waker>>,
@@ -193,16 +192,16 @@ impl Server {
     pub fn start_on_port(
         port: BoundPort,
         cache: Arc<dyn Cache>,
-        config: Config,
+        mut config: Config,
     ) -> io::Result<Server> {
         config.check()?;
         let listener = TcpListener::from_std(port.listen(config.backlog)?);
         let local_addr = listener.local_addr()?;
         let metrics = config.metrics.map(Responder::bind).transpose()?;
+        config.metrics = metrics.as_ref().map(Responder::local_addr);
         let shared = Arc::new(Shared::new(cache, config, local_addr)?);
         let mut server = Server {
             local_addr,
-            metrics_addr: metrics.as_ref().map(Responder::local_addr),
             shared: shared.clone(),
             wakers: Vec::new(),
             metrics: metrics.as_ref().map(Responder::stopper),
@@ -244,7 +243,7 @@ impl Server {
 
     /// Returns the address of the metrics, if there are any.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
-        self.metrics_addr
+        self.shared.config.metrics
     }
 
     /// Returns what sends events to watchers, so that others than the server can report evictions.

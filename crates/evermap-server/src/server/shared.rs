@@ -152,12 +152,13 @@ impl Host for Shared {
         each("accepting_conns", &1);
         each("listen_disabled_num", &self.accept_pauses.load(Relaxed));
         each("threads", &self.config.threads);
-        let HubStats { watchers, written, dropped, sent, skipped } = self.hub.stats();
+        let HubStats { watchers, written, dropped, sent, skipped, buffered } = self.hub.stats();
         each("log_worker_dropped", &dropped);
         each("log_worker_written", &written);
         each("log_watcher_skipped", &skipped);
         each("log_watcher_sent", &sent);
         each("log_watchers", &watchers);
+        each("evermap_watcher_bytes", &buffered);
         each("evermap_upload_bytes", &self.uploads.reserved());
         each("evermap_unsent_bytes", &self.unsent.reserved());
         for (name, value) in &*self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -179,6 +180,9 @@ impl Host for Shared {
         each("maxconns_fast", &"yes");
         each("flush_enabled", &"yes");
         each("shutdown_command", &"no");
+        if let Some(metrics) = self.config.metrics {
+            each("metrics", &metrics);
+        }
         each("detail_enabled", &if self.hub.detail() { "yes" } else { "no" });
         each("watcher_logbuf_size", &self.config.watcher_buffer);
         each("worker_logbuf_size", &self.config.worker_log_buffer);

@@ -62,6 +62,8 @@ pub struct Hub {
     stopping: AtomicBool,
     sent: AtomicU64,
     skipped: AtomicU64,
+    /// The memory of the buffers of all watchers, in bytes.
+    buffered: AtomicUsize,
     /// Whether prefixes are counted.
     detail: AtomicBool,
 }
@@ -79,6 +81,8 @@ pub struct HubStats {
     pub sent: u64,
     /// The number of lines that were not given to a watcher because its buffer was full.
     pub skipped: u64,
+    /// The memory of the buffers of all watchers, in bytes.
+    pub buffered: usize,
 }
 
 /// A permit for one watcher. It is returned when dropped.
@@ -98,6 +102,8 @@ struct Watcher {
     unsent: VecDeque<u8>,
     /// The number of lines that found no space in `unsent` since the last one that did.
     skipped: u64,
+    /// The number of bytes that the watcher has sent.
+    received: usize,
     /// What is dropped with the connection.
     _slot: WatcherSlot,
     _held: Box<dyn Any + Send>,
@@ -131,6 +137,7 @@ impl Hub {
             stopping: AtomicBool::new(false),
             sent: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
+            buffered: AtomicUsize::new(0),
             detail: AtomicBool::new(false),
         }))
     }
@@ -209,8 +216,15 @@ impl Hub {
         slot: WatcherSlot,
         held: Box<dyn Any + Send>,
     ) {
-        let unsent = VecDeque::new();
-        let watcher = Watcher { sink, streams, unsent, skipped: 0, _slot: slot, _held: held };
+        let watcher = Watcher {
+            sink,
+            streams,
+            unsent: VecDeque::new(),
+            skipped: 0,
+            received: 0,
+            _slot: slot,
+            _held: held,
+        };
         let mut arrivals = self.arrivals();
         // Once the hub has ended, the watcher is closed here. Acquire pairs with the release in
         // `run`, but the lock alone would do.
@@ -271,6 +285,7 @@ impl Hub {
             dropped: rings().map(Ring::dropped).sum::<u64>() + self.busy.load(Relaxed),
             sent: self.sent.load(Relaxed),
             skipped: self.skipped.load(Relaxed),
+            buffered: self.buffered.load(Relaxed),
         }
     }
 
@@ -460,6 +475,8 @@ impl Run<'_> {
         if closed {
             self.update_wanted();
         }
+        let buffers = self.watchers.iter().flatten().map(|watcher| watcher.unsent.capacity());
+        self.hub.buffered.store(buffers.sum(), Relaxed);
     }
 }
 
@@ -472,12 +489,22 @@ impl Watcher {
             self.skipped += 1;
             return false;
         }
+        self.reserve(line.len() + NOTICE_MAX, max);
         if self.skipped > 0 {
             self.unsent.extend(format!("skipped={}\n", self.skipped).as_bytes());
             self.skipped = 0;
         }
         self.unsent.extend(line);
         true
+    }
+
+    /// Makes space for `more` bytes. The capacity doubles, but never exceeds `max`.
+    fn reserve(&mut self, more: usize, max: usize) {
+        let needed = self.unsent.len() + more;
+        if needed > self.unsent.capacity() {
+            let capacity = needed.max(2 * self.unsent.capacity()).min(max);
+            self.unsent.reserve_exact(capacity - self.unsent.len());
+        }
     }
 
     fn send(&mut self) -> io::Result<()> {
@@ -498,13 +525,13 @@ impl Watcher {
     /// Reads what the watcher sent. Returns `true` if it ended its stream, asked to quit, or sends
     /// so much that it takes the connection for something else.
     fn has_left(&mut self) -> bool {
-        const READS_MAX: usize = 16;
+        const RECEIVED_MAX: usize = 64 << 10;
         let mut buffer = [0; 4096];
-        for _ in 0..READS_MAX {
+        while self.received < RECEIVED_MAX {
             match self.sink.read(&mut buffer) {
                 Ok(0) => return true,
                 Ok(len) if buffer[..len].starts_with(b"quit") => return true,
-                Ok(_) => {}
+                Ok(len) => self.received += len,
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock => return false,
                     ErrorKind::Interrupted => {}

@@ -3,8 +3,10 @@
 mod common;
 mod copies;
 mod disconnects;
+mod metrics;
 mod pieces;
 mod sockets;
 mod store;
 mod text;
 mod torture;
+mod watch;
