@@ -5,3 +5,4 @@ mod lab;
 mod output;
 mod records;
 mod serve;
+mod top;

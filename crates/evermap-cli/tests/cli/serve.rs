@@ -11,16 +11,16 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::common::{CommandOutput, evermap, json, run, run_on, run_with_input};
 
-struct Server {
+pub(crate) struct Server {
     child: Child,
     /// Kept open, so that the server can write to it.
     _out: BufReader<ChildStdout>,
     ready: String,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
 }
 
 impl Server {
-    fn start(path: &Path, listen: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(path: &Path, listen: &str, more: &[&str]) -> Self {
         let mut child = evermap(["serve", "--listen", listen, "--threads", "2", "--path"])
             .arg(path)
             .args(more)
@@ -39,11 +39,11 @@ impl Server {
         Server { child, _out: out, ready, address }
     }
 
-    fn connect(&self) -> Client {
+    pub(crate) fn connect(&self) -> Client {
         Client(BufReader::new(TcpStream::connect(self.address).unwrap()))
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
@@ -56,15 +56,15 @@ impl Server {
         assert!(status.stopped(), "{status:?}");
     }
 
-    fn output(self) -> CommandOutput {
+    pub(crate) fn output(self) -> CommandOutput {
         CommandOutput::new(self.child.wait_with_output().unwrap())
     }
 }
 
-struct Client(BufReader<TcpStream>);
+pub(crate) struct Client(BufReader<TcpStream>);
 
 impl Client {
-    fn send(&mut self, request: &str) {
+    pub(crate) fn send(&mut self, request: &str) {
         self.try_send(request).unwrap();
     }
 
@@ -73,7 +73,7 @@ impl Client {
     }
 
     /// Returns the next line, or `None` if the connection is closed.
-    fn line(&mut self) -> Option<String> {
+    pub(crate) fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         match self.0.read_line(&mut line) {
             Ok(1..) => line.strip_suffix("\r\n").map(str::to_owned),
@@ -95,7 +95,7 @@ impl Client {
     }
 
     #[track_caller]
-    fn ask(&mut self, request: &str, reply: &str) {
+    pub(crate) fn ask(&mut self, request: &str, reply: &str) {
         self.send(request);
         let mut read = vec![0; reply.len()];
         self.0.read_exact(&mut read).unwrap();
