@@ -23,7 +23,9 @@ fn a_table_is_printed_without_a_terminal() {
         let output = run([&["top", &address, "--interval", "0.1"], more].concat());
         let table = String::from_utf8(output.success()).unwrap();
         assert!(table.starts_with(&format!("{address}, 1.6.45 evermap-")), "{table}");
-        for line in ["command         per second    hits", "items           1\n", "file            "] {
+        for line in
+            ["command         per second    hits", "items           1\n", "file            "]
+        {
             assert!(table.contains(line), "{line:?} in {table}");
         }
         assert!(table.contains(" of 64.0 MiB ("), "{table}");

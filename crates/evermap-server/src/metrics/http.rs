@@ -27,7 +27,7 @@ const REQUEST_MAX: usize = 8 << 10;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Answers requests for `/metrics`.
-pub struct Responder {
+pub(crate) struct Responder {
     listener: TcpListener,
     address: SocketAddr,
     poll: Poll,
@@ -35,14 +35,14 @@ pub struct Responder {
 }
 
 /// Stops a [`Responder`].
-pub struct Stopper {
+pub(crate) struct Stopper {
     stopping: AtomicBool,
     waker: Waker,
 }
 
 impl Stopper {
     /// Makes [`Responder::run`] return.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         // Release pairs with the acquire in `run`.
         self.stopping.store(true, Release);
         // Waking fails only if the event queue is closed, and then the responder has ended.
@@ -55,7 +55,7 @@ impl Responder {
     ///
     /// # Errors
     /// If the system cannot listen on it, or cannot create an event queue.
-    pub fn bind(address: SocketAddr) -> io::Result<Responder> {
+    pub(crate) fn bind(address: SocketAddr) -> io::Result<Responder> {
         let listen_error = |error: io::Error| {
             let text = format!("cannot listen on {address} for metrics: {error}");
             io::Error::new(error.kind(), text)
@@ -70,17 +70,17 @@ impl Responder {
     }
 
     /// Returns the address that the responder listens on.
-    pub fn local_addr(&self) -> SocketAddr {
+    pub(crate) fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
     /// Returns what stops the responder.
-    pub fn stopper(&self) -> Arc<Stopper> {
+    pub(crate) fn stopper(&self) -> Arc<Stopper> {
         self.stopper.clone()
     }
 
     /// Serves requests until it is stopped.
-    pub fn run(mut self, source: &dyn Source) {
+    pub(crate) fn run(mut self, source: &dyn Source) {
         let mut events = Events::with_capacity(CONNECTIONS_MAX + 2);
         let mut connections: [Option<Connection>; CONNECTIONS_MAX] = Default::default();
         // Whether connections may wait to be accepted.
@@ -320,7 +320,8 @@ mod tests {
         }
         assert_eq!(reply("GET / HTTP/1.1\r\n\r\n"), error(Status::NotFound));
         assert_eq!(reply("POST /metrics HTTP/1.1\r\n\r\n"), error(Status::MethodNotAllowed));
-        for bad in ["\r\n\r\n", "GET /metrics\r\n\r\n", "GET  /metrics HTTP/1.1\r\n\r\n", "a b c\n\n"]
+        for bad in
+            ["\r\n\r\n", "GET /metrics\r\n\r\n", "GET  /metrics HTTP/1.1\r\n\r\n", "a b c\n\n"]
         {
             assert_eq!(reply(bad), error(Status::BadRequest), "{bad:?}");
         }

@@ -12,11 +12,11 @@ use std::fmt::Display;
 
 use crate::latency::{Command, LatencyTotals};
 
-pub use http::{Responder, Stopper};
+pub(crate) use http::{Responder, Stopper};
 use text::{Label, Text, Type};
 
 /// Where the metrics come from.
-pub trait Source: Send + Sync {
+pub(crate) trait Source: Send + Sync {
     /// Calls `each` with the name and value of each statistic of the command `stats`.
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display));
 
@@ -44,7 +44,12 @@ const SINGLE: &[(&str, Type, &str, &str)] = {
         ),
         ("memcached_time_seconds", Gauge, "The time of the server, in seconds since 1970.", "time"),
         ("memcached_current_items", Gauge, "Number of items that are stored now.", "curr_items"),
-        ("memcached_items_total", Counter, "Number of items stored since the start.", "total_items"),
+        (
+            "memcached_items_total",
+            Counter,
+            "Number of items stored since the start.",
+            "total_items",
+        ),
         ("memcached_current_bytes", Gauge, "Number of bytes that the items use.", "bytes"),
         (
             "memcached_limit_bytes",
@@ -158,7 +163,7 @@ const COMMANDS: &[(&str, &str, &str)] = &[
 ];
 
 /// Returns all metrics as a text.
-pub fn render(source: &dyn Source) -> String {
+pub(crate) fn render(source: &dyn Source) -> String {
     let mut stats = Stats::new();
     source.stats(&mut |name, value| {
         stats.insert(name.to_owned(), value.to_string());
@@ -256,11 +261,7 @@ fn classes(source: &dyn Source, text: &mut Text) {
             "Number of bytes of the items of this size class.",
             "mem_requested",
         ),
-        (
-            "memcached_slab_chunks_used",
-            "Number of items of this size class.",
-            "used_chunks",
-        ),
+        ("memcached_slab_chunks_used", "Number of items of this size class.", "used_chunks"),
         (
             "memcached_slab_chunk_size_bytes",
             "Maximum size of an item of this size class.",

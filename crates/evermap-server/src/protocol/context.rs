@@ -3,7 +3,7 @@
 use super::Context;
 use crate::cache::Item;
 use crate::latency::Command;
-use crate::watch::{CloseReason, DeleteCommand, Interest, StoreCommand, StoreStatus};
+use crate::watch::{CloseReason, DeleteCommand, StoreCommand, StoreStatus, Topic};
 
 impl Context<'_> {
     /// Counts `count` commands, or keys of commands, whose latency is that of the present turn.
@@ -15,7 +15,7 @@ impl Context<'_> {
     /// Reports that a key was looked up, and what was found.
     #[inline]
     pub fn fetched(&self, key: &[u8], item: Option<&Item<'_>>) {
-        if self.watch.wants(Interest::FETCHES) {
+        if self.watch.wants(Topic::FETCHES) {
             let len = item.map(|item| item.value.len());
             self.watch.fetched(self.connection, key, len);
         }
@@ -32,7 +32,7 @@ impl Context<'_> {
         expiry: u32,
         len: usize,
     ) {
-        if self.watch.wants(Interest::STORES) {
+        if self.watch.wants(Topic::STORES) {
             let ttl = expiry.saturating_sub(self.now);
             self.watch.stored(self.connection, key, command, status, ttl, len);
         }
@@ -60,7 +60,7 @@ impl Context<'_> {
     /// such an item: see [`len_before_delete`](Context::len_before_delete).
     #[inline]
     pub fn deleted(&self, key: &[u8], command: DeleteCommand, deleted: Option<usize>) {
-        if self.watch.wants(Interest::DELETIONS) {
+        if self.watch.wants(Topic::DELETIONS) {
             self.watch.deleted(self.connection, key, command, deleted);
         }
     }

@@ -51,7 +51,11 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(cache: Arc<dyn Cache>, config: Config, local_addr: SocketAddr) -> io::Result<Self> {
+    pub(super) fn new(
+        cache: Arc<dyn Cache>,
+        config: Config,
+        local_addr: SocketAddr,
+    ) -> io::Result<Self> {
         let settings = Settings {
             watchers_max: config.watchers_max,
             watcher_bytes: config.watcher_buffer,
@@ -247,11 +251,7 @@ impl Host for Shared {
 
 /// Calls `each` with the statistics of the latencies of a command, unless there was none. Times
 /// are in microseconds.
-fn latency_of(
-    totals: &LatencyTotals,
-    command: Command,
-    each: &mut dyn FnMut(&str, &dyn Display),
-) {
+fn latency_of(totals: &LatencyTotals, command: Command, each: &mut dyn FnMut(&str, &dyn Display)) {
     const QUANTILES: [(&str, f64); 5] =
         [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
     let (name, count) = (command.name(), totals.count(command));

@@ -14,7 +14,7 @@ use super::client::{Buffers, Client, Turn};
 use super::connections::{Connection, Peer, Registered, State};
 use super::shared::{ConnectionPermit, Shared, unix_seconds};
 use crate::protocol::Context;
-use crate::watch::{CloseReason, Hub, Interest as Interests, Streams};
+use crate::watch::{CloseReason, Hub, Streams, Topic};
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -157,8 +157,7 @@ impl Worker {
                 continue;
             };
             let connections = &self.shared.open;
-            let registered =
-                connections.add(&stream, Peer::of(address), State::Read, context.now);
+            let registered = connections.add(&stream, Peer::of(address), State::Read, context.now);
             report_opened(context, registered.connection());
             self.clients[token] =
                 Some(Client::new(stream, registered, permit, &self.shared.unsent));
@@ -166,13 +165,7 @@ impl Worker {
     }
 
     /// Handles an event of a connection.
-    fn ready(
-        &mut self,
-        token: usize,
-        event: &Event,
-        context: &Context<'_>,
-        ready_at: Instant,
-    ) {
+    fn ready(&mut self, token: usize, event: &Event, context: &Context<'_>, ready_at: Instant) {
         // If the connection was closed after the events were fetched, the token is unused, or
         // belongs to another client. An unnecessary turn of that client is harmless.
         if let Some(Some(client)) = self.clients.get_mut(token) {
@@ -282,14 +275,14 @@ impl Drop for Held {
 }
 
 fn report_opened(context: &Context<'_>, connection: &Connection) {
-    if context.watch.wants(Interests::CONNECTIONS) {
+    if context.watch.wants(Topic::CONNECTIONS) {
         let Peer { transport, ref address, port } = connection.peer;
         context.watch.connected(connection.number, address.as_bytes(), transport, port);
     }
 }
 
 fn report_closed(context: &Context<'_>, connection: &Connection, reason: CloseReason) {
-    if context.watch.wants(Interests::CONNECTIONS) {
+    if context.watch.wants(Topic::CONNECTIONS) {
         let Peer { transport, ref address, port } = connection.peer;
         context.watch.closed(connection.number, address.as_bytes(), transport, port, reason);
     }

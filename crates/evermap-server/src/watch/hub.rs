@@ -85,6 +85,9 @@ pub struct HubStats {
     pub buffered: usize,
 }
 
+/// A key and the number of its samples.
+pub type HotKey = (Box<[u8]>, u64);
+
 /// A permit for one watcher. It is returned when dropped.
 pub struct WatcherSlot(Arc<Hub>);
 
@@ -321,7 +324,7 @@ impl Hub {
     /// Returns the number of sampled accesses and the keys that were sampled most, in descending
     /// order of their number, at most `max` of them. Samples are taken from the first call on,
     /// until there was no call for a minute.
-    pub fn hot_keys(&self, max: usize) -> (u64, Vec<(Box<[u8]>, u64)>) {
+    pub fn hot_keys(&self, max: usize) -> (u64, Vec<HotKey>) {
         let now = micros() / 1_000_000;
         let (mut samples, mut totals) = (0, HashMap::new());
         for worker in &self.workers {

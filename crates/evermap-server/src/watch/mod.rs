@@ -23,7 +23,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(crate) use event::encode_uri;
 pub use event::{CloseReason, DeleteCommand, StoreCommand, StoreStatus, Transport};
 pub use hot::SAMPLING;
-pub use hub::{Hub, HubStats, Settings, Sink, WatcherSlot};
+pub use hub::{HotKey, Hub, HubStats, Settings, Sink, WatcherSlot};
 pub use prefixes::PrefixCounts;
 pub use streams::Streams;
 
@@ -57,27 +57,25 @@ pub struct Watch {
 /// A set of events to which a report belongs. It contains what needs to see the key: the streams,
 /// the sampling of hot keys and the counters by prefix.
 #[derive(Clone, Copy)]
-pub struct Interest(u32);
+pub struct Topic(u32);
 
-impl Interest {
+impl Topic {
     /// Lookups.
-    pub const FETCHES: Interest =
-        Interest(Streams::FETCHERS.0 | Streams::HOT_KEYS | Streams::PREFIXES);
+    pub const FETCHES: Topic = Topic(Streams::FETCHERS.0 | Streams::HOT_KEYS | Streams::PREFIXES);
     /// Stores.
-    pub const STORES: Interest =
-        Interest(Streams::MUTATIONS.0 | Streams::HOT_KEYS | Streams::PREFIXES);
+    pub const STORES: Topic = Topic(Streams::MUTATIONS.0 | Streams::HOT_KEYS | Streams::PREFIXES);
     /// Deletions.
-    pub const DELETIONS: Interest =
-        Interest(Streams::DELETIONS.0 | Streams::HOT_KEYS | Streams::PREFIXES);
+    pub const DELETIONS: Topic =
+        Topic(Streams::DELETIONS.0 | Streams::HOT_KEYS | Streams::PREFIXES);
     /// Connections.
-    pub const CONNECTIONS: Interest = Interest(Streams::CONNEVENTS.0);
+    pub const CONNECTIONS: Topic = Topic(Streams::CONNEVENTS.0);
 }
 
 impl Watch {
     /// Returns `true` if anything needs to know of such events.
     #[inline]
-    pub fn wants(&self, interest: Interest) -> bool {
-        self.wanted.load(Relaxed) & interest.0 != 0
+    pub fn wants(&self, topic: Topic) -> bool {
+        self.wanted.load(Relaxed) & topic.0 != 0
     }
 
     /// Returns `true` if the length of a value that is about to be deleted is needed.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use evermap_server::{Config, ModelCache, Server};
 
 fn serve() -> Server {
-    let any = Some(([127, 0, 0, 1], 0).into());
-    let config = Config { listen: any.unwrap(), metrics: any, threads: 2, ..Config::default() };
-    Server::start(Arc::new(ModelCache::new(1_800_000_000)), config).unwrap()
+    let listen = ([127, 0, 0, 1], 0).into();
+    let config = Config { listen, metrics: Some(listen), threads: 2, ..Config::default() };
+    Server::start(Arc::new(ModelCache::new(0)), config).unwrap()
 }
 
 /// Sends bytes to the metrics port and returns everything that it sends.
@@ -69,7 +69,8 @@ impl Metrics {
                 let (name, labels, value) = parse_sample(line);
                 let suffix = name.strip_prefix(family).unwrap();
                 let histogram = kind == "histogram";
-                let suffixes: &[&str] = if histogram { &["_bucket", "_sum", "_count"] } else { &[""] };
+                let suffixes: &[&str] =
+                    if histogram { &["_bucket", "_sum", "_count"] } else { &[""] };
                 assert!(suffixes.contains(&suffix), "{line} in {family}");
                 let replaced = metrics.samples.insert((name.to_owned(), labels), value);
                 assert_eq!(replaced, None, "{line} is there twice");

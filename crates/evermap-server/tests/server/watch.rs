@@ -11,7 +11,7 @@ use evermap_server::{Config, ModelCache, Server};
 fn serve(adjust: impl FnOnce(&mut Config)) -> Server {
     let mut config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 2, ..Config::default() };
     adjust(&mut config);
-    Server::start(Arc::new(ModelCache::new(1_800_000_000)), config).unwrap()
+    Server::start(Arc::new(ModelCache::new(0)), config).unwrap()
 }
 
 /// A connection that is read by lines.
@@ -102,7 +102,10 @@ fn watchers_see_what_they_asked_for() {
     client.ask("gat 0 a c\r\n", "VALUE a 0 4\r\nabcd\r\nEND\r\n");
     client.ask("add a 0 0 1\r\nx\r\n", "NOT_STORED\r\n");
     client.ask("cas d 0 0 1 7 noreply\r\nx\r\nincr n 1\r\n", "NOT_FOUND\r\n");
-    client.ask("append a 0 0 1\r\n9\r\nset n 0 0 1\r\n9\r\nincr n 1\r\n", "STORED\r\nSTORED\r\n10\r\n");
+    client.ask(
+        "append a 0 0 1\r\n9\r\nset n 0 0 1\r\n9\r\nincr n 1\r\n",
+        "STORED\r\nSTORED\r\n10\r\n",
+    );
     client.ask("set a 0 0 9999999\r\n", "SERVER_ERROR object too large for cache\r\n");
     client.ask(&format!("{}\r\n", " ".repeat(9_999_999)), "");
     client.ask("delete a\r\ndelete n\r\n", "NOT_FOUND\r\nDELETED\r\n");
@@ -177,7 +180,8 @@ fn evictions_are_reported_by_any_thread() {
     const THREADS: usize = 4;
     const EACH: u64 = 50;
     let server = serve(|_| {});
-    let evict = |hub: &Hub, i: u64| hub.evicted(b"n,foo", 11_000, Some(i as u32), 7, i % 2 == 0);
+    let evict =
+        |hub: &Hub, i: u64| hub.evicted(b"n,foo", 11_000, Some(i as u32), 7, i.is_multiple_of(2));
     evict(server.hub(), 0);
     let mut watcher = Client::watch(&server, "evictions");
     std::thread::scope(|scope| {
@@ -192,9 +196,10 @@ fn evictions_are_reported_by_any_thread() {
     let dropped = server.hub().stats().dropped;
     assert_eq!(events.len() as u64 + dropped, THREADS as u64 * EACH);
     for event in events {
-        let ttl: u32 = event.split_once("ttl=").unwrap().1.split(' ').next().unwrap().parse().unwrap();
+        let ttl: u32 =
+            event.split_once("ttl=").unwrap().1.split(' ').next().unwrap().parse().unwrap();
         assert!(ttl > 0, "the first was reported before anyone watched");
-        let fetch = if ttl % 2 == 0 { "yes" } else { "no" };
+        let fetch = if ttl.is_multiple_of(2) { "yes" } else { "no" };
         let expected = format!("type=eviction key=n%2Cfoo fetch={fetch} ttl={ttl} la=7 clsid=");
         assert!(event.starts_with(&expected), "{event}");
     }
@@ -424,8 +429,8 @@ fn hot_keys_are_sampled_once_a_client_asks() {
     // The connections have different workers.
     for client in [&mut client, &mut other] {
         for (key, batches) in [("warm", 6), ("h,t", 60)] {
-            let mut left = batches;
-            look_up_until(client, key, |_| std::mem::replace(&mut left, left - 1) == 0);
+            let mut rounds = 0..batches;
+            look_up_until(client, key, |_| rounds.next().is_none());
         }
     }
     let lines = hot(&mut client);

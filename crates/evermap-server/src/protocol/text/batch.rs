@@ -3,10 +3,10 @@
 use std::ops::{ControlFlow, Range};
 
 use crate::cache::{BATCH_KEYS, CacheError};
-use crate::protocol::{Context, reply};
 use crate::latency::Command;
+use crate::protocol::{Context, reply};
 use crate::stats::Count;
-use crate::watch::Interest;
+use crate::watch::Topic;
 
 /// At most [`BATCH_KEYS`] keys, each with its context.
 pub(super) struct Batch<'a> {
@@ -145,7 +145,7 @@ impl<'a> Batch<'a> {
 
     /// Reports the keys in `range` as not found.
     fn report_misses(&self, range: Range<usize>, context: &Context<'_>) {
-        if context.watch.wants(Interest::FETCHES) {
+        if context.watch.wants(Topic::FETCHES) {
             for key in &self.keys[range] {
                 context.fetched(key, None);
             }

@@ -5,8 +5,8 @@ pub(crate) mod hooked_cache;
 use std::fmt::Display;
 use std::sync::Arc;
 
-use evermap_server::protocol::{Budget, Context, Host, KEY_LIST_MAX, Next, Session};
 use evermap_server::latency::Latencies;
+use evermap_server::protocol::{Budget, Context, Host, KEY_LIST_MAX, Next, Session};
 use evermap_server::stats::Counters;
 use evermap_server::watch::Watch;
 use evermap_server::{Cache, ModelCache};
