@@ -24,6 +24,8 @@ use crate::failure::Failure;
 
 /// The number of rates that the graph remembers.
 const HISTORY_MAX: usize = 1000;
+/// The width of the facts about the server, with their borders.
+const FACTS_WIDTH: u16 = 48;
 /// The time after which the view looks for a signal, or a new sample, while no key is pressed.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -209,7 +211,7 @@ impl View {
             Constraint::Min(0),
         ];
         let [commands, middle, keys] = Layout::vertical(rows).areas(area);
-        let columns = [Constraint::Percentage(50), Constraint::Percentage(50)];
+        let columns = [Constraint::Length(FACTS_WIDTH), Constraint::Min(0)];
         let [left, right] = Layout::horizontal(columns).areas(middle);
         draw_commands(cells, frame, commands);
         draw_facts(&facts, frame, left);
