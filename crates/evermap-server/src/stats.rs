@@ -50,9 +50,15 @@ pub enum Count {
     BytesWritten,
     /// The number of times that a connection with more work had to wait for other connections.
     ConnYields,
+    /// Commands of the meta protocol.
+    CmdMeta,
+    /// Attempts to authenticate.
+    AuthCmds,
+    /// Attempts to authenticate that failed.
+    AuthErrors,
 }
 
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 25] = [
     "cmd_get",
     "cmd_set",
     "cmd_flush",
@@ -75,10 +81,13 @@ const NAMES: [&str; 22] = [
     "bytes_read",
     "bytes_written",
     "conn_yields",
+    "cmd_meta",
+    "auth_cmds",
+    "auth_errors",
 ];
 
 // The last variant has the last name.
-const _: () = assert!(Count::ConnYields as usize + 1 == NAMES.len());
+const _: () = assert!(Count::AuthErrors as usize + 1 == NAMES.len());
 
 impl Count {
     /// Returns the name in `stats`.

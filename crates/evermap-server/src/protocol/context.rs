@@ -38,6 +38,15 @@ impl Context<'_> {
         }
     }
 
+    /// Reports that the value of an item was incremented, or decremented, to `number`.
+    #[inline]
+    pub fn counted(&self, key: &[u8], number: u64, up: bool) {
+        let command = if up { StoreCommand::Incr } else { StoreCommand::Decr };
+        // The length is that of the number, without the spaces that may follow it.
+        let len = number.checked_ilog10().unwrap_or(0) as usize + 1;
+        self.stored(key, command, StoreStatus::Stored, 0, len);
+    }
+
     /// Returns the length of the value of an item that is about to be deleted, if that has to be
     /// reported.
     #[inline]
@@ -49,9 +58,9 @@ impl Context<'_> {
     fn value_len(&self, key: &[u8]) -> usize {
         let mut len = 0;
         // If the lookup fails, so does the deletion, which reports the error.
-        let _ = self.cache.get_many(&[key], &mut |_, item| {
+        let _ = self.cache.peek(key, &mut |item| {
             len = item.value.len();
-            Ok(std::ops::ControlFlow::Continue(()))
+            Ok(())
         });
         len
     }

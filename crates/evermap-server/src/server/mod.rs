@@ -28,6 +28,7 @@ use mio::net::TcpListener;
 
 use crate::cache::Cache;
 use crate::metrics::{Responder, Stopper};
+use crate::protocol::{Binding, Credentials};
 use crate::watch::Hub;
 use accept::Acceptor;
 pub use port::BoundPort;
@@ -58,6 +59,14 @@ pub struct Config {
     pub upload_limit: usize,
     /// The version that the `version` command replies with.
     pub version: String,
+    /// The protocols that clients may speak.
+    pub binding: Binding,
+    /// The users and passwords of which a client must name one before it may send commands; `None`
+    /// if any client may. They can be [reloaded](Credentials::reload) while the server runs.
+    pub credentials: Option<Arc<Credentials>>,
+    /// Whether clients may end the server with the `shutdown` command. It sends SIGINT to the
+    /// process, which has to handle that.
+    pub shutdown_command: bool,
     /// The address of the metrics of Prometheus, or `None` if there shall be none. Port 0 stands
     /// for any free port; [`Server::metrics_addr`] returns it.
     pub metrics: Option<SocketAddr>,
@@ -103,6 +112,9 @@ impl Default for Config {
             // Clients and test suites use this to learn how a server behaves, so it begins with the
             // version of memcached whose replies this server follows.
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
+            binding: Binding::Auto,
+            credentials: None,
+            shutdown_command: false,
             metrics: None,
             watch: true,
             watchers_max: 128,

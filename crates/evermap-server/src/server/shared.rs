@@ -5,7 +5,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -36,6 +36,8 @@ pub(super) struct Shared {
     /// The sums of the counters at the last `stats reset`.
     baseline: Mutex<Totals>,
     connections: AtomicUsize,
+    /// What the last `verbosity` command has set.
+    verbosity: AtomicU32,
     pub(super) accepted: AtomicU64,
     pub(super) rejected: AtomicU64,
     /// The number of times that accepting paused because the system had no descriptors or memory.
@@ -78,6 +80,7 @@ impl Shared {
             extra_stats: Mutex::default(),
             baseline: Mutex::default(),
             connections: AtomicUsize::new(0),
+            verbosity: AtomicU32::new(0),
             accepted: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             accept_pauses: AtomicU64::new(0),
@@ -176,14 +179,17 @@ impl Host for Shared {
         each("tcpport", &self.local_addr.port());
         each("udpport", &0);
         each("inter", &self.local_addr.ip());
-        each("verbosity", &0);
+        each("verbosity", &self.verbosity.load(Relaxed));
         each("num_threads", &self.config.threads);
         each("cas_enabled", &"yes");
-        each("binding_protocol", &"ascii");
+        each("binding_protocol", &self.config.binding.name());
         each("item_size_max", &self.config.item_size_max);
         each("maxconns_fast", &"yes");
         each("flush_enabled", &"yes");
-        each("shutdown_command", &"no");
+        each("shutdown_command", &if self.config.shutdown_command { "yes" } else { "no" });
+        let authenticates = if self.config.credentials.is_some() { "yes" } else { "no" };
+        each("auth_enabled_sasl", &authenticates);
+        each("auth_enabled_ascii", &authenticates);
         if let Some(metrics) = self.config.metrics {
             each("metrics", &metrics);
         }
@@ -202,6 +208,24 @@ impl Host for Shared {
         self.accept_pauses.store(0, Relaxed);
         self.hub.reset_prefixes();
         *self.latency_baseline() = Some(LatencyTotals::of(&self.latencies));
+    }
+
+    fn set_verbosity(&self, level: u32) {
+        // Relaxed: it orders nothing else.
+        self.verbosity.store(level, Relaxed);
+    }
+
+    /// Sends SIGINT to the process, as memcached does. Both ways end in order: a store keeps its
+    /// items in any case.
+    fn shutdown(&self, _graceful: bool) -> bool {
+        self.config.shutdown_command && {
+            use rustix::process::{Signal, getpid, kill_process};
+            kill_process(getpid(), Signal::INT).is_ok()
+        }
+    }
+
+    fn refresh_certs(&self) -> Option<Result<(), String>> {
+        None
     }
 
     fn connections(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
@@ -283,6 +307,11 @@ impl metrics::Source for Shared {
 
     fn latencies(&self) -> LatencyTotals {
         LatencyTotals::of(&self.latencies)
+    }
+
+    fn slabs(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        // If that fails, the metrics of size classes are missing.
+        let _ = self.cache.slab_stats(each);
     }
 }
 

@@ -4,6 +4,7 @@ use std::io::Write;
 
 use super::class::size_class;
 use super::streams::Streams;
+use crate::cache::StoreOutcome;
 
 /// An event of one item or connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +124,17 @@ names! {
         IdleTimeout = "idle_timeout",
         /// The server stops.
         Shutdown = "shutdown",
+    }
+}
+
+impl From<StoreOutcome> for StoreStatus {
+    fn from(outcome: StoreOutcome) -> Self {
+        match outcome {
+            StoreOutcome::Stored => StoreStatus::Stored,
+            StoreOutcome::NotStored => StoreStatus::NotStored,
+            StoreOutcome::Exists => StoreStatus::Exists,
+            StoreOutcome::NotFound => StoreStatus::NotFound,
+        }
     }
 }
 
