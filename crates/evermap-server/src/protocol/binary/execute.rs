@@ -487,6 +487,9 @@ struct Delta {
     initial: Option<(u64, u32)>,
 }
 
+/// The new number of an item and whether it is the initial one, or the reason why there is none.
+type Decision = Result<(u64, bool), Status>;
+
 enum DeltaOutcome {
     /// The item has this number now.
     Number { number: u64, cas: u64, created: bool },
@@ -518,7 +521,7 @@ impl Delta {
         key: &[u8],
         context: &Context<'_>,
     ) -> Result<DeltaOutcome, CacheError> {
-        let mut decided = Err(Status::NotFound);
+        let mut decided: Decision = Err(Status::NotFound);
         let cas = context.cache.update(key, &mut |item| {
             let (outcome, update) = self.decide(item)?;
             decided = outcome;
@@ -532,13 +535,7 @@ impl Delta {
         })
     }
 
-    /// Returns the new number and whether it is the initial one, or the reason why there is none;
-    /// and what that means for the item.
-    #[expect(clippy::type_complexity, reason = "used once")]
-    fn decide(
-        &self,
-        item: Option<&Item<'_>>,
-    ) -> Result<(Result<(u64, bool), Status>, Update), CacheError> {
+    fn decide(&self, item: Option<&Item<'_>>) -> Result<(Decision, Update), CacheError> {
         let Some(item) = item else {
             return Ok(match self.initial {
                 None => (Err(Status::NotFound), Update::Keep),
