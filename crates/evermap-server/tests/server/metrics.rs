@@ -151,6 +151,8 @@ fn the_names_and_values_are_those_of_the_exporter() {
     ask(&mut client, "get foo\r\nget qux\r\n", "VALUE foo 0 3\r\nbar\r\nEND\r\nEND\r\n");
     ask(&mut client, "gets foo\r\n", "VALUE foo 0 3 2\r\nbar\r\nEND\r\n");
     ask(&mut client, "cas foo 0 0 6 2\r\nbanana\r\n", "STORED\r\n");
+    // A turn is measured after its replies were sent, and before the next one.
+    ask(&mut client, "nonsense\r\n", "ERROR\r\n");
     let metrics = metrics(&server);
     for (name, labels, value) in [
         ("memcached_up", &[][..], 1.0),
