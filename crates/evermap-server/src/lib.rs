@@ -24,4 +24,4 @@ mod store;
 
 pub use cache::{Cache, CacheError};
 pub use model::ModelCache;
-pub use server::{BoundPort, Config, Server};
+pub use server::{Config, ListenAddress, Listener, Server};

@@ -50,9 +50,13 @@ pub enum Count {
     BytesWritten,
     /// The number of times that a connection with more work had to wait for other connections.
     ConnYields,
+    /// Connections that were closed because they were idle for too long.
+    IdleKicks,
+    /// Connections that failed during their TLS handshake.
+    SslHandshakeErrors,
 }
 
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 24] = [
     "cmd_get",
     "cmd_set",
     "cmd_flush",
@@ -75,10 +79,12 @@ const NAMES: [&str; 22] = [
     "bytes_read",
     "bytes_written",
     "conn_yields",
+    "idle_kicks",
+    "ssl_handshake_errors",
 ];
 
 // The last variant has the last name.
-const _: () = assert!(Count::ConnYields as usize + 1 == NAMES.len());
+const _: () = assert!(Count::SslHandshakeErrors as usize + 1 == NAMES.len());
 
 impl Count {
     /// Returns the name in `stats`.

@@ -2,6 +2,8 @@
 
 mod common;
 mod lab;
+mod memcached;
 mod output;
 mod records;
 mod serve;
+mod service;

@@ -67,6 +67,14 @@ pub trait Host {
 
     /// Resets the counters to 0.
     fn reset(&self);
+
+    /// Loads the certificates of TLS again, for connections that begin later.
+    ///
+    /// # Errors
+    /// The reason why they cannot be used. Then those that were loaded before stay in use.
+    fn refresh_certificates(&self) -> Result<(), String> {
+        Err("no listener uses TLS".into())
+    }
 }
 
 /// What a session needs next.

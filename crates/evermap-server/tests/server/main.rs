@@ -3,8 +3,11 @@
 mod common;
 mod copies;
 mod disconnects;
+mod listening;
 mod pieces;
 mod sockets;
 mod store;
 mod text;
+#[cfg(feature = "tls")]
+mod tls;
 mod torture;
