@@ -160,19 +160,19 @@ impl Arguments {
     }
 
     fn service(self) -> Result<Service, Failure> {
-        let place = self.place()?;
+        let (tls, endpoints, config) = (self.tls(), self.endpoints(), self.config()?);
         let store = StoreSettings {
-            place,
+            place: self.place()?,
             index: self.index,
             ordered: self.ordered,
             suspect: self.suspect,
             memory: self.memory,
         };
         Ok(Service {
-            tls: self.tls(),
-            endpoints: self.endpoints(),
+            tls,
+            endpoints,
             default_endpoint: Endpoint::loopback(PORT),
-            config: self.config()?,
+            config,
             store,
             user: self.user,
             pid_file: self.pid_file,

@@ -92,13 +92,14 @@ impl Service {
         self.set_limits();
         let addresses = self.addresses(&inherited);
         let listeners = addresses.take(path.as_deref())?;
-        let pid_file = self.pid_file.as_deref().map(PidFile::write).transpose()?;
+        let mut pid_file = self.pid_file.as_deref().map(PidFile::open).transpose()?;
         if let Some(user) = &user {
             user.assume()?;
         }
         let began = Instant::now();
         let db = self.store.open(path.as_deref())?;
         let duration = began.elapsed();
+        let file = path.as_deref().and_then(ServedFile::opened);
         let listeners = listeners.map_or_else(|| addresses.take_after_predecessor(), Ok)?;
         let listeners = inherited.into_iter().chain(listeners).collect();
         if self.lock_memory
@@ -107,6 +108,9 @@ impl Service {
             self.say(&format!("warning: the memory cannot be locked: {error}"));
         }
         let server = self.start(listeners, &db, &addresses)?;
+        if let Some(pid_file) = &mut pid_file {
+            pid_file.write()?;
+        }
         let line = ready_line(&db.stat(), server.addresses(), duration);
         self.announce(&line, &server)?;
         let manager = Manager::from_environment();
@@ -114,7 +118,6 @@ impl Service {
         if let Some(daemon) = daemon {
             daemon.ready(self.announcement == Announcement::StandardError);
         }
-        let file = path.as_deref().and_then(ServedFile::opened);
         self.serve(&server, file, &manager, signals);
         drop(server);
         db.close()?;

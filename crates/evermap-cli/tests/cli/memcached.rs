@@ -59,7 +59,8 @@ impl Memcached {
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let text = wait_for_text(&ports, || child.try_wait().unwrap().is_none());
-        let port = text.trim().strip_prefix("TCP INET: ").unwrap().parse().unwrap();
+        let line = text.lines().next().unwrap();
+        let port = line.strip_prefix("TCP INET: ").unwrap().parse().unwrap();
         Memcached { child: Some(child), port, dir }
     }
 
@@ -373,10 +374,13 @@ fn the_background() {
 
     // A failure is reported by the first process.
     let mut second = command();
-    second.args(["-l", &format!("127.0.0.1:{port}")]);
+    second.args(["-l", &format!("127.0.0.1:{port}"), "-e", "other"]);
     let output = CommandOutput::new(second.output().unwrap());
     assert_eq!(output.code, 71, "{output:?}");
     assert!(output.stderr.contains("Address already in use"), "{output:?}");
+    assert_eq!(std::fs::read_to_string(&pid_file).unwrap(), pid, "the file is that of the first");
+    let output = CommandOutput::new(command().output().unwrap());
+    assert!(output.stderr.contains("items: in use by process"), "{output:?}");
     assert_eq!(std::fs::read_to_string(&pid_file).unwrap(), pid, "the file is that of the first");
 
     kill_process(process, Signal::TERM).unwrap();

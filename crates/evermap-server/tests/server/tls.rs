@@ -194,8 +194,9 @@ fn requests_and_replies_of_all_sizes() {
             let value: Vec<u8> = (0..len).map(|i: usize| (i % 251) as u8).collect();
             let set = [format!("set a 0 0 {len}\r\n").as_bytes(), &value, b"\r\n"].concat();
             ask(&mut client, set, "STORED\r\n");
-            let reply = [format!("VALUE a 0 {len}\r\n").as_bytes(), &value, b"\r\nEND\r\n"];
-            ask(&mut client, "get a\r\n", reply.concat());
+            let header = format!("VALUE a 0 {len}\r\n");
+            let reply = [header.as_bytes(), &value, b"\r\nEND\r\n"].concat();
+            ask(&mut client, "get a\r\n", reply);
         }
         for byte in b"delete a\r\nget a\r\n" {
             client.write_all(&[*byte]).unwrap();
@@ -257,7 +258,7 @@ fn a_client_that_ends_its_side_still_gets_its_replies() {
     let (server, _) = files.serve(|_, _| {});
     for with_notice in [true, false] {
         let mut client = files.client(&server);
-        ask(&mut client, "get a\r\n", "END\r\n");
+        ask(&mut client, "get b\r\n", "END\r\n");
         client.write_all(b"set a 0 0 1\r\nx\r\nget a\r\nget a").unwrap();
         if with_notice {
             client.conn.send_close_notify();
@@ -508,9 +509,10 @@ fn listeners_with_and_without_tls() {
         let socket = TcpStream::connect(address).unwrap();
         StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), socket)
     };
+    let own = files.authority.issue();
     ask(&mut TcpStream::connect(ports[0]).unwrap(), "get a\r\n", "END\r\n");
     assert!(is_refused(connect(ports[1], None)));
-    assert!(!is_refused(connect(ports[1], Some(&files.authority.issue()))));
+    assert!(!is_refused(connect(ports[1], Some(&own))));
     assert!(!is_refused(connect(ports[2], None)));
 }
 

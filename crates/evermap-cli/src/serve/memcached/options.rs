@@ -125,7 +125,7 @@ impl Default for Options {
 }
 
 /// The long names, and the letters that mean the same.
-const LONG: [(&str, char); 39] = [
+const LONG: [(&str, char); 38] = [
     ("auth-file", 'Y'),
     ("conn-limit", 'c'),
     ("daemon", 'd'),
@@ -162,7 +162,6 @@ const LONG: [(&str, char); 39] = [
     ("unix-mask", 'a'),
     ("unix-socket", 's'),
     ("user", 'u'),
-    ("verbose", 'v'),
     ("version", 'V'),
     ("enable-detail", 'D'),
 ];
@@ -174,6 +173,11 @@ pub(super) fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Action,
     while let Some(argument) = parser.next().map_err(wrong)? {
         let letter = match argument {
             Arg::Short(letter) => letter,
+            // The only option whose value may be left out, and only in this form.
+            Arg::Long("verbose") => {
+                options.be_verbose(parser.optional_value())?;
+                continue;
+            }
             Arg::Long(name) => {
                 let found = LONG.iter().find(|(long, _)| *long == name);
                 found.ok_or_else(|| Wrong(format!("there is no option --{name}; -h lists them")))?.1
@@ -224,7 +228,7 @@ impl Options {
             'd' => self.daemonize = true,
             'k' => self.lock_memory = true,
             'r' => self.core_dumps = true,
-            'v' => self.be_verbose(parser),
+            'v' => self.verbosity += 1,
             'B' => self.protocol = protocol(&text(parser)?)?,
             'A' => self.shutdown_command = true,
             'F' => self.flush_all = false,
@@ -248,18 +252,13 @@ impl Options {
         Ok(())
     }
 
-    /// `-vv`, `-v -v` and `--verbose=2` mean the same.
-    fn be_verbose(&mut self, parser: &mut Parser) {
-        match parser.optional_value() {
-            // The letters after a `v` are other options, or further `v`s.
-            Some(more) if more.as_encoded_bytes().iter().all(|&letter| letter == b'v') => {
-                self.verbosity += 1 + more.len() as u32;
-            }
-            Some(level) => {
-                self.verbosity = level.to_str().and_then(|text| text.parse().ok()).unwrap_or(1);
-            }
+    /// `-vv` and `--verbose=2` mean the same.
+    fn be_verbose(&mut self, level: Option<OsString>) -> Result<(), Wrong> {
+        match level {
             None => self.verbosity += 1,
+            Some(level) => self.verbosity = number("-verbose", &level.to_string_lossy(), 0, 3)?,
         }
+        Ok(())
     }
 
     fn set_growth_factor(&mut self, text: &str) -> Result<(), Wrong> {
