@@ -38,7 +38,8 @@ impl Daemon {
     /// Lets the parent end. Closes the standard streams, unless `keep_streams` is set, and leaves
     /// the current directory.
     pub(super) fn ready(mut self, keep_streams: bool) {
-        if !keep_streams && let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        if !keep_streams && let Ok(null) = File::options().read(true).write(true).open("/dev/null")
+        {
             // A stream that cannot be replaced stays open, which does no harm.
             let _ = rustix::stdio::dup2_stdin(&null);
             let _ = rustix::stdio::dup2_stdout(&null);

@@ -146,8 +146,11 @@ pub(super) fn exposure(listeners: &[Listener], has_passwords: bool) -> Option<St
     use evermap_server::server::Security::Plain;
     let is_exposed =
         |listener: &&Listener| listener.security() == Plain && !listener.address().is_local();
-    let exposed: Vec<String> =
-        listeners.iter().filter(is_exposed).map(|listener| listener.address().to_string()).collect();
+    let exposed: Vec<String> = listeners
+        .iter()
+        .filter(is_exposed)
+        .map(|listener| listener.address().to_string())
+        .collect();
     (!has_passwords && !exposed.is_empty()).then(|| {
         format!(
             "warning: {} can be reached from other machines without TLS or a password: any \

@@ -94,8 +94,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     on_max_connections: OnMaxConnections,
     /// Seconds after which a connection is closed that has not exchanged a byte [default: never]
-    #[arg(long, value_name = "SECONDS", value_parser = RangedU64ValueParser::<u64>::new().range(1..))]
-    idle_timeout: Option<u64>,
+    #[arg(long, value_name = "SECONDS", value_parser = number(u32::MAX as usize))]
+    idle_timeout: Option<usize>,
     /// Maximum number of connections that wait to be accepted; the system limits it too
     /// (net.core.somaxconn)
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = number(i32::MAX as usize))]
@@ -222,7 +222,7 @@ impl Arguments {
                 OnMaxConnections::Reject => WhenFull::Reject,
                 OnMaxConnections::Wait => WhenFull::Wait,
             },
-            idle_timeout: self.idle_timeout.map(Duration::from_secs),
+            idle_timeout: self.idle_timeout.map(|seconds| Duration::from_secs(seconds as u64)),
             backlog: self.backlog.try_into().unwrap_or(u32::MAX),
             item_size_max: self.max_item_size,
             upload_limit,

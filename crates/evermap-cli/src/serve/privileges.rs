@@ -102,7 +102,8 @@ pub(super) fn raise_descriptor_limit(needed: u64) {
         return;
     }
     // Only root may raise the maximum.
-    let raised = Rlimit { current: Some(needed), maximum: limit.maximum.map(|max| max.max(needed)) };
+    let raised =
+        Rlimit { current: Some(needed), maximum: limit.maximum.map(|max| max.max(needed)) };
     if setrlimit(Resource::Nofile, raised).is_err() {
         let current = limit.maximum.map_or(needed, |maximum| maximum.min(needed));
         // If this fails, the server pauses accepting while there are no descriptors, and counts the

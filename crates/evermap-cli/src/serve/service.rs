@@ -261,11 +261,7 @@ impl Service {
             endpoints.push(self.default_endpoint.clone());
         }
         without_inherited(&mut endpoints, inherited);
-        Addresses {
-            endpoints,
-            has_certificate: self.tls.is_some(),
-            hint: self.address_options,
-        }
+        Addresses { endpoints, has_certificate: self.tls.is_some(), hint: self.address_options }
     }
 }
 

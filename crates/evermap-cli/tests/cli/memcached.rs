@@ -56,8 +56,7 @@ impl Memcached {
         let _ = std::fs::remove_file(&ports);
         let mut command = memcached(["-u", "root", "-l", "127.0.0.1", "-p", "-1", "-e"]);
         command.arg(dir.path().join("items")).args(more).env("MEMCACHED_PORT_FILENAME", &ports);
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let text = wait_for_text(&ports, || child.try_wait().unwrap().is_none());
         let line = text.lines().next().unwrap();
         let port = line.strip_prefix("TCP INET: ").unwrap().parse().unwrap();
@@ -219,10 +218,7 @@ fn items_survive_a_kill() {
     server.child.take().unwrap().wait().unwrap();
     let dir = std::mem::replace(&mut server.dir, tempfile::tempdir().unwrap());
     let server = Memcached::start_in(dir, &[]);
-    assert_eq!(
-        reply(&mut server.connect(), "get a\r\n", "END\r\n"),
-        "VALUE a 0 1\r\nx\r\nEND\r\n"
-    );
+    assert_eq!(reply(&mut server.connect(), "get a\r\n", "END\r\n"), "VALUE a 0 1\r\nx\r\nEND\r\n");
     let (dir, errors) = server.stop();
     assert_eq!(errors, "");
     // SIGUSR1 asks for an orderly end too.
@@ -234,10 +230,39 @@ fn items_survive_a_kill() {
 #[test]
 fn settings_are_applied_and_reported() {
     let server = Memcached::start(&[
-        "-m", "100", "-c", "50", "-t", "3", "-R", "7", "-b", "99", "-I", "2m", "-vv", "-k", "-r",
-        "-o", "modern,no_maxconns_fast,idle_timeout=60,hashpower=20,slab_automove=2",
-        "-o", "relaxed_privileges", "-f", "1.5", "-n", "64", "-C", "-L", "-D", ":",
-        "-A", "-F", "-X", "-W", "-B", "auto",
+        "-m",
+        "100",
+        "-c",
+        "50",
+        "-t",
+        "3",
+        "-R",
+        "7",
+        "-b",
+        "99",
+        "-I",
+        "2m",
+        "-vv",
+        "-k",
+        "-r",
+        "-o",
+        "modern,no_maxconns_fast,idle_timeout=60,hashpower=20,slab_automove=2",
+        "-o",
+        "relaxed_privileges",
+        "-f",
+        "1.5",
+        "-n",
+        "64",
+        "-C",
+        "-L",
+        "-D",
+        ":",
+        "-A",
+        "-F",
+        "-X",
+        "-W",
+        "-B",
+        "auto",
     ]);
     let settings = server.settings();
     for (name, value) in [
@@ -290,8 +315,16 @@ fn the_defaults_are_those_of_memcached() {
 #[test]
 fn long_options_and_options_in_one_word() {
     let server = Memcached::start(&[
-        "--memory-limit=10", "--conn-limit", "20", "--threads=2", "--verbose=2",
-        "--max-item-size=512k", "--listen=127.0.0.1:0", "-b77", "-vo", "idle_timeout=5",
+        "--memory-limit=10",
+        "--conn-limit",
+        "20",
+        "--threads=2",
+        "--verbose=2",
+        "--max-item-size=512k",
+        "--listen=127.0.0.1:0",
+        "-b77",
+        "-vo",
+        "idle_timeout=5",
     ]);
     let settings = server.settings();
     for (name, value) in [

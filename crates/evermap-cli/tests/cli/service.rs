@@ -257,9 +257,8 @@ fn several_addresses_and_a_socket() {
     }
     assert_eq!(addresses[3], socket.to_str().unwrap());
     is_served(UnixStream::connect(&socket).unwrap());
-    let mode = std::os::unix::fs::PermissionsExt::mode(
-        &std::fs::metadata(&socket).unwrap().permissions(),
-    );
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&socket).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o770);
     assert_eq!(server.stop(), "");
     assert!(!socket.exists());
@@ -405,7 +404,8 @@ mod tls {
         };
         let output = attempt(&["--tls-cert", &certificate]);
         assert!(output.code == 2 && output.stderr.contains("--tls-key"), "{output:?}");
-        attempt(&["--tls-cert", "/nonexistent", "--tls-key", &key]).failure("/nonexistent: No such");
+        attempt(&["--tls-cert", "/nonexistent", "--tls-key", &key])
+            .failure("/nonexistent: No such");
         attempt(&["--tls-cert", &key, "--tls-key", &key]).failure("there is no certificate");
         let verify = ["--tls-cert", &certificate, "--tls-key", &key, "--tls-verify", "require"];
         let output = attempt(&verify);

@@ -11,8 +11,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest time between two looks.
 const INTERVAL_MAX: Duration = Duration::from_secs(1);
 
-/// The time of the next look. A look goes through all clients, which is cheaper than to keep them in
-/// order, because most of them are active between two looks.
+/// The time of the next look. A look goes through all clients, which is cheaper than to keep them
+/// in order, because most of them are active between two looks.
 pub(super) struct IdleCheck {
     idle: Option<Duration>,
     interval: Duration,

@@ -267,7 +267,8 @@ impl Server {
     /// that no request exceeds.
     pub fn is_responsive(&self) -> bool {
         let mut before = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        let now: Vec<u64> = self.mailboxes.iter().map(|worker| worker.waits.load(Relaxed)).collect();
+        let now: Vec<u64> =
+            self.mailboxes.iter().map(|worker| worker.waits.load(Relaxed)).collect();
         let all_ran = before.iter().zip(&now).all(|(before, now)| before != now);
         *before = now;
         for worker in &self.mailboxes {

@@ -39,13 +39,17 @@ pub(super) struct Shared {
     pub(super) acceptor: OnceLock<Arc<Waker>>,
     pub(super) accepted: AtomicU64,
     pub(super) rejected: AtomicU64,
-    /// The number of times that accepting paused, because there were as many connections as allowed,
-    /// or the system had no descriptors or memory.
+    /// The number of times that accepting paused, because there were as many connections as
+    /// allowed, or the system had no descriptors or memory.
     pub(super) accept_pauses: AtomicU64,
 }
 
 impl Shared {
-    pub(super) fn new(cache: Arc<dyn Cache>, config: Config, addresses: Vec<ListenAddress>) -> Self {
+    pub(super) fn new(
+        cache: Arc<dyn Cache>,
+        config: Config,
+        addresses: Vec<ListenAddress>,
+    ) -> Self {
         let uploads = Budget::new(config.upload_limit);
         let counters = (0..config.threads).map(|_| Counters::default()).collect();
         Shared {

@@ -164,7 +164,9 @@ fn an_inherited_socket_is_served() {
     assert!(path.exists(), "the file belongs to the program that created it");
 
     let refused = |socket: std::os::fd::OwnedFd| Listener::inherited(socket).unwrap_err();
-    assert!(refused(std::fs::File::open("/dev/null").unwrap().into()).to_string().contains("socket"));
+    assert!(
+        refused(std::fs::File::open("/dev/null").unwrap().into()).to_string().contains("socket")
+    );
     let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     assert!(refused(datagrams.into()).to_string().contains("stream"));
     let (one, _other) = UnixStream::pair().unwrap();

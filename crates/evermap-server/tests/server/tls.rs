@@ -95,7 +95,10 @@ impl Files {
     }
 
     /// Starts a server with one listener, whose connections are encrypted.
-    fn serve(&self, adjust: impl FnOnce(&mut Config, &mut TlsSettings)) -> (Server, Arc<ModelCache>) {
+    fn serve(
+        &self,
+        adjust: impl FnOnce(&mut Config, &mut TlsSettings),
+    ) -> (Server, Arc<ModelCache>) {
         let mut config = Config { threads: 2, ..Config::default() };
         let mut settings = self.settings();
         adjust(&mut config, &mut settings);
@@ -547,7 +550,10 @@ fn settings_that_cannot_work_are_refused() {
     let start = |security, tls| {
         let config = Config { tls, ..Config::default() };
         let cache = Arc::new(ModelCache::new(0));
-        Server::start_on(vec![listener(security)], cache, config).err().expect("refused").to_string()
+        Server::start_on(vec![listener(security)], cache, config)
+            .err()
+            .expect("refused")
+            .to_string()
     };
     assert!(start(Security::Tls { clients: None }, None).contains("certificate"));
     let mutual = Security::Tls { clients: Some(ClientCertificates::Required) };

@@ -17,8 +17,8 @@ Evermap is free software: you may use, change and distribute it under the MIT Li
 License, Version 2.0, as you choose. It comes without any warranty.
 ";
 
-/// Returns the list of options. Test programs for memcached look for words in it, to find out what a
-/// server can do.
+/// Returns the list of options. Test programs for memcached look for words in it, to find out what
+/// a server can do.
 fn help() -> String {
     let version = Config::default().version;
     let tls = if cfg!(feature = "tls") { TLS } else { "" };

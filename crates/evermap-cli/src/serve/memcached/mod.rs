@@ -1,7 +1,7 @@
 //! The server under the name memcached, with the options of memcached 1.6.
 //!
-//! What a script, a unit file or a Dockerfile passes to memcached means the same here, or is refused
-//! with one line that says why.
+//! What a script, a unit file or a Dockerfile passes to memcached means the same here, or is
+//! refused with one line that says why.
 
 mod addresses;
 mod help;
@@ -32,32 +32,24 @@ pub(crate) fn is_called(program: &OsString) -> bool {
 
 /// Runs the server with arguments of memcached.
 pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let action = options::parse(arguments).and_then(|action| match action {
-        Action::Print(text) => Ok(Action::Print(text)),
-        Action::Serve(options) => {
-            // What is said once, before the standard streams are closed.
-            for note in options.notes() {
-                say(&note);
-            }
-            Ok(Action::Serve(options))
-        }
-    });
-    match action {
-        Err(error) => {
-            say(&error.to_string());
-            ExitCode::from(EXIT_USAGE)
-        }
+    let failed = |code: u8, message: String| {
+        say(&message);
+        ExitCode::from(code)
+    };
+    match options::parse(arguments) {
+        Err(wrong) => failed(EXIT_USAGE, wrong.to_string()),
         Ok(Action::Print(text)) => {
             let _ = write!(std::io::stdout(), "{text}");
             ExitCode::SUCCESS
         }
-        Ok(Action::Serve(options)) => match serve(*options) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err((code, failure)) => {
-                say(&failure.to_string());
-                ExitCode::from(code)
+        Ok(Action::Serve(options)) => {
+            // They are said once, while the standard streams are open.
+            options.notes().iter().for_each(|note| say(note));
+            match serve(*options) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err((code, failure)) => failed(code, failure.to_string()),
             }
-        },
+        }
     }
 }
 

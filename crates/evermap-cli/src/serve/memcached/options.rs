@@ -211,8 +211,8 @@ impl Options {
             'l' => self.listen.extend(text(parser)?.split(',').map(str::to_owned)),
             's' => self.socket = Some(parser.value().map_err(wrong)?.into()),
             'a' => {
-                self.socket_mode = parse_mode(&text(parser)?)
-                    .map_err(|error| Wrong(format!("-a: {error}")))?;
+                self.socket_mode =
+                    parse_mode(&text(parser)?).map_err(|error| Wrong(format!("-a: {error}")))?;
             }
             'U' => refuse_udp(&text(parser)?)?,
             'm' => self.memory = memory_limit(&text(parser)?)?,
@@ -312,9 +312,9 @@ impl Options {
 /// Returns the value of an option as text.
 fn text(parser: &mut Parser) -> Result<String, Wrong> {
     let value = parser.value().map_err(wrong)?;
-    value.into_string().map_err(|value| {
-        Wrong(format!("\"{}\" is not valid UTF-8", value.to_string_lossy()))
-    })
+    value
+        .into_string()
+        .map_err(|value| Wrong(format!("\"{}\" is not valid UTF-8", value.to_string_lossy())))
 }
 
 /// Parses a number within bounds.
@@ -343,9 +343,9 @@ fn refuse_udp(text: &str) -> Result<(), Wrong> {
     match number::<u16>('U', text, 0, u16::MAX)? {
         0 => Ok(()),
         port => Err(Wrong(format!(
-            "-U {port}: there is no UDP here: anyone can forge the sender of a datagram, and in 2018 \
-             such servers were made to flood others with replies; memcached has it off by default \
-             since then"
+            "-U {port}: there is no UDP here: anyone can forge the sender of a datagram, and in \
+             2018 such servers were made to flood others with replies; memcached has it off by \
+             default since then"
         ))),
     }
 }

@@ -219,7 +219,8 @@ fn verify_mode(value: &str) -> Result<ClientCertificates, Wrong> {
 
 /// Checks the value of an option without effect.
 fn check(name: &str, kind: Value, value: Option<&str>) -> Result<(), Wrong> {
-    let is_number = |text: &str| text.trim_end_matches(['k', 'm', 'g', 'K', 'M', 'G']).parse::<u64>();
+    let is_number =
+        |text: &str| text.trim_end_matches(['k', 'm', 'g', 'K', 'M', 'G']).parse::<u64>();
     let expected = match (kind, value) {
         (Value::None, None) | (Value::OptionalNumber, None) => return Ok(()),
         (Value::Number | Value::OptionalNumber, Some(text)) if is_number(text).is_ok() => {
@@ -276,7 +277,9 @@ mod tests {
             assert!(given.reported.contains_key(name), "{name}");
             assert_eq!(given.without_effect.is_empty(), SILENT.contains(&name), "{name}");
         }
-        assert!(tuning("modern,slab_automove=2,hash_algorithm=murmur3,slab_chunk_max=512k").is_ok());
+        assert!(
+            tuning("modern,slab_automove=2,hash_algorithm=murmur3,slab_chunk_max=512k").is_ok()
+        );
     }
 
     #[test]

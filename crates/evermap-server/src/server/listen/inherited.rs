@@ -33,7 +33,8 @@ impl Listener {
         let address = match name.address_family() {
             AddressFamily::UNIX => {
                 let name = SocketAddrUnix::try_from(name)?;
-                let path = name.path_bytes().map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+                let path =
+                    name.path_bytes().map(|bytes| String::from_utf8_lossy(bytes).into_owned());
                 ListenAddress::Unix(PathBuf::from(path.unwrap_or_default()))
             }
             AddressFamily::INET | AddressFamily::INET6 => {
