@@ -29,7 +29,7 @@ pub(crate) struct MapArguments {
 }
 
 /// What to do with a file whose contents cannot be trusted.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub(crate) struct SuspectArguments {
     /// What to do with a store whose contents cannot be trusted: because the machine was restarted
     /// or the file was copied while the store was open, or because the file was truncated or is

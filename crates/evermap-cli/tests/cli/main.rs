@@ -2,7 +2,9 @@
 
 mod common;
 mod lab;
+mod memcached;
 mod output;
 mod records;
 mod serve;
+mod service;
 mod top;
