@@ -56,9 +56,13 @@ pub enum Count {
     AuthCmds,
     /// Attempts to authenticate that failed.
     AuthErrors,
+    /// Connections that were closed because they were idle for too long.
+    IdleKicks,
+    /// Connections that failed during their TLS handshake.
+    SslHandshakeErrors,
 }
 
-const NAMES: [&str; 25] = [
+const NAMES: [&str; 27] = [
     "cmd_get",
     "cmd_set",
     "cmd_flush",
@@ -84,10 +88,12 @@ const NAMES: [&str; 25] = [
     "cmd_meta",
     "auth_cmds",
     "auth_errors",
+    "idle_kicks",
+    "ssl_handshake_errors",
 ];
 
 // The last variant has the last name.
-const _: () = assert!(Count::AuthErrors as usize + 1 == NAMES.len());
+const _: () = assert!(Count::SslHandshakeErrors as usize + 1 == NAMES.len());
 
 impl Count {
     /// Returns the name in `stats`.
