@@ -50,13 +50,19 @@ pub enum Count {
     BytesWritten,
     /// The number of times that a connection with more work had to wait for other connections.
     ConnYields,
+    /// Commands of the meta protocol.
+    CmdMeta,
+    /// Attempts to authenticate.
+    AuthCmds,
+    /// Attempts to authenticate that failed.
+    AuthErrors,
     /// Connections that were closed because they were idle for too long.
     IdleKicks,
     /// Connections that failed during their TLS handshake.
     SslHandshakeErrors,
 }
 
-const NAMES: [&str; 24] = [
+const NAMES: [&str; 27] = [
     "cmd_get",
     "cmd_set",
     "cmd_flush",
@@ -79,6 +85,9 @@ const NAMES: [&str; 24] = [
     "bytes_read",
     "bytes_written",
     "conn_yields",
+    "cmd_meta",
+    "auth_cmds",
+    "auth_errors",
     "idle_kicks",
     "ssl_handshake_errors",
 ];

@@ -26,7 +26,7 @@ pub use evermap_pm::epoch::{Backlog, EpochStats, Holder};
 pub use evermap_pm::medium::{describe_address, explain_bus_errors};
 pub use evermap_pm::region::OnSuspect;
 pub use index::IndexKind;
-pub use item::{Edit, Item, Meta, Outcome};
+pub use item::{Edit, Item, Marks, Meta, Outcome};
 pub use maintenance::census::Count;
 pub use maintenance::check::CheckReport;
 pub use maintenance::stats::{SpaceStat, Stat};

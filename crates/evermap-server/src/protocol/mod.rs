@@ -2,17 +2,25 @@
 //!
 //! A [`Session`] is the server's side of one connection. It receives bytes in pieces of any size
 //! and appends the replies to a buffer. The replies do not depend on where the bytes were cut. Each
-//! protocol is a module; at present there is only the classic text protocol.
+//! protocol is a module: the text protocol, the meta protocol, whose commands may come in between,
+//! and the binary protocol. The first byte of a connection decides which one it speaks, as far as
+//! [`Binding`] allows.
 //!
 //! A session holds a bounded number of bytes, whatever the client sends: at most [`KEY_LIST_MAX`]
 //! bytes of an unfinished line, or the part of one value that has arrived, or the requests that
 //! arrived in one piece and wait for space in the reply buffer. A [`Budget`] bounds what all
 //! sessions hold together.
 
+mod auth;
+mod binary;
 mod budget;
+mod exptime;
+mod line;
+mod meta;
 mod reply;
 mod session;
 mod text;
+mod upload;
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -20,6 +28,7 @@ use std::sync::Arc;
 use crate::cache::Cache;
 use crate::stats::Counters;
 
+pub use auth::{Credentials, CredentialsError};
 pub use budget::{Budget, Reservation};
 pub use session::Session;
 
@@ -49,8 +58,37 @@ pub struct Context<'a> {
     pub now: u32,
     /// The maximum size of an item: key, value and [`ITEM_OVERHEAD`], in bytes.
     pub item_size_max: usize,
-    /// The length of the replies, in bytes, at which a session pauses. One value may exceed it.
+    /// The length of the replies, in bytes, at which a session pauses. One value, or the lines for
+    /// one [page](crate::Cache::page) of items, may exceed it.
     pub output_limit: usize,
+    /// The protocols that a new session may speak.
+    pub binding: Binding,
+    /// The users and passwords of which a client must name one before it may send commands; `None`
+    /// if any client may.
+    pub credentials: Option<&'a Credentials>,
+}
+
+/// The protocols that the server speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Binding {
+    /// The protocol that the first byte of a connection belongs to.
+    #[default]
+    Auto,
+    /// The text protocol. A client of the binary protocol is disconnected.
+    Ascii,
+    /// The binary protocol. A client of the text protocol is disconnected.
+    Binary,
+}
+
+impl Binding {
+    /// Returns the name that `stats settings` shows, which is memcached's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Binding::Auto => "auto-negotiate",
+            Binding::Ascii => "ascii",
+            Binding::Binary => "binary",
+        }
+    }
 }
 
 /// The server, as the `stats` and `version` commands see it.
@@ -68,13 +106,33 @@ pub trait Host {
     /// Resets the counters to 0.
     fn reset(&self);
 
-    /// Loads the certificates of TLS again, for connections that begin later.
-    ///
-    /// # Errors
-    /// The reason why they cannot be used. Then those that were loaded before stay in use.
-    fn refresh_certificates(&self) -> Result<(), String> {
-        Err("no listener uses TLS".into())
+    /// Sets how much the server reports about what it does: 0, nothing; 1 or more, more.
+    fn set_verbosity(&self, level: u32);
+
+    /// Ends the server, because a client has asked for it: `graceful`ly if it may first finish what
+    /// it does. Returns `false` if clients are not allowed to.
+    fn shutdown(&self, graceful: bool) -> bool;
+
+    /// Reads the certificates again. Returns `None` if the server has none; an error of one line if
+    /// it keeps the old ones because the new ones are not usable.
+    fn refresh_certs(&self) -> Option<Result<(), String>>;
+
+    /// Returns `true` if clients may send the command.
+    fn allows(&self, command: Restricted) -> bool {
+        let _ = command;
+        true
     }
+}
+
+/// A command that the operator may refuse to all clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restricted {
+    /// `flush_all`, in both protocols.
+    FlushAll,
+    /// The lists of all items: `stats cachedump`, `lru_crawler metadump` and `mgdump`.
+    Dump,
+    /// `watch`.
+    Watch,
 }
 
 /// What a session needs next.

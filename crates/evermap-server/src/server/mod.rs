@@ -32,7 +32,7 @@ use std::time::Duration;
 use mio::Waker;
 
 use crate::cache::Cache;
-use crate::protocol::Host;
+use crate::protocol::{Binding, Credentials, Host, Restricted};
 use accept::Acceptor;
 pub use listen::{ListenAddress, Listener, Security};
 use shared::Shared;
@@ -76,6 +76,18 @@ pub struct Config {
     /// Settings that `stats settings` shows, by name, in addition to those that the server knows
     /// or instead of them.
     pub settings: BTreeMap<String, String>,
+    /// The protocols that clients may speak.
+    pub binding: Binding,
+    /// The users and passwords of which a client must name one before it may send commands; `None`
+    /// if any client may. They can be [reloaded](Credentials::reload) while the server runs.
+    pub credentials: Option<Arc<Credentials>>,
+    /// Whether clients may end the server with the `shutdown` command. It sends SIGINT to the
+    /// process, which has to handle that.
+    pub shutdown_command: bool,
+    /// The commands that are refused.
+    pub refused: Vec<Restricted>,
+    /// How much the server reports about what it does at first: 0, nothing; 1 or more, more.
+    pub verbosity: u32,
 }
 
 /// What happens to a connection that exceeds [`Config::max_connections`].
@@ -117,6 +129,11 @@ impl Default for Config {
             // version of memcached whose replies this server follows.
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
             settings: BTreeMap::new(),
+            binding: Binding::Auto,
+            credentials: None,
+            shutdown_command: false,
+            refused: Vec::new(),
+            verbosity: 0,
         }
     }
 }
@@ -257,7 +274,7 @@ impl Server {
     /// The reason why they cannot be used, or that no listener uses TLS. Those that were loaded
     /// before stay in use.
     pub fn refresh_certificates(&self) -> Result<(), String> {
-        self.shared.refresh_certificates()
+        self.shared.refresh_certs().unwrap_or_else(|| Err("no listener uses TLS".into()))
     }
 
     /// Wakes all workers and returns `true` if each of them has run since the last call, or if

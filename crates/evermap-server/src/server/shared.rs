@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ use mio::Waker;
 use super::tls::{ClientCertificates, TlsSettings, TlsVersion};
 use super::{Config, ListenAddress, WhenFull};
 use crate::cache::Cache;
-use crate::protocol::{Budget, Host};
+use crate::protocol::{Budget, Host, Restricted};
 use crate::stats::{Counters, Totals};
 
 /// The state of a server.
@@ -37,6 +37,8 @@ pub(super) struct Shared {
     waits_for_close: AtomicBool,
     /// Wakes the acceptor.
     pub(super) acceptor: OnceLock<Arc<Waker>>,
+    /// What the last `verbosity` command has set.
+    verbosity: AtomicU32,
     pub(super) accepted: AtomicU64,
     pub(super) rejected: AtomicU64,
     /// The number of times that accepting paused, because there were as many connections as
@@ -51,6 +53,7 @@ impl Shared {
         addresses: Vec<ListenAddress>,
     ) -> Self {
         let uploads = Budget::new(config.upload_limit);
+        let verbosity = config.verbosity;
         let counters = (0..config.threads).map(|_| Counters::default()).collect();
         Shared {
             cache,
@@ -66,6 +69,7 @@ impl Shared {
             connections: AtomicUsize::new(0),
             waits_for_close: AtomicBool::new(false),
             acceptor: OnceLock::new(),
+            verbosity: AtomicU32::new(verbosity),
             accepted: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             accept_pauses: AtomicU64::new(0),
@@ -157,16 +161,20 @@ impl Shared {
         each("inter", &names.join(","));
         let socket = self.addresses.iter().find(|address| address.tcp().is_none());
         each("domain_socket", &socket.map_or_else(|| "NULL".into(), ToString::to_string));
-        each("verbosity", &0);
+        each("verbosity", &self.verbosity.load(Relaxed));
         each("num_threads", &config.threads);
         each("cas_enabled", &"yes");
-        each("binding_protocol", &"ascii");
+        each("binding_protocol", &config.binding.name());
         each("item_size_max", &config.item_size_max);
         each("maxconns_fast", &yes_no(config.when_full == WhenFull::Reject));
         each("idle_timeout", &config.idle_timeout.map_or(0, |timeout| timeout.as_secs()));
         each("reqs_per_event", &config.reads_per_turn);
-        each("flush_enabled", &"yes");
-        each("shutdown_command", &"no");
+        each("flush_enabled", &yes_no(self.allows(Restricted::FlushAll)));
+        each("dump_enabled", &yes_no(self.allows(Restricted::Dump)));
+        each("watch_enabled", &yes_no(self.allows(Restricted::Watch)));
+        each("shutdown_command", &yes_no(config.shutdown_command));
+        each("auth_enabled_sasl", &yes_no(config.credentials.is_some()));
+        each("auth_enabled_ascii", &yes_no(config.credentials.is_some()));
         each("output_limit", &config.output_limit);
         each("upload_limit", &config.upload_limit);
         each("ssl_enabled", &yes_no(config.tls.is_some()));
@@ -250,19 +258,35 @@ impl Host for Shared {
         }
     }
 
-    fn refresh_certificates(&self) -> Result<(), String> {
-        match &self.config.tls {
-            Some(tls) => tls.reload().map_err(|error| error.to_string()),
-            None => Err("no listener uses TLS".into()),
-        }
-    }
-
     fn reset(&self) {
         let mut baseline = self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
         *baseline = Totals::of(&self.counters);
         self.accepted.store(0, Relaxed);
         self.rejected.store(0, Relaxed);
         self.accept_pauses.store(0, Relaxed);
+    }
+
+    fn set_verbosity(&self, level: u32) {
+        // Relaxed: it orders nothing else.
+        self.verbosity.store(level, Relaxed);
+    }
+
+    /// Sends SIGINT to the process, as memcached does. Both ways end in order: a store keeps its
+    /// items in any case.
+    fn shutdown(&self, _graceful: bool) -> bool {
+        self.config.shutdown_command && {
+            use rustix::process::{Signal, getpid, kill_process};
+            kill_process(getpid(), Signal::INT).is_ok()
+        }
+    }
+
+    fn refresh_certs(&self) -> Option<Result<(), String>> {
+        let tls = self.config.tls.as_ref()?;
+        Some(tls.reload().map_err(|error| error.to_string()))
+    }
+
+    fn allows(&self, command: Restricted) -> bool {
+        !self.config.refused.contains(&command)
     }
 }
 

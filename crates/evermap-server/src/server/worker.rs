@@ -252,5 +252,7 @@ fn context(shared: &Shared, worker: usize) -> Context<'_> {
         now: unix_seconds(),
         item_size_max: shared.config.item_size_max,
         output_limit: shared.config.output_limit,
+        binding: shared.config.binding,
+        credentials: shared.config.credentials.as_deref(),
     }
 }

@@ -1,5 +1,8 @@
 //! The tests of the server, in one program: each of these would compile the store again.
 
+mod agreement;
+mod auth;
+mod binary;
 mod common;
 mod copies;
 mod disconnects;

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
 use crate::common::hooked_cache::HookedCache;
-use evermap_server::cache::{Cache, StoreMode};
+use evermap_server::cache::{Cache, StoreMode, StoreRequest};
 use evermap_server::{Config, ModelCache, Server};
 
 /// Starts a server over a model cache, on a free port.
@@ -245,7 +245,7 @@ fn stats_reset_resets_the_counters() {
 #[test]
 fn a_stop_sends_the_replies_to_executed_requests() {
     let (server, cache) = serve(|config| config.threads = 1);
-    cache.store(b"a", &[b'v'; 1 << 20], 0, 0, StoreMode::Set).unwrap();
+    cache.store(b"a", &[b'v'; 1 << 20], &StoreRequest::new(StoreMode::Set)).unwrap();
     let mut idle = connect(&server);
     ask(&mut idle, "get b\r\n", "END\r\n");
     let mut reading = connect(&server);
@@ -265,7 +265,7 @@ fn a_stop_sends_the_replies_to_executed_requests() {
 #[test]
 fn a_client_that_never_reads_does_not_block_the_stop() {
     let (server, cache) = serve(|_| {});
-    cache.store(b"a", &[b'v'; 1 << 20], 0, 0, StoreMode::Set).unwrap();
+    cache.store(b"a", &[b'v'; 1 << 20], &StoreRequest::new(StoreMode::Set)).unwrap();
     let mut slow = connect(&server);
     slow.write_all(&b"get a\r\n".repeat(100)).unwrap();
     slow.read_exact(&mut [0; 1]).unwrap();

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::common::{NOW, TestSession};
 use evermap::{Clock, Evermap, Options};
-use evermap_server::cache::{Cache, StoreMode};
+use evermap_server::cache::{Cache, StoreMode, StoreRequest};
 use evermap_server::{CacheError, Config, ModelCache, Server};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -244,7 +244,7 @@ fn errors_of_the_store_are_errors_of_the_cache() {
     let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     let other = map.clone();
     assert_eq!(
-        Cache::store(&map, &[0; evermap::KEY_MAX + 1], b"", 0, 0, StoreMode::Set),
+        Cache::store(&map, &[0; evermap::KEY_MAX + 1], b"", &StoreRequest::new(StoreMode::Set)),
         Err(CacheError::TooLarge)
     );
     other.into_db().close().unwrap();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use evermap_server::cache::{Cache, StoreMode};
+use evermap_server::cache::{Cache, StoreMode, StoreRequest};
 use evermap_server::server::{ClientCertificates, Security, Tls, TlsSettings, TlsVersion};
 use evermap_server::{Config, Listener, ModelCache, Server};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -282,7 +282,7 @@ fn a_client_that_ends_its_side_still_gets_its_replies() {
 fn a_stop_sends_the_replies_and_ends_the_connections_properly() {
     let files = Files::new();
     let (server, cache) = files.serve(|config, _| config.threads = 1);
-    cache.store(b"a", &[b'v'; 1 << 20], 0, 0, StoreMode::Set).unwrap();
+    cache.store(b"a", &[b'v'; 1 << 20], &StoreRequest::new(StoreMode::Set)).unwrap();
     let mut idle = files.client(&server);
     ask(&mut idle, "get b\r\n", "END\r\n");
     let mut reading = files.client(&server);

@@ -159,7 +159,7 @@ impl<M: Medium> Mover<'_, M> {
         if !record.verifies(owner, key, value) {
             return Ok(false);
         }
-        let meta = (record.flags(), record.expires_at().unwrap_or(0));
+        let meta = (record.flags(), record.control().unwrap_or_default());
         let draft = Draft::new(&map.db.file.pool, owner, key, value, meta, record.cas())?;
         let change = map.commit(
             map.key(key)?,
@@ -169,7 +169,7 @@ impl<M: Medium> Mover<'_, M> {
             &mut |live| {
                 match live {
                     // The expiry may have been touched since it was copied.
-                    Some(live) if live.word() == word => Verdict::PublishWith(live.control()),
+                    Some(live) if live.word() == word => Verdict::PublishWith(live.control_word()),
                     _ => Verdict::Keep,
                 }
             },

@@ -11,7 +11,8 @@ use evermap_pm::medium::Mapped;
 
 use crate::maintenance::census::Count;
 use crate::map::inner::MapInner;
-use crate::record::{Draft, VALUE_MAX, control_of, encode_expiry, record_bytes};
+use crate::record::control::Control;
+use crate::record::{Draft, VALUE_MAX, record_bytes};
 use crate::{Error, Evermap, Meta, Result};
 
 /// A map from keys to values in a file: a handle, to be cloned and shared between threads.
@@ -160,7 +161,7 @@ impl<M: Medium> Map<M> {
             let bytes = record_bytes(key.bytes.len(), value.len());
             self.ensure_room(self.db.file.pool.block_size(bytes))?;
         }
-        self.reserve(key, value, meta.flags, control_of(encode_expiry(meta.expires_at)?))
+        self.reserve(key, value, meta.flags, Control::of(&meta)?.encode())
     }
 
     /// The same whether or not there is room for it, and with a control word that may differ from
@@ -176,6 +177,14 @@ impl<M: Medium> Map<M> {
         let cas = self.db.file.cas_counter.take(self.db.file.pool.region())?;
         let (pool, owner) = (&self.db.file.pool, self.inner.header.owner());
         Draft::reserve(pool, owner, key.bytes, value, flags, control, cas)
+    }
+
+    /// Changes the limit on the bytes of the records of this map, as
+    /// [`Options::max_bytes`](crate::Options::max_bytes) sets it for the default map; `None`: there
+    /// is none. It applies to what is stored from now on, and until the store is closed.
+    pub fn set_max_bytes(&self, bytes: Option<u64>) {
+        // Relaxed: it orders nothing else.
+        self.inner.max_bytes.store(bytes.unwrap_or(u64::MAX), Relaxed);
     }
 
     /// Notes that a read met damage.

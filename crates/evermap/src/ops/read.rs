@@ -17,14 +17,15 @@ use evermap_pm::medium::Mapped;
 
 use crate::ops::pages::Pages;
 use crate::record::Record;
+use crate::record::control::Control;
 use crate::{Error, Item, Map, Result};
 
 pub use evermap_index::BATCH_KEYS;
 /// Records that a walk prefetches ahead.
 pub(crate) const RECORDS_AHEAD: usize = 8;
 
-/// A live record, and when it expires.
-pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, u32);
+/// A live record, with its expiry and its marks.
+pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, Control);
 
 pub(crate) const MISMATCH: &str = "its checksum does not match";
 
@@ -84,10 +85,10 @@ impl<M: Medium> Map<M> {
     pub fn get_with<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
         let key = self.key(key)?;
         let guard = self.enter()?;
-        let Some((record, expires_at)) = self.find_to_read(key, &guard)? else { return Ok(None) };
+        let Some((record, control)) = self.find_to_read(key, &guard)? else { return Ok(None) };
         let mut value = Vec::new();
         self.copy(key.bytes, &record, &mut value)?;
-        let item = record.item(key.bytes, &value, expires_at);
+        let item = record.item(key.bytes, &value, control);
         drop(guard);
         Ok(Some(read(item)))
     }
@@ -167,10 +168,10 @@ impl<M: Medium> Map<M> {
         found: Result<Option<LiveRecord<'_, M>>>,
         value: &'a mut Vec<u8>,
     ) -> Result<Option<Item<'a>>> {
-        let Some((record, expires_at)) = found? else { return Ok(None) };
+        let Some((record, control)) = found? else { return Ok(None) };
         value.clear();
         self.copy(key, &record, value)?;
-        Ok(Some(record.item(key, value, expires_at)))
+        Ok(Some(record.item(key, value, control)))
     }
 
     /// Calls `each` with every record, copied and verified, in no particular order, or with the
@@ -264,7 +265,7 @@ impl<M: Medium> Map<M> {
         self.find(key, guard)
     }
 
-    /// Returns the live record of `key`, and when it expires.
+    /// Returns the live record of `key`, with its expiry and its marks.
     #[inline]
     pub(crate) fn find<'g>(
         &'g self,
@@ -277,8 +278,8 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Returns the live record of `key`, which the index bound to `word` a moment ago, and when it
-    /// expires.
+    /// Returns the live record of `key`, which the index bound to `word` a moment ago, with its
+    /// expiry and its marks.
     #[inline]
     pub(crate) fn readable<'g>(
         &'g self,
@@ -292,10 +293,11 @@ impl<M: Medium> Map<M> {
             if record.cas() < self.inner.flush.mark() {
                 return Ok(None);
             }
-            if let Some(expires_at) = record.expires_at() {
+            if let Some(control) = record.control() {
+                let expires_at = control.expires_at;
                 let expired = expires_at != 0 && expires_at <= self.db.file.clock.now();
                 self.inner.size_hint.read(record.bytes());
-                return Ok((!expired).then_some((record, expires_at)));
+                return Ok((!expired).then_some((record, control)));
             }
             match self.bound_since(key, &record, guard)? {
                 Some(newer) => word = newer,
@@ -363,7 +365,17 @@ pub(crate) struct Walk<'s, M: Medium> {
 
 impl<'s, M: Medium> Walk<'s, M> {
     pub(crate) fn new(map: &'s Map<M>) -> Self {
-        Walk { map, from: Some(0), error: None, shown_early: HashSet::new() }
+        Walk::at(map, 0)
+    }
+
+    /// Begins where another walk [was](Walk::position).
+    pub(crate) fn at(map: &'s Map<M>, position: u64) -> Self {
+        Walk { map, from: Some(position), error: None, shown_early: HashSet::new() }
+    }
+
+    /// Returns where the walk continues, or `None` at the end.
+    pub(crate) fn position(&self) -> Option<u64> {
+        self.from
     }
 
     /// Replaces `pairs` by the slot keys and words of the next segment. Returns the guard that
@@ -392,7 +404,7 @@ impl<'s, M: Medium> Walk<'s, M> {
     }
 
     /// Returns the record of a pair that this walk has met, or the one that has replaced it since,
-    /// and when it expires, or `None` if that is dead. Appends its key to `keys`. `guard` is the
+    /// with its expiry and its marks, or `None` if that is dead. Appends its key to `keys`. `guard` is the
     /// one under which the pair was met.
     pub(crate) fn named(
         &mut self,
@@ -411,7 +423,7 @@ impl<'s, M: Medium> Walk<'s, M> {
             map.met_damage();
             return Err(record.damaged("it is stored under the hash of another key"));
         }
-        let Some((record, expires_at)) = map.readable(key, word, guard)? else { return Ok(None) };
+        let Some((record, control)) = map.readable(key, word, guard)? else { return Ok(None) };
         if record.word() != word {
             // The key can be met again: it was removed and then bound in a part of the index that
             // is still ahead.
@@ -419,7 +431,7 @@ impl<'s, M: Medium> Walk<'s, M> {
         } else if !self.shown_early.is_empty() && self.shown_early.remove(&record.cas()) {
             return Ok(None);
         }
-        Ok(Some((record, expires_at)))
+        Ok(Some((record, control)))
     }
 }
 

@@ -11,8 +11,9 @@ use evermap_pm::medium::Mapped;
 use crate::ops::commit::Verdict;
 use crate::ops::read::MISMATCH;
 use crate::ops::reader::Reader;
+use crate::record::control::Control;
 use crate::record::partial::PartialRecord;
-use crate::record::{Record, VALUE_MAX, control_of, encode_expiry, record_bytes};
+use crate::record::{Record, VALUE_MAX, record_bytes};
 use crate::{Error, Map, Meta, Result};
 
 /// How many bytes are taken from a source at a time.
@@ -77,7 +78,7 @@ impl<M: Medium> Map<M> {
         if len > VALUE_MAX {
             return Err(Error::ValueTooLong { len, max: VALUE_MAX });
         }
-        let meta = (meta.flags, control_of(encode_expiry(meta.expires_at)?));
+        let meta = (meta.flags, Control::of(&meta)?.encode());
         let named = self.begin_change(key)?;
         let record = self.db.with_space(|| {
             let _guard = self.enter_writing()?;

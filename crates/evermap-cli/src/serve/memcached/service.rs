@@ -31,6 +31,7 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
         endpoints,
         default_endpoint: default_endpoint(&options),
         tls: options.tls.then(|| options.tuning.tls()).flatten(),
+        auth_file: options.auth_file,
         user: options.user,
         pid_file: options.pid_file,
         daemonize: options.daemonize,
@@ -48,7 +49,6 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
 fn config(options: &Options) -> Config {
     let defaults = Config::default();
     let mut settings = options.tuning.reported.clone();
-    settings.insert("verbosity".into(), options.verbosity.to_string());
     if options.socket.is_some() {
         settings.insert("umask".into(), format!("{:o}", options.socket_mode));
     }
@@ -60,6 +60,10 @@ fn config(options: &Options) -> Config {
         reads_per_turn: options.reads_per_turn.unwrap_or(defaults.reads_per_turn),
         backlog: options.backlog,
         item_size_max: options.item_size_max,
+        binding: options.binding,
+        shutdown_command: options.shutdown_command,
+        refused: options.refused.clone(),
+        verbosity: options.verbosity,
         upload_limit: defaults.upload_limit.max(options.item_size_max),
         settings,
         ..defaults

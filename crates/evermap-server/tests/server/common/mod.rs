@@ -1,11 +1,14 @@
 //! A session without sockets, whose memory bounds are checked after every step.
 
 pub(crate) mod hooked_cache;
+pub(crate) mod packet;
 
 use std::fmt::Display;
 use std::sync::Arc;
 
-use evermap_server::protocol::{Budget, Context, Host, KEY_LIST_MAX, Next, Session};
+use evermap_server::protocol::{
+    Binding, Budget, Context, Credentials, Host, KEY_LIST_MAX, Next, Session,
+};
 use evermap_server::stats::Counters;
 use evermap_server::{Cache, ModelCache};
 
@@ -20,6 +23,10 @@ pub(crate) struct TestSession<C = ModelCache> {
     pub(crate) counters: Counters,
     /// The budget of unfinished requests.
     pub(crate) uploads: Arc<Budget>,
+    /// The protocols that the session may speak.
+    pub(crate) binding: Binding,
+    /// The users that the session knows, if it must know its client.
+    pub(crate) credentials: Option<Arc<Credentials>>,
     item_size_max: usize,
     output_limit: usize,
     session: Session,
@@ -51,6 +58,8 @@ impl<C: Cache> TestSession<C> {
             now: NOW,
             counters: Counters::default(),
             uploads: Budget::new(usize::MAX),
+            binding: Binding::Auto,
+            credentials: None,
             item_size_max,
             output_limit,
             session: Session::new(),
@@ -100,6 +109,8 @@ impl<C: Cache> TestSession<C> {
             now: self.now,
             item_size_max: self.item_size_max,
             output_limit: self.output_limit,
+            binding: self.binding,
+            credentials: self.credentials.as_deref(),
         };
         (&mut self.session, context)
     }
@@ -135,4 +146,15 @@ impl Host for FixedHost {
     }
 
     fn reset(&self) {}
+
+    fn set_verbosity(&self, _level: u32) {}
+
+    fn shutdown(&self, graceful: bool) -> bool {
+        // Only so that both replies can be tested.
+        graceful
+    }
+
+    fn refresh_certs(&self) -> Option<Result<(), String>> {
+        Some(Err("no such\r\nfile".into()))
+    }
 }

@@ -158,7 +158,7 @@ impl<'v> Script<'v> {
             2 => (format!("set {victim} 0 soon {len}"), BAD_FORMAT),
             3 => (format!("cas {victim} 0 0 {len} id"), BAD_FORMAT),
             4 => (format!("set {long} 0 0 {len}"), BAD_FORMAT),
-            5 => (format!("ms {victim} {len} T0"), "ERROR"),
+            5 => (format!("ms {victim} {len} T0 z"), "CLIENT_ERROR invalid flag"),
             _ => {
                 return self
                     .ask_without_reply(&format!("set {victim} x 0 {len} noreply\r\n{data}"));
