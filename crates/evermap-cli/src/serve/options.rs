@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use evermap::IndexKind;
 use evermap_server::Config;
+use evermap_server::protocol::{Binding, Restricted};
 use evermap_server::server::{
     ClientCertificates, ITEM_SIZE_LIMIT, ITEM_SIZE_MIN, THREADS_MAX, TlsSettings, TlsVersion,
     WhenFull,
@@ -16,7 +17,8 @@ use evermap_server::server::{
 use super::endpoints::Endpoint;
 use super::service::{Announcement, Place, Service, StoreSettings};
 use crate::failure::Failure;
-use crate::open::{SuspectArguments, index_kind, parse_size};
+use crate::open::{index_kind, parse_size};
+use crate::rejoin::RejoinArguments;
 
 /// The port of memcached.
 pub(super) const PORT: u16 = 11211;
@@ -67,6 +69,19 @@ pub(crate) struct Arguments {
     /// Oldest version of TLS that is accepted
     #[arg(long, value_enum, value_name = "VERSION", default_value_t, requires = "tls_cert")]
     tls_min_version: MinVersion,
+    /// File with lines user:password. Clients have to name one of them before anything else, by SASL
+    /// in the binary protocol, or as the data of a `set` in the text protocol. SIGHUP reads it again
+    #[arg(long, value_name = "FILE")]
+    auth_file: Option<PathBuf>,
+    /// Protocols that clients may speak
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    protocol: Protocol,
+    /// Command that is refused to all clients; can be repeated
+    #[arg(long, value_enum, value_name = "COMMAND")]
+    refuse: Vec<Refusable>,
+    /// Let clients end the server with the command `shutdown`
+    #[arg(long)]
+    allow_shutdown: bool,
     /// Maximum memory of all items, for example 512M or 4G; further items are rejected [default: no
     /// limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -84,7 +99,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     ordered: bool,
     #[command(flatten)]
-    suspect: SuspectArguments,
+    rejoin: RejoinArguments,
     /// Maximum size of an item, from 1K to 64M
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_item_size)]
     max_item_size: usize,
@@ -137,6 +152,27 @@ enum Durability {
     Volatile,
 }
 
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Protocol {
+    /// All; the first byte of a connection says which
+    #[default]
+    Auto,
+    /// The text protocol with its meta commands
+    Ascii,
+    /// The binary protocol
+    Binary,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Refusable {
+    /// In both protocols
+    FlushAll,
+    /// Lists of all items: stats cachedump, lru_crawler metadump and mgdump
+    Dump,
+    /// Log streams
+    Watch,
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum Verify {
     /// Clients are not asked for a certificate
@@ -165,6 +201,16 @@ enum OnMaxConnections {
     Wait,
 }
 
+impl From<Refusable> for Restricted {
+    fn from(command: Refusable) -> Self {
+        match command {
+            Refusable::FlushAll => Restricted::FlushAll,
+            Refusable::Dump => Restricted::Dump,
+            Refusable::Watch => Restricted::Watch,
+        }
+    }
+}
+
 impl Arguments {
     pub(crate) fn run(self) -> Result<(), Failure> {
         self.service()?.run()
@@ -176,11 +222,12 @@ impl Arguments {
             place: self.place()?,
             index: self.index,
             ordered: self.ordered,
-            suspect: self.suspect,
+            rejoin: self.rejoin,
             memory: self.memory,
         };
         Ok(Service {
             tls,
+            auth_file: self.auth_file,
             endpoints,
             default_endpoint: Endpoint::loopback(PORT),
             config,
@@ -238,6 +285,13 @@ impl Arguments {
             item_size_max: self.max_item_size,
             upload_limit,
             metrics: self.metrics,
+            binding: match self.protocol {
+                Protocol::Auto => Binding::Auto,
+                Protocol::Ascii => Binding::Ascii,
+                Protocol::Binary => Binding::Binary,
+            },
+            shutdown_command: self.allow_shutdown,
+            refused: self.refuse.iter().map(|&command| command.into()).collect(),
             ..defaults
         })
     }

@@ -7,6 +7,7 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use evermap::{Evermap, IndexKind, Options};
+use evermap_server::protocol::Credentials;
 use evermap_server::server::{Tls, TlsSettings};
 use evermap_server::{Config, Listener, Server};
 use rustix::process::getuid;
@@ -25,7 +26,7 @@ use super::ready::{ready_line, write_ports};
 use super::signals::{Request, ServerSignals};
 use crate::failure::Failure;
 use crate::monitor::{ServedFile, monitor};
-use crate::open::SuspectArguments;
+use crate::rejoin::{History, RejoinArguments};
 
 /// A server that is to run, and how.
 pub(super) struct Service {
@@ -35,6 +36,8 @@ pub(super) struct Service {
     /// Where to listen if there are no endpoints and a service manager passes no sockets.
     pub(super) default_endpoint: Endpoint,
     pub(super) tls: Option<TlsSettings>,
+    /// The file of users and passwords.
+    pub(super) auth_file: Option<PathBuf>,
     /// The user to become, if the process is root's.
     pub(super) user: Option<String>,
     pub(super) pid_file: Option<PathBuf>,
@@ -53,7 +56,7 @@ pub(super) struct StoreSettings {
     pub(super) place: Place,
     pub(super) index: IndexKind,
     pub(super) ordered: bool,
-    pub(super) suspect: SuspectArguments,
+    pub(super) rejoin: RejoinArguments,
     /// The maximum of bytes, or `None` for no limit.
     pub(super) memory: Option<u64>,
 }
@@ -84,6 +87,7 @@ impl Service {
         let user = self.user_to_become()?;
         let inherited = activation::take(self.tls.is_some())?;
         self.config.tls = self.load_certificates()?;
+        self.config.credentials = self.load_credentials()?;
         let path = self.store.path(user.as_ref())?;
         let daemon = if self.daemonize { Some(Daemon::detach()?) } else { None };
         // Install the handlers first, so that a signal while the store is opened leads to a clean
@@ -107,7 +111,10 @@ impl Service {
         {
             self.say(&format!("warning: the memory cannot be locked: {error}"));
         }
+        let mut history = self.store.rejoin.begin(&db, duration)?;
+        self.config.earlier = history.counters();
         let server = self.start(listeners, &db, &addresses)?;
+        history.announce(&server);
         if let Some(pid_file) = &mut pid_file {
             pid_file.write()?;
         }
@@ -118,7 +125,8 @@ impl Service {
         if let Some(daemon) = daemon {
             daemon.ready(self.announcement == Announcement::StandardError);
         }
-        self.serve(&server, file, &manager, signals);
+        self.serve(&server, file, &mut history, &manager, signals);
+        history.end(&server);
         drop(server);
         db.close()?;
         drop(pid_file);
@@ -130,13 +138,14 @@ impl Service {
         &self,
         server: &Server,
         file: Option<ServedFile>,
+        history: &mut History,
         manager: &Manager,
         mut signals: ServerSignals,
     ) {
         std::thread::scope(|scope| {
             let (stop, stopped) = channel();
             let (stop_informing, informing_stopped) = channel();
-            scope.spawn(move || monitor(server, file, &stopped));
+            scope.spawn(move || monitor(server, file, history, &stopped));
             scope.spawn(move || manager.keep_informed(server, &informing_stopped));
             while signals.next() == Request::Reload {
                 self.reload(server, manager);
@@ -151,20 +160,22 @@ impl Service {
         });
     }
 
-    /// Reads the certificates again.
+    /// Reads the certificates and the passwords again.
     fn reload(&self, server: &Server, manager: &Manager) {
         manager.reloading();
-        let mut status = "nothing to read again".to_owned();
+        let mut said = Vec::new();
         if self.tls.is_some() {
-            status = match server.refresh_certificates() {
-                Ok(()) => "the certificates were read again".into(),
-                Err(error) => {
-                    format!("the certificates were not changed, because new ones failed: {error}")
-                }
-            };
-            self.say(&status);
+            said.push(reload_line("certificates", server.refresh_certificates()));
         }
-        manager.ready(&status);
+        if let Some(credentials) = &self.config.credentials {
+            let reloaded = credentials.reload().map_err(|error| error.to_string());
+            said.push(reload_line("passwords", reloaded));
+        }
+        said.iter().for_each(|line| self.say(line));
+        match said.is_empty() {
+            true => manager.ready("there is nothing to read again"),
+            false => manager.ready(&said.join("; ")),
+        }
     }
 
     fn start(
@@ -173,7 +184,7 @@ impl Service {
         db: &Evermap,
         addresses: &Addresses,
     ) -> Result<Server, Failure> {
-        if let Some(warning) = exposure(&listeners, false) {
+        if let Some(warning) = exposure(&listeners, self.config.credentials.is_some()) {
             self.say(&warning);
         }
         Server::start_on(listeners, Arc::new(db.default_map()), self.config.clone())
@@ -213,6 +224,14 @@ impl Service {
         self.tls.as_ref().map(load).transpose()
     }
 
+    fn load_credentials(&self) -> Result<Option<Arc<Credentials>>, Failure> {
+        let load = |path: &PathBuf| {
+            let loaded = Credentials::load(path);
+            loaded.map(Arc::new).map_err(|error| Failure::Other(error.to_string()))
+        };
+        self.auth_file.as_ref().map(load).transpose()
+    }
+
     /// Makes paths independent of the current directory, which a process in the background leaves.
     fn make_paths_absolute(&mut self) -> Result<(), Failure> {
         let mut paths: Vec<&mut PathBuf> = Vec::new();
@@ -224,6 +243,7 @@ impl Service {
             paths.extend(&mut tls.client_ca);
         }
         paths.extend(&mut self.pid_file);
+        paths.extend(&mut self.auth_file);
         for endpoint in &mut self.endpoints {
             if let Endpoint::Unix { path, .. } = endpoint {
                 paths.push(path);
@@ -265,6 +285,14 @@ impl Service {
     }
 }
 
+/// Returns the line that reports whether files were read again.
+fn reload_line(what: &str, reloaded: Result<(), String>) -> String {
+    match reloaded {
+        Ok(()) => format!("the {what} were read again"),
+        Err(error) => format!("the {what} are unchanged, because the new ones failed: {error}"),
+    }
+}
+
 impl StoreSettings {
     /// Returns the file of the store, or `None` for a store in memory.
     fn path(&self, user: Option<&User>) -> Result<Option<PathBuf>, Failure> {
@@ -282,13 +310,12 @@ impl StoreSettings {
     }
 
     fn open(&self, path: Option<&Path>) -> Result<Evermap, Failure> {
-        let mut options =
-            self.suspect.apply(Options::new()).index(self.index).ordered(self.ordered);
+        let mut options = Options::new().index(self.index).ordered(self.ordered);
         if let Some(memory) = self.memory {
             options = options.max_bytes(memory);
         }
         Ok(match path {
-            Some(path) => Evermap::open(path, options)?,
+            Some(path) => self.rejoin.open(path, options)?,
             None => Evermap::in_memory(options)?,
         })
     }

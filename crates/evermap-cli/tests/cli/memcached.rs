@@ -185,6 +185,7 @@ fn wrong_options_are_refused_with_one_line() {
         (&["-o", "nonsense"], "there is no option -o nonsense"),
         (&["-o", "modern,idle_timeout=x"], "-o idle_timeout x: must be a number"),
         (&["-o", "proxy_config=x"], "there is no proxy"),
+        (&["-S"], "-S needs a file of user:password lines"),
         (&["-Z"], "-Z needs -o ssl_chain_cert=FILE and -o ssl_key=FILE"),
         (&["-l", "127.0.0.1:x", "-u", "root"], "-l 127.0.0.1:x: the port is a number"),
     ] {
@@ -272,6 +273,11 @@ fn settings_are_applied_and_reported() {
         ("tcp_backlog", "99"),
         ("item_size_max", "2097152"),
         ("verbosity", "2"),
+        ("binding_protocol", "auto-negotiate"),
+        ("shutdown_command", "yes"),
+        ("flush_enabled", "no"),
+        ("dump_enabled", "no"),
+        ("watch_enabled", "no"),
         ("maxconns_fast", "no"),
         ("idle_timeout", "60"),
         ("hashpower", "20"),
@@ -377,6 +383,151 @@ fn a_listener_that_other_machines_reach_is_warned_about() {
     assert!(errors.starts_with("memcached: warning: 0.0.0.0:"), "{errors}");
     assert!(errors.contains("without TLS or a password"), "{errors}");
     assert_eq!(errors.lines().count(), 1, "{errors}");
+}
+
+#[test]
+fn commands_are_refused_or_allowed_as_the_options_say() {
+    let mut server = Memcached::start(&["-A", "-F", "-X"]);
+    let mut stream = server.connect();
+    for (request, expected) in [
+        ("set a 0 0 1\r\nx\r\n", "STORED\r\n"),
+        ("flush_all\r\n", "CLIENT_ERROR flush_all not allowed\r\n"),
+        ("stats cachedump 1 0\r\n", "CLIENT_ERROR stats cachedump not allowed\r\n"),
+        ("lru_crawler metadump all\r\n", "ERROR metadump not allowed\r\n"),
+        ("lru_crawler mgdump all\r\n", "ERROR metadump not allowed\r\n"),
+    ] {
+        assert_eq!(reply(&mut stream, request, "\r\n"), expected);
+    }
+    // A flush of the binary protocol, and its status.
+    let mut binary = server.connect();
+    binary.write_all(&[&[0x80, 0x08][..], &[0; 22]].concat()).unwrap();
+    let mut header = [0; 24];
+    binary.read_exact(&mut header).unwrap();
+    assert_eq!(header[..8], [0x81, 0x08, 0, 0, 0, 0, 0, 0x20]);
+    assert_eq!(reply(&mut stream, "get a\r\n", "END\r\n"), "VALUE a 0 1\r\nx\r\nEND\r\n");
+    stream.write_all(b"shutdown\r\n").unwrap();
+    assert!(server.child.take().unwrap().wait().unwrap().success());
+
+    let server = Memcached::start(&[]);
+    let mut stream = server.connect();
+    assert_eq!(reply(&mut stream, "shutdown\r\n", "\r\n"), "ERROR: shutdown not enabled\r\n");
+    assert_eq!(reply(&mut stream, "flush_all\r\n", "\r\n"), "OK\r\n");
+}
+
+#[test]
+fn passwords_are_demanded_and_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("users");
+    std::fs::write(&file, "anna:first\n").unwrap();
+    let mut server = Memcached::start(&["-Y", file.to_str().unwrap(), "-l", "0.0.0.0:0"]);
+    let login = |server: &Memcached, token: &str| {
+        let mut stream = server.connect();
+        let request = format!("set x 0 0 {}\r\n{token}\r\n", token.len());
+        reply(&mut stream, &request, "\r\n") == "STORED\r\n"
+            && reply(&mut stream, "get a\r\n", "\r\n") == "END\r\n"
+    };
+    assert!(reply(&mut server.connect(), "get a\r\n", "\r\n").contains("unauthenticated"));
+    assert!(login(&server, "anna first") && !login(&server, "anna second"));
+    let mut errors = std::io::BufReader::new(server.child.as_mut().unwrap().stderr.take().unwrap());
+    let mut hangup = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        server.signal(Signal::HUP);
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
+        line
+    };
+    // There are passwords, so a listener that other machines reach is no reason for a warning.
+    assert_eq!(hangup("anna:second\n"), "memcached: the passwords were read again\n");
+    assert!(login(&server, "anna second") && !login(&server, "anna first"));
+    let line = hangup("no colon\n");
+    assert!(line.starts_with("memcached: the passwords are unchanged, because"), "{line}");
+    assert!(!line.contains("no colon"), "a line may have a password");
+    assert!(login(&server, "anna second"));
+
+    let output = run(["-u", "root", "-p", "-1", "-Y", "/nonexistent"]);
+    assert_eq!(output.code, 71);
+    assert!(output.stderr.contains("/nonexistent"), "{output:?}");
+}
+
+#[test]
+fn sasl_takes_its_passwords_from_the_environment_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, ports) = (dir.path().join("users"), dir.path().join("ports"));
+    std::fs::write(&file, "anna:first\n").unwrap();
+    let mut child = memcached(["-S", "-u", "root", "-l", "127.0.0.1", "-p", "-1"])
+        .env("MEMCACHED_SASL_PWDB", &file)
+        .env("MEMCACHED_PORT_FILENAME", &ports)
+        .spawn()
+        .unwrap();
+    let text = wait_for_text(&ports, || child.try_wait().unwrap().is_none());
+    let port: u16 = text.trim().strip_prefix("TCP INET: ").unwrap().parse().unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut ask = |packet: &[u8]| {
+        stream.write_all(packet).unwrap();
+        let mut header = [0; 24];
+        stream.read_exact(&mut header).unwrap();
+        let len = u32::from_be_bytes(header[8..12].try_into().unwrap());
+        stream.read_exact(&mut vec![0; len as usize]).unwrap();
+        u16::from_be_bytes([header[6], header[7]])
+    };
+    let get = [&[0x80, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1][..], &[0; 12], b"a"].concat();
+    assert_eq!(ask(&get), 0x20, "not authenticated");
+    let token = b"PLAIN\0anna\0first";
+    let auth = [&[0x80, 0x21, 0, 5, 0, 0, 0, 0, 0, 0, 0, 16][..], &[0; 12], token].concat();
+    assert_eq!(token.len(), 16);
+    assert_eq!(ask(&auth), 0);
+    assert_eq!(ask(&get), 1, "not found");
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn the_protocol_can_be_chosen() {
+    for (name, text_is_served) in [("ascii", true), ("binary", false), ("auto", true)] {
+        let server = Memcached::start(&["-B", name]);
+        let mut stream = server.connect();
+        stream.write_all(b"get a\r\n").unwrap();
+        let mut text = [0; 5];
+        assert_eq!(stream.read_exact(&mut text).is_ok(), text_is_served, "{name}");
+        let mut stream = server.connect();
+        stream.write_all(&[&[0x80, 0x0a][..], &[0; 22]].concat()).unwrap();
+        assert_eq!(stream.read_exact(&mut [0; 24]).is_ok(), name != "ascii", "{name}");
+    }
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn certificates_are_read_again_by_a_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["cache.test".into()]).unwrap();
+    let (cert_path, key_path) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    std::fs::write(&cert_path, params.self_signed(&key).unwrap().pem()).unwrap();
+    std::fs::write(&key_path, key.serialize_pem()).unwrap();
+    let files = format!("ssl_chain_cert={},ssl_key={}", cert_path.display(), key_path.display());
+    let server = Memcached::start(&[
+        "-Z",
+        "-o",
+        &files,
+        "-o",
+        "ssl_min_version=3",
+        "-l",
+        "notls:127.0.0.1:0",
+    ]);
+    // The port without TLS is the second one.
+    let ports = std::fs::read_to_string(server.path("ports")).unwrap();
+    let port: u16 = ports.lines().nth(1).unwrap().split(' ').nth(2).unwrap().parse().unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let settings = reply(&mut stream, "stats settings\r\n", "END\r\n");
+    for line in ["ssl_enabled yes", "ssl_min_version tlsv1.3", "ssl_verify_mode 0"] {
+        assert!(settings.contains(&format!("STAT {line}\r\n")), "{line}: {settings}");
+    }
+    assert_eq!(reply(&mut stream, "refresh_certs\r\n", "\r\n"), "OK\r\n");
+    std::fs::write(&cert_path, "nonsense").unwrap();
+    let error = reply(&mut stream, "refresh_certs\r\n", "\r\n");
+    assert!(error.contains("cert.pem: there is no certificate"), "{error}");
+    let plain = Memcached::start(&[]);
+    assert_eq!(reply(&mut plain.connect(), "refresh_certs\r\n", "\r\n"), "ERROR\r\n");
 }
 
 #[test]

@@ -35,7 +35,7 @@ use mio::Waker;
 use crate::cache::Cache;
 use crate::cumulative::Cumulative;
 use crate::metrics::{Responder, Stopper};
-use crate::protocol::{Binding, Credentials, Host};
+use crate::protocol::{Binding, Credentials, Host, Restricted};
 use crate::watch::Hub;
 use accept::Acceptor;
 pub use listen::{ListenAddress, Listener, Security};
@@ -94,8 +94,6 @@ pub struct Config {
     /// The address of the metrics of Prometheus, or `None` if there shall be none. Port 0 stands
     /// for any free port; [`Server::metrics_addr`] returns it.
     pub metrics: Option<SocketAddr>,
-    /// Whether the command `watch` is allowed.
-    pub watch: bool,
     /// The maximum number of watchers.
     pub watchers_max: usize,
     /// The maximum number of bytes of log lines that wait for one watcher. Further lines are
@@ -108,6 +106,10 @@ pub struct Config {
     pub prefix_delimiter: u8,
     /// Whether accesses are counted by prefix from the start on.
     pub detail: bool,
+    /// The commands that are refused.
+    pub refused: Vec<Restricted>,
+    /// How much the server reports about what it does at first: 0, nothing; 1 or more, more.
+    pub verbosity: u32,
 }
 
 /// What happens to a connection that exceeds [`Config::max_connections`].
@@ -158,12 +160,13 @@ impl Default for Config {
             earlier: Cumulative::default(),
             shutdown_command: false,
             metrics: None,
-            watch: true,
             watchers_max: 128,
             watcher_buffer: 256 << 10,
             worker_log_buffer: 64 << 10,
             prefix_delimiter: b':',
             detail: false,
+            refused: Vec::new(),
+            verbosity: 0,
         }
     }
 }

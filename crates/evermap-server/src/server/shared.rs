@@ -17,7 +17,7 @@ use crate::cache::Cache;
 use crate::cumulative::{Cumulative, Offsets};
 use crate::latency::{Command, Latencies, LatencyTotals};
 use crate::metrics;
-use crate::protocol::{Budget, Host};
+use crate::protocol::{Budget, Host, Restricted};
 use crate::stats::{Counters, Totals};
 use crate::watch::{Hub, HubStats, PrefixCounts, SAMPLING, Settings, encode_uri};
 
@@ -41,12 +41,12 @@ pub(super) struct Shared {
     /// What the cumulative statistics have beyond those of this process.
     offsets: Offsets,
     connections: AtomicUsize,
-    /// What the last `verbosity` command has set.
-    verbosity: AtomicU32,
     /// Whether the acceptor waits until a connection is closed.
     waits_for_close: AtomicBool,
     /// Wakes the acceptor.
     pub(super) acceptor: OnceLock<Arc<Waker>>,
+    /// What the last `verbosity` command has set.
+    verbosity: AtomicU32,
     pub(super) accepted: AtomicU64,
     pub(super) rejected: AtomicU64,
     /// The number of times that accepting paused, because there were as many connections as
@@ -77,6 +77,7 @@ impl Shared {
         hub.set_detail(config.detail);
         let latencies = (0..config.threads).map(|_| Latencies::default()).collect();
         let uploads = Budget::new(config.upload_limit);
+        let verbosity = config.verbosity;
         let counters = (0..config.threads).map(|_| Counters::default()).collect();
         let offsets = Offsets::new(config.earlier.clone());
         Ok(Shared {
@@ -92,9 +93,9 @@ impl Shared {
             baseline: Mutex::default(),
             offsets,
             connections: AtomicUsize::new(0),
-            verbosity: AtomicU32::new(0),
             waits_for_close: AtomicBool::new(false),
             acceptor: OnceLock::new(),
+            verbosity: AtomicU32::new(verbosity),
             accepted: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             accept_pauses: AtomicU64::new(0),
@@ -245,7 +246,9 @@ impl Shared {
         each("maxconns_fast", &yes_no(config.when_full == WhenFull::Reject));
         each("idle_timeout", &config.idle_timeout.map_or(0, |timeout| timeout.as_secs()));
         each("reqs_per_event", &config.reads_per_turn);
-        each("flush_enabled", &"yes");
+        each("flush_enabled", &yes_no(self.allows(Restricted::FlushAll)));
+        each("dump_enabled", &yes_no(self.allows(Restricted::Dump)));
+        each("watch_enabled", &yes_no(self.allows(Restricted::Watch)));
         each("shutdown_command", &yes_no(config.shutdown_command));
         each("auth_enabled_sasl", &yes_no(config.credentials.is_some()));
         each("auth_enabled_ascii", &yes_no(config.credentials.is_some()));
@@ -350,6 +353,10 @@ impl Host for Shared {
     fn refresh_certs(&self) -> Option<Result<(), String>> {
         let tls = self.config.tls.as_ref()?;
         Some(tls.reload().map_err(|error| error.to_string()))
+    }
+
+    fn allows(&self, command: Restricted) -> bool {
+        !self.config.refused.contains(&command)
     }
 
     fn connections(&self, each: &mut dyn FnMut(&str, &dyn Display)) {

@@ -143,11 +143,11 @@ impl Worker {
             for token in waiting {
                 self.turn(token, &context, ready_at);
             }
-            if context.watch.take_pushed() {
-                shared.hub.notify();
-            }
             if let Some(limits) = self.idle_check.as_mut().and_then(IdleCheck::limits_if_due) {
                 self.disconnect_idle(&limits, &context);
+            }
+            if context.watch.take_pushed() {
+                shared.hub.notify();
             }
         }
         self.finish(&mut events, &context(&shared, self.index));
@@ -225,21 +225,17 @@ impl Worker {
     /// Hands the connection of a client over to the hub, or refuses to.
     fn start_watch(&mut self, token: usize, streams: Streams) {
         let hub = &self.shared.hub;
-        let slot = if self.shared.config.watch {
-            hub.reserve().ok_or(b"WATCHER_TOO_MANY log watcher limit reached\r\n".as_slice())
-        } else {
-            Err(b"CLIENT_ERROR watch commands not allowed\r\n".as_slice())
-        };
+        let slot = hub.reserve();
         let Some(Some(client)) = self.clients.get_mut(token) else {
             return;
         };
         match slot {
-            Err(reply) => {
-                client.refuse_watch(reply);
+            None => {
+                client.refuse_watch(b"WATCHER_TOO_MANY log watcher limit reached\r\n");
                 client.queued = true;
                 self.run_queue.push(token);
             }
-            Ok(slot) => {
+            Some(slot) => {
                 if let Some(client) = self.clients[token].take() {
                     let (mut stream, registered, permit) = client.into_watcher();
                     // If this fails, so does the registration with the hub, which closes it.

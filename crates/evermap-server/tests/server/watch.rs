@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
+use evermap_server::protocol::Restricted;
 use evermap_server::watch::Hub;
 use evermap_server::{Config, ModelCache, Server};
 
@@ -170,7 +171,7 @@ fn requests_around_a_watch_are_answered() {
     }
     third.ask("watch\r\n", "OK\r\n");
 
-    let server = serve(|config| config.watch = false);
+    let server = serve(|config| config.refused = vec![Restricted::Watch]);
     let refused = "CLIENT_ERROR watch commands not allowed\r\n";
     Client::connect(&server).ask("watch\r\nget a\r\n", &format!("{refused}END\r\n"));
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use evermap_server::protocol::{Binding, Restricted};
 use evermap_server::server::{ITEM_SIZE_LIMIT, ITEM_SIZE_MIN, THREADS_MAX};
 use lexopt::{Arg, Parser};
 
@@ -62,11 +63,10 @@ pub(super) struct Options {
     pub(super) lock_memory: bool,
     pub(super) core_dumps: bool,
     pub(super) verbosity: u32,
-    pub(super) protocol: Protocol,
+    pub(super) binding: Binding,
     pub(super) shutdown_command: bool,
-    pub(super) flush_all: bool,
-    pub(super) dumping: bool,
-    pub(super) watch: bool,
+    /// The commands that are refused.
+    pub(super) refused: Vec<Restricted>,
     pub(super) sasl: bool,
     pub(super) auth_file: Option<PathBuf>,
     pub(super) tls: bool,
@@ -75,16 +75,6 @@ pub(super) struct Options {
     pub(super) tuning: Tuning,
     /// Options that were given and have no effect.
     without_effect: Vec<&'static str>,
-}
-
-/// Which protocol clients may speak.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Protocol {
-    /// Any. The first byte of a connection says which.
-    #[default]
-    Auto,
-    Text,
-    Binary,
 }
 
 impl Default for Options {
@@ -109,11 +99,9 @@ impl Default for Options {
             lock_memory: false,
             core_dumps: false,
             verbosity: 0,
-            protocol: Protocol::Auto,
+            binding: Binding::Auto,
             shutdown_command: false,
-            flush_all: true,
-            dumping: true,
-            watch: true,
+            refused: Vec::new(),
             sasl: false,
             auth_file: None,
             tls: false,
@@ -123,6 +111,10 @@ impl Default for Options {
         }
     }
 }
+
+/// The variable that names the file of passwords for SASL, as in builds of memcached that have a
+/// password file of their own.
+const PASSWORD_VARIABLE: &str = "MEMCACHED_SASL_PWDB";
 
 /// The long names, and the letters that mean the same.
 const LONG: [(&str, char); 38] = [
@@ -192,6 +184,9 @@ pub(super) fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Action,
         }
         options.set(letter, &mut parser)?;
     }
+    if options.sasl && options.auth_file.is_none() {
+        options.auth_file = std::env::var_os(PASSWORD_VARIABLE).map(PathBuf::from);
+    }
     options.check()?;
     Ok(Action::Serve(Box::new(options)))
 }
@@ -229,11 +224,11 @@ impl Options {
             'k' => self.lock_memory = true,
             'r' => self.core_dumps = true,
             'v' => self.verbosity += 1,
-            'B' => self.protocol = protocol(&text(parser)?)?,
+            'B' => self.binding = binding(&text(parser)?)?,
             'A' => self.shutdown_command = true,
-            'F' => self.flush_all = false,
-            'X' => self.dumping = false,
-            'W' => self.watch = false,
+            'F' => self.refused.push(Restricted::FlushAll),
+            'X' => self.refused.push(Restricted::Dump),
+            'W' => self.refused.push(Restricted::Watch),
             'S' => self.sasl = true,
             'Y' => self.auth_file = Some(parser.value().map_err(wrong)?.into()),
             'Z' => self.tls = true,
@@ -286,6 +281,15 @@ impl Options {
         }
         if self.tls && !self.tuning.has_certificate() {
             return Err(Wrong("-Z needs -o ssl_chain_cert=FILE and -o ssl_key=FILE".into()));
+        }
+        if self.sasl && self.auth_file.is_none() {
+            return Err(Wrong(format!(
+                "-S needs a file of user:password lines: -Y FILE, or {PASSWORD_VARIABLE}=FILE in the \
+                 environment"
+            )));
+        }
+        if self.auth_file.is_some() && self.sasl && self.binding == Binding::Ascii {
+            return Err(Wrong("-S is for the binary protocol, which -B ascii excludes".into()));
         }
         if self.port == Port::Off && self.listen.is_empty() && self.socket.is_none() {
             return Err(Wrong("-p 0 leaves nothing to listen on: add -l or -s".into()));
@@ -373,11 +377,11 @@ fn item_size(text: &str) -> Result<usize, Wrong> {
     })
 }
 
-fn protocol(text: &str) -> Result<Protocol, Wrong> {
+fn binding(text: &str) -> Result<Binding, Wrong> {
     match text {
-        "auto" => Ok(Protocol::Auto),
-        "ascii" => Ok(Protocol::Text),
-        "binary" => Ok(Protocol::Binary),
+        "auto" => Ok(Binding::Auto),
+        "ascii" => Ok(Binding::Ascii),
+        "binary" => Ok(Binding::Binary),
         _ => Err(Wrong(format!("-B {text}: must be auto, ascii or binary"))),
     }
 }

@@ -6,7 +6,7 @@ use super::NAME;
 use super::addresses::{default_endpoint, endpoints};
 use super::options::{Options, Port};
 use crate::failure::Failure;
-use crate::open::SuspectArguments;
+use crate::rejoin::RejoinArguments;
 use crate::serve::service::{Announcement, Place, Service, StoreSettings};
 
 /// Returns the server that the options ask for.
@@ -24,13 +24,14 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
             place: place(&options),
             index: Default::default(),
             ordered: false,
-            suspect: SuspectArguments::default(),
+            rejoin: RejoinArguments::default(),
             memory: options.memory,
         },
         config: config(&options),
         endpoints,
         default_endpoint: default_endpoint(&options),
         tls: options.tls.then(|| options.tuning.tls()).flatten(),
+        auth_file: options.auth_file,
         user: options.user,
         pid_file: options.pid_file,
         daemonize: options.daemonize,
@@ -48,7 +49,6 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
 fn config(options: &Options) -> Config {
     let defaults = Config::default();
     let mut settings = options.tuning.reported.clone();
-    settings.insert("verbosity".into(), options.verbosity.to_string());
     if options.socket.is_some() {
         settings.insert("umask".into(), format!("{:o}", options.socket_mode));
     }
@@ -60,9 +60,12 @@ fn config(options: &Options) -> Config {
         reads_per_turn: options.reads_per_turn.unwrap_or(defaults.reads_per_turn),
         backlog: options.backlog,
         item_size_max: options.item_size_max,
+        binding: options.binding,
+        shutdown_command: options.shutdown_command,
+        refused: options.refused.clone(),
+        verbosity: options.verbosity,
         upload_limit: defaults.upload_limit.max(options.item_size_max),
         settings,
-        watch: options.watch,
         watcher_buffer: options.tuning.watcher_buffer.unwrap_or(defaults.watcher_buffer),
         worker_log_buffer: options.tuning.worker_log_buffer.unwrap_or(defaults.worker_log_buffer),
         prefix_delimiter: options.prefix_delimiter.map_or(defaults.prefix_delimiter, |c| c as u8),
