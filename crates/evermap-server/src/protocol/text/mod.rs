@@ -88,6 +88,9 @@ struct Pass<'a, 'p> {
     out: &'p mut Vec<u8>,
 }
 
+/// What receives the names and values of statistics.
+type EachStat<'a> = dyn FnMut(&str, &dyn Display) + 'a;
+
 /// Whether the pass continues, or how it ended.
 type Step = ControlFlow<Next>;
 const CONTINUE: Step = ControlFlow::Continue(());
@@ -538,10 +541,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Appends statistics that the cache has to compute.
-    fn stats_of(
-        &mut self,
-        compute: fn(&dyn Cache, &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError>,
-    ) {
+    fn stats_of(&mut self, compute: fn(&dyn Cache, &mut EachStat<'_>) -> Result<(), CacheError>) {
         let before = self.out.len();
         let out = &mut *self.out;
         let done = compute(self.context.cache, &mut |name, value| reply::stat(name, value, out));
