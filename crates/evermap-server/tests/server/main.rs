@@ -3,6 +3,7 @@
 mod common;
 mod copies;
 mod disconnects;
+mod meta;
 mod pieces;
 mod sockets;
 mod store;

@@ -26,6 +26,11 @@ enum Step {
         key: &'static str,
         value: Vec<u8>,
     },
+    /// A command of the meta protocol that compares that id.
+    Compare {
+        line: &'static str,
+        key: &'static str,
+    },
     /// Advances the clock by this number of seconds.
     Wait(u32),
 }
@@ -71,6 +76,9 @@ fn step() -> impl Strategy<Value = Step> {
         10 => store,
         4 => (key(), value()).prop_map(|(key, value)| Step::Cas { key, value }),
         4 => key().prop_map(|key| send(format!("gets {key}\r\n"))),
+        14 => meta(),
+        4 => (key(), select(&["ms K 1 I C", "ms K 1 C", "md K C", "md K I C", "ma K C", "mg K v C"][..]))
+            .prop_map(|(key, line)| Step::Compare { line, key }),
         6 => vec(key(), 1..40).prop_map(|keys| send(format!("get {}\r\n", keys.join(" ")))),
         2 => (key(), exptime()).prop_map(|(key, t)| send(format!("gats {t} {key}\r\n"))),
         2 => (key(), exptime()).prop_map(|(key, t)| send(format!("touch {key} {t}\r\n"))),
@@ -81,6 +89,42 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|delay| send(format!("flush_all{delay}\r\n"))),
         2 => (0u32..4).prop_map(Step::Wait),
     ]
+}
+
+/// A flag of the meta protocol whose reply is the same in both caches.
+fn flag() -> impl Strategy<Value = String> {
+    let plain = "fkqstuvxI".chars().map(String::from).collect::<Vec<_>>();
+    let modes = select(&["MS", "ME", "MR", "MA", "MP", "MI", "MD"][..]).prop_map(String::from);
+    let number = |flag: &'static str, numbers: std::ops::Range<u64>| {
+        numbers.prop_map(move |number| format!("{flag}{number}"))
+    };
+    prop_oneof![
+        9 => select(plain),
+        2 => modes,
+        2 => (select(&["T", "N", "R"][..]), exptime()).prop_map(|(flag, t)| format!("{flag}{t}")),
+        1 => number("F", 0..5),
+        1 => number("J", 0..200),
+        1 => number("D", 0..300),
+        // Greater than any id that the caches choose.
+        1 => number("E", 1 << 40..(1 << 40) + 3),
+        1 => number("C", 1 << 40..(1 << 40) + 3),
+    ]
+}
+
+fn meta() -> impl Strategy<Value = Step> {
+    let verb = select(&["mg", "mg", "mg", "ms", "ms", "md", "ma"][..]);
+    (verb, key(), vec(flag(), 0..6), value()).prop_map(|(verb, key, mut flags, value)| {
+        flags.sort();
+        flags.dedup_by_key(|flag| flag.chars().next());
+        let flags = flags.join(" ");
+        match verb {
+            "ms" => {
+                let line = format!("ms {key} {} {flags}\r\n", value.len());
+                Step::Send([line.as_bytes(), &value, b"\r\n"].concat())
+            }
+            _ => send(format!("{verb} {key} {flags}\r\n")),
+        }
+    })
 }
 
 /// A client of one of the two caches that are compared.
@@ -106,6 +150,11 @@ impl<F: FnMut(&[u8]) -> Vec<u8>> Client<F> {
                 let id = self.seen.get(key.as_bytes()).copied().unwrap_or(0);
                 let line = format!("cas {key} 9 0 {} {id}\r\n", value.len());
                 (self.ask)(&[line.as_bytes(), value, b"\r\n"].concat())
+            }
+            Step::Compare { line, key } => {
+                let id = self.seen.get(key.as_bytes()).copied().unwrap_or(0);
+                let data = if line.starts_with("ms") { "\r\n7" } else { "" };
+                (self.ask)(format!("{}{id}{data}\r\n", line.replace('K', key)).as_bytes())
             }
             Step::Wait(_) => return String::new(),
         };
@@ -205,10 +254,13 @@ fn the_store_replies_as_the_model_does_over_sockets() {
                 "get" | "gets" | "delete" | "incr" | "decr" => true,
                 "touch" | "gats" => false,
                 "flush_all" => !line.ends_with(['2', '4']),
+                "mg" | "ms" | "md" | "ma" => {
+                    !line.split(' ').any(|word| word.starts_with(['T', 'N', 'R']))
+                }
                 _ => matches!(line.split(' ').nth(3), Some("0" | "-1" | "1000000")),
             }
         }
-        Step::Cas { .. } => true,
+        Step::Cas { .. } | Step::Compare { .. } => true,
         Step::Wait(_) => false,
     });
     let mut runner = TestRunner::deterministic();
