@@ -107,7 +107,7 @@ fuzz() {
     if ! cargo +nightly fuzz --version >/dev/null 2>&1; then
         cargo install --quiet --locked cargo-fuzz
     fi
-    for target in protocol open; do
+    for target in protocol binary auth open; do
         (cd fuzz && cargo +nightly fuzz run "$target" -- -max_total_time=60)
     done
 }

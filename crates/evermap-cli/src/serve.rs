@@ -75,6 +75,16 @@ pub(crate) struct Arguments {
     /// Maximum memory of all values that have not arrived completely
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     upload_memory: u64,
+    /// Also answer requests for metrics of Prometheus at http://ADDRESS/metrics [without an
+    /// address: 127.0.0.1:9150]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        num_args = 0..=1,
+        default_missing_value = "127.0.0.1:9150",
+        value_parser = parse_address
+    )]
+    metrics: Option<SocketAddr>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, ValueEnum)]
@@ -136,6 +146,7 @@ impl Arguments {
             backlog: self.backlog.try_into().unwrap_or(u32::MAX),
             item_size_max: self.max_item_size,
             upload_limit,
+            metrics: self.metrics,
             ..defaults
         })
     }

@@ -11,9 +11,7 @@ use crate::stats::Count;
 
 /// Cumulative statistics that are no [`Count`]: of the connections, of the threads in the
 /// background, and of the [`Cache`](crate::Cache).
-const OTHERS: [&str; 29] = [
-    "auth_cmds",
-    "auth_errors",
+const OTHERS: [&str; 27] = [
     "crawler_items_checked",
     "crawler_reclaimed",
     "direct_reclaims",

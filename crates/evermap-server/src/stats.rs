@@ -52,9 +52,13 @@ pub enum Count {
     ConnYields,
     /// Commands of the meta protocol.
     CmdMeta,
+    /// Attempts to authenticate.
+    AuthCmds,
+    /// Attempts to authenticate that failed.
+    AuthErrors,
 }
 
-const NAMES: [&str; 23] = [
+const NAMES: [&str; 25] = [
     "cmd_get",
     "cmd_set",
     "cmd_flush",
@@ -78,10 +82,12 @@ const NAMES: [&str; 23] = [
     "bytes_written",
     "conn_yields",
     "cmd_meta",
+    "auth_cmds",
+    "auth_errors",
 ];
 
 // The last variant has the last name.
-const _: () = assert!(Count::CmdMeta as usize + 1 == NAMES.len());
+const _: () = assert!(Count::AuthErrors as usize + 1 == NAMES.len());
 
 impl Count {
     /// Returns the name in `stats`.

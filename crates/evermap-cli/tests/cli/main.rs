@@ -6,3 +6,4 @@ mod output;
 mod records;
 mod restart;
 mod serve;
+mod top;

@@ -16,7 +16,7 @@ pub(crate) struct Server {
     /// Kept open, so that the server can write to it.
     _out: BufReader<ChildStdout>,
     pub(crate) ready: String,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
 }
 
 impl Server {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::shared::{ConnectionPermit, Shared};
+use super::connections::{Peer, Registered, State};
+use super::shared::{ConnectionPermit, Shared, unix_seconds};
 use super::worker::Mailbox;
 
 const LISTENER: Token = Token(0);
@@ -24,6 +25,7 @@ pub(super) struct Acceptor {
     listener: TcpListener,
     mailboxes: Vec<Arc<Mailbox>>,
     pub(super) waker: Arc<Waker>,
+    _registered: Registered,
 }
 
 /// Whether connections may be left in the queue of the listener.
@@ -42,7 +44,9 @@ impl Acceptor {
         let poll = Poll::new()?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        Ok(Acceptor { shared, poll, listener, mailboxes, waker })
+        let peer = Peer::of(listener.local_addr()?);
+        let registered = shared.open.add(&listener, peer, State::Listening, unix_seconds());
+        Ok(Acceptor { shared, poll, listener, mailboxes, waker, _registered: registered })
     }
 
     /// Accepts connections until the server stops. Then closes the listener.

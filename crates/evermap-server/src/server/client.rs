@@ -2,13 +2,16 @@
 
 use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
+use std::time::Instant;
 
 use mio::net::TcpStream;
 
 use super::buffers::{ReadBuffer, ReadResult, ReplyBuffer};
+use super::connections::{Registered, State};
 use super::shared::ConnectionPermit;
 use crate::protocol::{Budget, Context, Next, Reservation, Session};
 use crate::stats::Count;
+use crate::watch::{CloseReason, Streams};
 
 /// The number of times that one connection may read or resume in one turn.
 const ROUNDS_MAX: usize = 4;
@@ -30,7 +33,10 @@ pub(super) struct Client {
     peer_closed: bool,
     /// Whether the client is in the worker's queue for another turn.
     pub(super) queued: bool,
-    _permit: ConnectionPermit,
+    /// The time from which the next turn is measured, if it continues with what arrived before.
+    waiting_since: Option<Instant>,
+    pub(super) registered: Registered,
+    permit: ConnectionPermit,
 }
 
 /// What the worker does with a client after its turn.
@@ -41,7 +47,9 @@ pub(super) enum Turn {
     /// Gives it another turn after the other clients.
     Again,
     /// Closes it.
-    Close,
+    Close(CloseReason),
+    /// Makes it a watcher of these events.
+    Watch(Streams),
 }
 
 /// Buffers that the clients of a worker share.
@@ -61,7 +69,12 @@ struct Unsent {
 
 impl Client {
     /// Creates a client whose unsent replies are accounted for in `unsent`.
-    pub(super) fn new(stream: TcpStream, permit: ConnectionPermit, unsent: &Arc<Budget>) -> Self {
+    pub(super) fn new(
+        stream: TcpStream,
+        registered: Registered,
+        permit: ConnectionPermit,
+        unsent: &Arc<Budget>,
+    ) -> Self {
         let reservation = Reservation::new(unsent);
         Client {
             stream,
@@ -71,7 +84,9 @@ impl Client {
             readable: false,
             peer_closed: false,
             queued: false,
-            _permit: permit,
+            waiting_since: None,
+            registered,
+            permit,
         }
     }
 
@@ -87,15 +102,36 @@ impl Client {
     }
 
     /// Reads, processes and writes as far as the socket allows, for a limited number of rounds.
-    pub(super) fn turn(&mut self, buffers: &mut Buffers, context: &Context<'_>) -> Turn {
-        match self.try_turn(buffers, context) {
+    /// `ready_at` is the time at which the system reported that the socket is ready.
+    pub(super) fn turn(
+        &mut self,
+        buffers: &mut Buffers,
+        context: &Context<'_>,
+        ready_at: Instant,
+    ) -> Turn {
+        self.registered.set_state(State::Execute, context.now);
+        let context = Context { connection: self.registered.connection().number, ..*context };
+        let turn = match self.try_turn(buffers, &context, ready_at) {
             Ok(turn) => turn,
             // The connection failed, so the client cannot receive an error.
-            Err(_) => Turn::Close,
-        }
+            Err(_) => Turn::Close(CloseReason::Error),
+        };
+        self.registered.end_turn(match self.next {
+            _ if !self.is_drained() => State::Write,
+            Next::Receive if self.session.held_bytes() > 0 => State::Waiting,
+            Next::Receive => State::Read,
+            _ => State::Execute,
+        });
+        turn
     }
 
-    fn try_turn(&mut self, buffers: &mut Buffers, context: &Context<'_>) -> io::Result<Turn> {
+    fn try_turn(
+        &mut self,
+        buffers: &mut Buffers,
+        context: &Context<'_>,
+        ready_at: Instant,
+    ) -> io::Result<Turn> {
+        let mut since = self.waiting_since.take().unwrap_or(ready_at);
         self.send_unsent(context)?;
         for _ in 0..ROUNDS_MAX {
             if !self.is_drained() {
@@ -107,13 +143,14 @@ impl Client {
             match self.next {
                 Next::Close => {
                     self.discard_input(&mut buffers.read);
-                    return Ok(Turn::Close);
+                    return Ok(Turn::Close(context.watch.take_reason()));
                 }
+                Next::Watch(streams) => return Ok(Turn::Watch(streams)),
                 Next::Receive if !self.readable => return Ok(Turn::Wait),
                 Next::Receive => {
                     replies = buffers.replies.take();
                     if self.receive(&mut buffers.read, context, &mut replies)? == Input::Ended {
-                        return Ok(Turn::Close);
+                        return Ok(Turn::Close(CloseReason::Normal));
                     }
                 }
                 Next::Resume => {
@@ -122,13 +159,31 @@ impl Client {
                 }
             }
             buffers.replies.put_back(self.send(replies, context)?);
+            context.latencies.record(|| {
+                let began = std::mem::replace(&mut since, Instant::now());
+                since.saturating_duration_since(began)
+            });
         }
         let has_work = self.next != Next::Receive || self.readable;
         if !(has_work && self.is_drained()) {
             return Ok(Turn::Wait);
         }
         context.counters.add(Count::ConnYields, 1);
+        self.waiting_since = Some(since);
         Ok(Turn::Again)
+    }
+
+    /// Replies that the client cannot become a watcher, and continues with its session in the next
+    /// turn.
+    pub(super) fn refuse_watch(&mut self, reply: &[u8]) {
+        self.unsent.bytes = reply.to_vec();
+        self.unsent.reservation.resize(self.unsent.bytes.capacity());
+        self.next = Next::Resume;
+    }
+
+    /// Returns what remains of the client when its connection becomes a watcher's.
+    pub(super) fn into_watcher(self) -> (TcpStream, Registered, ConnectionPermit) {
+        (self.stream, self.registered, self.permit)
     }
 
     /// Reads once and passes the bytes to the session.

@@ -11,6 +11,7 @@
 mod accept;
 mod buffers;
 mod client;
+mod connections;
 mod port;
 mod shared;
 mod worker;
@@ -27,6 +28,9 @@ use mio::net::TcpListener;
 
 use crate::cache::Cache;
 use crate::cumulative::Cumulative;
+use crate::metrics::{Responder, Stopper};
+use crate::protocol::{Binding, Credentials};
+use crate::watch::Hub;
 use accept::Acceptor;
 pub use port::BoundPort;
 use shared::Shared;
@@ -56,18 +60,44 @@ pub struct Config {
     pub upload_limit: usize,
     /// The version that the `version` command replies with.
     pub version: String,
+    /// The protocols that clients may speak.
+    pub binding: Binding,
+    /// The users and passwords of which a client must name one before it may send commands; `None`
+    /// if any client may. They can be [reloaded](Credentials::reload) while the server runs.
+    pub credentials: Option<Arc<Credentials>>,
     /// What the cumulative statistics begin with: what [`Server::cumulative`] of an earlier process
     /// returned. Nothing by default.
     pub earlier: Cumulative,
     /// Whether clients may end the server with the `shutdown` command. It sends SIGINT to the
     /// process, which has to handle that.
     pub shutdown_command: bool,
+    /// The address of the metrics of Prometheus, or `None` if there shall be none. Port 0 stands
+    /// for any free port; [`Server::metrics_addr`] returns it.
+    pub metrics: Option<SocketAddr>,
+    /// Whether the command `watch` is allowed.
+    pub watch: bool,
+    /// The maximum number of watchers.
+    pub watchers_max: usize,
+    /// The maximum number of bytes of log lines that wait for one watcher. Further lines are
+    /// skipped. At least [`LOG_BUFFER_MIN`].
+    pub watcher_buffer: usize,
+    /// The size of the queue of log records of each worker, in bytes. It is allocated when the
+    /// first watcher comes. At least [`LOG_BUFFER_MIN`].
+    pub worker_log_buffer: usize,
+    /// The byte before which the prefix of a key ends, for `stats detail`.
+    pub prefix_delimiter: u8,
+    /// Whether accesses are counted by prefix from the start on.
+    pub detail: bool,
 }
 
 /// The minimum of [`Config::item_size_max`], in bytes.
 pub const ITEM_SIZE_MIN: usize = 1 << 10;
 /// The maximum of [`Config::item_size_max`], in bytes.
 pub const ITEM_SIZE_LIMIT: usize = 64 << 20;
+/// The minimum of [`Config::watcher_buffer`] and [`Config::worker_log_buffer`], in bytes.
+pub const LOG_BUFFER_MIN: usize = 4 << 10;
+/// The maximum of [`Config::watcher_buffer`] and [`Config::worker_log_buffer`], in bytes.
+pub const LOG_BUFFER_LIMIT: usize = 64 << 20;
 /// The maximum of [`Config::threads`].
 pub const THREADS_MAX: usize = 1024;
 
@@ -86,8 +116,17 @@ impl Default for Config {
             // Clients and test suites use this to learn how a server behaves, so it begins with the
             // version of memcached whose replies this server follows.
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
+            binding: Binding::Auto,
+            credentials: None,
             earlier: Cumulative::default(),
             shutdown_command: false,
+            metrics: None,
+            watch: true,
+            watchers_max: 128,
+            watcher_buffer: 256 << 10,
+            worker_log_buffer: 64 << 10,
+            prefix_delimiter: b':',
+            detail: false,
         }
     }
 }
@@ -123,6 +162,17 @@ impl Config {
                 self.upload_limit, self.item_size_max
             ));
         }
+        let buffers = [
+            ("watcher_buffer", self.watcher_buffer),
+            ("worker_log_buffer", self.worker_log_buffer),
+        ];
+        for (name, bytes) in buffers {
+            if !(LOG_BUFFER_MIN..=LOG_BUFFER_LIMIT).contains(&bytes) {
+                return invalid(format!(
+                    "{name} = {bytes}: must be {LOG_BUFFER_MIN} to {LOG_BUFFER_LIMIT} bytes"
+                ));
+            }
+        }
         if self.version.is_empty() || self.version.bytes().any(|byte| byte.is_ascii_control()) {
             return invalid(format!("version = {:?}: must be one line of text", self.version));
         }
@@ -136,6 +186,8 @@ pub struct Server {
     shared: Arc<Shared>,
     /// The wakers of the acceptor and the workers, used to stop them.
     wakers: Vec<Arc<Waker>>,
+    /// Stops the thread of the metrics.
+    metrics: Option<Arc<Stopper>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -157,18 +209,27 @@ impl Server {
     pub fn start_on_port(
         port: BoundPort,
         cache: Arc<dyn Cache>,
-        config: Config,
+        mut config: Config,
     ) -> io::Result<Server> {
         config.check()?;
         let listener = TcpListener::from_std(port.listen(config.backlog)?);
         let local_addr = listener.local_addr()?;
-        let shared = Arc::new(Shared::new(cache, config, local_addr));
+        let metrics = config.metrics.map(Responder::bind).transpose()?;
+        config.metrics = metrics.as_ref().map(Responder::local_addr);
+        let shared = Arc::new(Shared::new(cache, config, local_addr)?);
         let mut server = Server {
             local_addr,
             shared: shared.clone(),
             wakers: Vec::new(),
+            metrics: metrics.as_ref().map(Responder::stopper),
             threads: Mutex::default(),
         };
+        let hub = shared.hub.clone();
+        server.spawn("evermap-watch".into(), move || hub.run())?;
+        if let Some(metrics) = metrics {
+            let shared = shared.clone();
+            server.spawn("evermap-metrics".into(), move || metrics.run(&*shared))?;
+        }
         let mut mailboxes = Vec::new();
         for index in 0..shared.config.threads {
             let (worker, mailbox) = Worker::new(shared.clone(), index)?;
@@ -195,6 +256,16 @@ impl Server {
     /// Returns the address that the server listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// Returns the address of the metrics, if there are any.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.shared.config.metrics
+    }
+
+    /// Returns what sends events to watchers, so that others than the server can report evictions.
+    pub fn hub(&self) -> &Arc<Hub> {
+        &self.shared.hub
     }
 
     /// Returns the number of open connections.
@@ -231,6 +302,10 @@ impl Server {
         for waker in &self.wakers {
             // Waking fails only if the event queue is closed, and then the thread has ended.
             let _ = waker.wake();
+        }
+        self.shared.hub.stop();
+        if let Some(metrics) = &self.metrics {
+            metrics.stop();
         }
     }
 

@@ -2,17 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::Config;
+use super::connections::Connections;
 use crate::cache::Cache;
 use crate::cumulative::{Cumulative, Offsets};
+use crate::latency::{Command, Latencies, LatencyTotals};
+use crate::metrics;
 use crate::protocol::{Budget, Host};
 use crate::stats::{Counters, Totals};
+use crate::watch::{Hub, HubStats, PrefixCounts, SAMPLING, Settings, encode_uri};
 
 /// The state of a server.
 pub(super) struct Shared {
@@ -40,14 +45,34 @@ pub(super) struct Shared {
     pub(super) rejected: AtomicU64,
     /// The number of times that accepting paused because the system had no descriptors or memory.
     pub(super) accept_pauses: AtomicU64,
+    /// The open connections.
+    pub(super) open: Arc<Connections>,
+    /// Sends events to watchers.
+    pub(super) hub: Arc<Hub>,
+    /// The latencies of each worker, which only that worker writes.
+    pub(super) latencies: Box<[Latencies]>,
+    /// The sums of the latencies at the last `stats reset`.
+    latency_baseline: Mutex<Option<LatencyTotals>>,
 }
 
 impl Shared {
-    pub(super) fn new(cache: Arc<dyn Cache>, config: Config, local_addr: SocketAddr) -> Self {
+    pub(super) fn new(
+        cache: Arc<dyn Cache>,
+        config: Config,
+        local_addr: SocketAddr,
+    ) -> io::Result<Self> {
+        let settings = Settings {
+            watchers_max: config.watchers_max,
+            watcher_bytes: config.watcher_buffer,
+            worker_bytes: config.worker_log_buffer,
+        };
+        let hub = Hub::new(config.threads, config.prefix_delimiter, settings)?;
+        hub.set_detail(config.detail);
+        let latencies = (0..config.threads).map(|_| Latencies::default()).collect();
         let uploads = Budget::new(config.upload_limit);
         let counters = (0..config.threads).map(|_| Counters::default()).collect();
         let offsets = Offsets::new(config.earlier.clone());
-        Shared {
+        Ok(Shared {
             cache,
             config,
             local_addr,
@@ -64,7 +89,11 @@ impl Shared {
             accepted: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             accept_pauses: AtomicU64::new(0),
-        }
+            open: Arc::default(),
+            hub,
+            latencies,
+            latency_baseline: Mutex::default(),
+        })
     }
 
     pub(super) fn stop(&self) {
@@ -91,6 +120,10 @@ impl Shared {
 
     pub(super) fn set_stat(&self, name: &'static str, value: String) {
         self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner).insert(name, value);
+    }
+
+    fn latency_baseline(&self) -> MutexGuard<'_, Option<LatencyTotals>> {
+        self.latency_baseline.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn totals(&self) -> Totals {
@@ -124,6 +157,13 @@ impl Shared {
         each("accepting_conns", &1);
         each("listen_disabled_num", &self.accept_pauses.load(Relaxed));
         each("threads", &self.config.threads);
+        let HubStats { watchers, written, dropped, sent, skipped, buffered } = self.hub.stats();
+        each("log_worker_dropped", &dropped);
+        each("log_worker_written", &written);
+        each("log_watcher_skipped", &skipped);
+        each("log_watcher_sent", &sent);
+        each("log_watchers", &watchers);
+        each("evermap_watcher_bytes", &buffered);
         each("evermap_upload_bytes", &self.uploads.reserved());
         each("evermap_unsent_bytes", &self.unsent.reserved());
         for (name, value) in &*self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -163,11 +203,20 @@ impl Host for Shared {
         each("verbosity", &self.verbosity.load(Relaxed));
         each("num_threads", &self.config.threads);
         each("cas_enabled", &"yes");
-        each("binding_protocol", &"ascii");
+        each("binding_protocol", &self.config.binding.name());
         each("item_size_max", &self.config.item_size_max);
         each("maxconns_fast", &"yes");
         each("flush_enabled", &"yes");
         each("shutdown_command", &if self.config.shutdown_command { "yes" } else { "no" });
+        let authenticates = if self.config.credentials.is_some() { "yes" } else { "no" };
+        each("auth_enabled_sasl", &authenticates);
+        each("auth_enabled_ascii", &authenticates);
+        if let Some(metrics) = self.config.metrics {
+            each("metrics", &metrics);
+        }
+        each("detail_enabled", &if self.hub.detail() { "yes" } else { "no" });
+        each("watcher_logbuf_size", &self.config.watcher_buffer);
+        each("worker_logbuf_size", &self.config.worker_log_buffer);
         each("output_limit", &self.config.output_limit);
         each("upload_limit", &self.config.upload_limit);
     }
@@ -183,6 +232,8 @@ impl Host for Shared {
             self.own_general(each);
             self.cache.stats(each);
         });
+        self.hub.reset_prefixes();
+        *self.latency_baseline() = Some(LatencyTotals::of(&self.latencies));
     }
 
     fn set_verbosity(&self, level: u32) {
@@ -201,6 +252,92 @@ impl Host for Shared {
 
     fn refresh_certs(&self) -> Option<Result<(), String>> {
         None
+    }
+
+    fn connections(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        self.open.stats(unix_seconds(), each);
+    }
+
+    fn latencies(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        let totals = LatencyTotals::of(&self.latencies);
+        let totals = match &*self.latency_baseline() {
+            Some(baseline) => totals.since(baseline),
+            None => totals,
+        };
+        for command in Command::ALL {
+            latency_of(&totals, command, each);
+        }
+    }
+
+    fn hot_keys(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        /// The number of keys in the reply.
+        const KEYS_MAX: usize = 50;
+        let (samples, keys) = self.hub.hot_keys(KEYS_MAX);
+        each("hotkeys_sampling", &SAMPLING);
+        each("hotkeys_samples", &samples);
+        for (key, count) in keys {
+            let mut name = b"hotkey:".to_vec();
+            encode_uri(&key, &mut name);
+            each(&String::from_utf8_lossy(&name), &count);
+        }
+    }
+
+    fn set_detail(&self, on: bool) {
+        self.hub.set_detail(on);
+    }
+
+    fn prefixes(&self, each: &mut dyn FnMut(&[u8], PrefixCounts)) {
+        let (prefixes, others) = self.hub.prefixes();
+        for (prefix, counts) in &prefixes {
+            each(prefix, *counts);
+        }
+        if others != PrefixCounts::default() {
+            // No prefix contains the delimiter.
+            let name = [&[self.config.prefix_delimiter], &b"others"[..]].concat();
+            each(&name, others);
+        }
+    }
+}
+
+/// Calls `each` with the statistics of the latencies of a command, unless there was none. Times
+/// are in microseconds.
+fn latency_of(totals: &LatencyTotals, command: Command, each: &mut dyn FnMut(&str, &dyn Display)) {
+    const QUANTILES: [(&str, f64); 5] =
+        [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
+    let (name, count) = (command.name(), totals.count(command));
+    if count == 0 {
+        return;
+    }
+    let micros = |duration: Duration| format!("{:.1}", duration.as_nanos() as f64 / 1e3);
+    each(&format!("{name}:count"), &count);
+    let mean = totals.sum(command).as_nanos() as f64 / 1e3 / count as f64;
+    each(&format!("{name}:mean_us"), &format!("{mean:.1}"));
+    // All of it, so that a client can compute quantiles of what happened between two requests.
+    let buckets: Vec<String> = totals
+        .buckets(command)
+        .map(|(duration, count)| format!("{}={count}", duration.as_nanos()))
+        .collect();
+    each(&format!("{name}:histogram"), &buckets.join(","));
+    for (quantile, part) in QUANTILES {
+        if let Some(duration) = totals.quantile(command, part) {
+            each(&format!("{name}:{quantile}_us"), &micros(duration));
+        }
+    }
+}
+
+impl metrics::Source for Shared {
+    fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        self.general(each);
+        self.items(&*self.cache, each);
+    }
+
+    fn latencies(&self) -> LatencyTotals {
+        LatencyTotals::of(&self.latencies)
+    }
+
+    fn slabs(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        // If that fails, the metrics of size classes are missing.
+        let _ = self.cache.slab_stats(each);
     }
 }
 
