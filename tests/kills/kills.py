@@ -239,11 +239,11 @@ def free_port():
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="5 kills, 2,000 keys for each worker")
+    parser.add_argument("--short", action="store_true", help="5 kills, 4,000 keys for each worker")
     parser.add_argument("--kills", type=int)
     parser.add_argument("--keys", type=int, help="for each worker")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1.5, help="longest time until the kill")
+    parser.add_argument("--seconds", type=float, default=0.6, help="longest time until the kill")
     parser.add_argument("--memory", help="limit of the server, so that it evicts; none by default")
     parser.add_argument("--protocols", default="text,meta,binary")
     parser.add_argument("--server-options", default="", help="more options of `evermap serve`")
@@ -253,7 +253,7 @@ def parse_options():
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--verbose", action="store_true", help="a line for each kill")
     options = parser.parse_args()
-    for name, default in (("kills", 5 if options.short else 500), ("keys", 2_000 if options.short else 20_000)):
+    for name, default in (("kills", 5 if options.short else 500), ("keys", 4_000 if options.short else 20_000)):
         if getattr(options, name) is None:
             setattr(options, name, default)
     options.protocols = options.protocols.split(",")

@@ -7,9 +7,10 @@ if [ -z "${EVERMAP:-}" ]; then
     cargo build --quiet --release --bin evermap
     EVERMAP=${CARGO_TARGET_DIR:-target}/release/evermap
 fi
+# About half of what the keys would take.
 case " $* " in
-*" --short "*) memory=4M ;;
-*) memory=24M ;;
+*" --short "*) memory=2M ;;
+*) memory=8M ;;
 esac
 python3 tests/kills/kills.py --binary "$EVERMAP" "$@"
 exec python3 tests/kills/kills.py --binary "$EVERMAP" --memory "$memory" "$@"

@@ -242,7 +242,7 @@ fn stats_reset_resets_the_counters() {
     assert!(stat(&server, "bytes_written") > 0);
 }
 
-/// The counters of the connections, the workers and the cache go on from those of an earlier server.
+/// The counters of connections, workers and the cache go on from those of an earlier server.
 #[test]
 fn cumulative_statistics_go_on_from_an_earlier_server() {
     const NAMES: [&str; 4] = ["get_misses", "cmd_set", "total_items", "total_connections"];
