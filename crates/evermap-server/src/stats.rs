@@ -56,9 +56,11 @@ pub enum Count {
     AuthCmds,
     /// Attempts to authenticate that failed.
     AuthErrors,
+    /// Values that were stored. An incremented number is not, because memcached changes it in place.
+    TotalItems,
 }
 
-const NAMES: [&str; 25] = [
+const NAMES: [&str; 26] = [
     "cmd_get",
     "cmd_set",
     "cmd_flush",
@@ -84,10 +86,11 @@ const NAMES: [&str; 25] = [
     "cmd_meta",
     "auth_cmds",
     "auth_errors",
+    "total_items",
 ];
 
 // The last variant has the last name.
-const _: () = assert!(Count::AuthErrors as usize + 1 == NAMES.len());
+const _: () = assert!(Count::TotalItems as usize + 1 == NAMES.len());
 
 impl Count {
     /// Returns the name in `stats`.
