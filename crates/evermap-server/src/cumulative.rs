@@ -36,7 +36,6 @@ const OTHERS: [&str; 26] = [
     "slabs_moved",
     "time_in_listen_disabled_us",
     "total_connections",
-    "total_items",
     "unexpected_napi_ids",
 ];
 
