@@ -126,6 +126,8 @@ impl Host for Shared {
         each("accepting_conns", &1);
         each("listen_disabled_num", &self.accept_pauses.load(Relaxed));
         each("threads", &self.config.threads);
+        // There is one object for each connection, and it exists as long as the connection.
+        each("connection_structures", &self.connections());
         each("evermap_upload_bytes", &self.uploads.reserved());
         each("evermap_unsent_bytes", &self.unsent.reserved());
         for (name, value) in &*self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner) {

@@ -57,6 +57,9 @@ pub struct Stat {
     pub held_up_by: Option<Holder>,
     /// The CAS id that the next record gets.
     pub next_cas: u64,
+    /// Number of CAS ids that were given out since opening: of records that were stored, or were to
+    /// be if their condition had held.
+    pub stored: u64,
     /// Records with a smaller CAS id are flushed.
     pub flush_mark: u64,
     /// When a pending flush falls due, in seconds since 1970.
@@ -152,6 +155,7 @@ impl<M: Medium> Map<M> {
                 .and_then(|_| file.pool.epoch().oldest_guard()),
             epoch,
             next_cas: file.cas_counter.next(),
+            stored: file.cas_counter.next() - file.cas_counter.first(),
             flush_mark: self.inner.flush.mark(),
             flush_due: self.inner.flush.due(),
             next_expiry: self.db.next_expiry().map(u64::from),

@@ -4,6 +4,7 @@
 mod batch;
 mod dump;
 mod parse;
+mod stats;
 mod tuning;
 
 use std::fmt::Display;
@@ -533,21 +534,16 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn stats(&mut self, which: Stats) {
-        let Context { host, cache, .. } = *self.context;
-        let mut each = |name: &str, value: &dyn Display| reply::stat(name, value, self.out);
         match which {
-            Stats::General => {
-                host.general(&mut each);
-                cache.stats(&mut each);
-            }
-            Stats::Settings => host.settings(&mut each),
-            Stats::Sizes => each("sizes_status", &"disabled"),
+            Stats::General => stats::append_general(self.context, self.out),
+            Stats::Settings => stats::append_settings(self.context, self.out),
+            Stats::Sizes => reply::stat("sizes_status", &"disabled", self.out),
             Stats::Items => return self.stats_of(|cache, each| cache.item_stats(each)),
             Stats::Slabs => return self.stats_of(|cache, each| cache.slab_stats(each)),
             Stats::Keys { class, limit } => return self.keys_of_class(class, limit),
             Stats::Empty => {}
             Stats::Reset => {
-                host.reset();
+                self.context.host.reset();
                 return self.reply(b"RESET\r\n", false);
             }
         }
