@@ -203,7 +203,8 @@ fn other_commands() {
     check("get / HTTP/1.1", "END");
 }
 
-/// The names that the exporter for Prometheus reads, each once. What this server does not have is 0.
+/// The names that the exporter for Prometheus reads, each once. What this server does not have is
+/// 0.
 #[test]
 fn statistics_have_the_names_that_exporters_read() {
     let mut session = TestSession::default();
