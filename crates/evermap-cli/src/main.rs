@@ -75,6 +75,11 @@ impl Command {
 }
 
 fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    if words.next().is_some_and(|program| serve::memcached::is_called(&program)) {
+        let _ = evermap::explain_bus_errors();
+        return serve::memcached::main(words);
+    }
     let arguments = Arguments::parse();
     // If this fails, SIGBUS ends the process without a message.
     let _ = evermap::explain_bus_errors();

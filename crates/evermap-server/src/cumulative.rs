@@ -11,7 +11,7 @@ use crate::stats::Count;
 
 /// Cumulative statistics that are no [`Count`]: of the connections, of the threads in the
 /// background, and of the [`Cache`](crate::Cache).
-const OTHERS: [&str; 26] = [
+const OTHERS: [&str; 25] = [
     "crawler_items_checked",
     "crawler_reclaimed",
     "direct_reclaims",
@@ -19,7 +19,6 @@ const OTHERS: [&str; 26] = [
     "evicted_unfetched",
     "evictions",
     "expired_unfetched",
-    "idle_kicks",
     "listen_disabled_num",
     "log_watcher_sent",
     "log_watcher_skipped",

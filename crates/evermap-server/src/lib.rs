@@ -29,4 +29,4 @@ pub mod watch;
 pub use cache::{Cache, CacheError};
 pub use cumulative::Cumulative;
 pub use model::ModelCache;
-pub use server::{BoundPort, Config, Server};
+pub use server::{Config, ListenAddress, Listener, Server};

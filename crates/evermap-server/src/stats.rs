@@ -56,11 +56,15 @@ pub enum Count {
     AuthCmds,
     /// Attempts to authenticate that failed.
     AuthErrors,
+    /// Connections that were closed because they were idle for too long.
+    IdleKicks,
+    /// Connections that failed during their TLS handshake.
+    SslHandshakeErrors,
     /// Values that were stored. An incremented number is not, because memcached changes it in place.
     TotalItems,
 }
 
-const NAMES: [&str; 26] = [
+const NAMES: [&str; 28] = [
     "cmd_get",
     "cmd_set",
     "cmd_flush",
@@ -86,6 +90,8 @@ const NAMES: [&str; 26] = [
     "cmd_meta",
     "auth_cmds",
     "auth_errors",
+    "idle_kicks",
+    "ssl_handshake_errors",
     "total_items",
 ];
 

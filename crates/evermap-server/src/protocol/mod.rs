@@ -158,6 +158,23 @@ pub trait Host {
     /// Reads the certificates again. Returns `None` if the server has none; an error of one line if
     /// it keeps the old ones because the new ones are not usable.
     fn refresh_certs(&self) -> Option<Result<(), String>>;
+
+    /// Returns `true` if clients may send the command.
+    fn allows(&self, command: Restricted) -> bool {
+        let _ = command;
+        true
+    }
+}
+
+/// A command that the operator may refuse to all clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restricted {
+    /// `flush_all`, in both protocols.
+    FlushAll,
+    /// The lists of all items: `stats cachedump`, `lru_crawler metadump` and `mgdump`.
+    Dump,
+    /// `watch`.
+    Watch,
 }
 
 /// What a session needs next.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::ListenAddress;
 use crate::watch::Transport;
 
 /// The open connections of a server, by file descriptor.
@@ -71,6 +71,21 @@ impl Peer {
         Peer { transport, address: address.ip().to_string(), port }
     }
 
+    /// Returns the other side of a unix socket, which has no address.
+    pub(super) fn local() -> Self {
+        Peer { transport: Transport::Local, address: "unix".into(), port: 0 }
+    }
+
+    /// Returns the address of a listener.
+    pub(super) fn of_listener(address: &ListenAddress) -> Self {
+        match address {
+            ListenAddress::Tcp(address) => Peer::of(*address),
+            ListenAddress::Unix(path) => {
+                Peer { address: path.display().to_string(), ..Peer::local() }
+            }
+        }
+    }
+
     /// Returns the address as `stats conns` shows it.
     fn full(&self) -> String {
         let Peer { address, port, .. } = self;
@@ -86,13 +101,13 @@ impl Connections {
     /// Adds a connection. It is removed when the returned value is dropped.
     pub(super) fn add(
         self: &Arc<Self>,
-        socket: &impl AsRawFd,
+        number: u32,
         peer: Peer,
         state: State,
         now: u32,
     ) -> Registered {
         let connection = Arc::new(Connection {
-            number: number_of(socket.as_raw_fd()),
+            number,
             peer,
             active_at: AtomicU32::new(now),
             state: AtomicU8::new(state as u8),
@@ -118,10 +133,6 @@ impl Connections {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<Connection>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn number_of(descriptor: RawFd) -> u32 {
-    descriptor.try_into().unwrap_or(0)
 }
 
 /// A connection that is among the [`Connections`] until this is dropped.
@@ -175,26 +186,23 @@ mod tests {
         let full = |address: &str| Peer::of(address.parse().unwrap()).full();
         assert_eq!(full("127.0.0.1:80"), "tcp:127.0.0.1:80");
         assert_eq!(full("[::1]:80"), "tcp6:[::1]:80");
-        let address = "unix".to_owned();
-        assert_eq!(Peer { transport: Transport::Local, address, port: 0 }.full(), "unix:unix");
+        assert_eq!(Peer::local().full(), "unix:unix");
     }
 
     #[test]
     fn a_descriptor_that_is_used_again_keeps_the_new_connection() {
         let connections = Arc::new(Connections::default());
-        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let add = |port| {
             let peer = Peer::of(SocketAddr::from(([127, 0, 0, 1], port)));
-            connections.add(&socket, peer, State::Read, 100)
+            connections.add(8, peer, State::Read, 100)
         };
         let (old, new) = (add(1), add(2));
         drop(old);
         new.set_state(State::Execute, 103);
         let mut stats = Vec::new();
         connections.stats(110, &mut |name, value| stats.push(format!("{name} {value}")));
-        let fd = socket.as_raw_fd();
         let expected = ["addr tcp:127.0.0.1:2", "state conn_parse_cmd", "secs_since_last_cmd 7"];
-        assert_eq!(stats, expected.map(|stat| format!("{fd}:{stat}")));
+        assert_eq!(stats, expected.map(|stat| format!("8:{stat}")));
         drop(new);
         connections.stats(110, &mut |name, _| panic!("{name}"));
     }

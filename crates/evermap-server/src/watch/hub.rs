@@ -2,14 +2,13 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mio::event::Source;
-use mio::{Events, Interest as Readiness, Poll, Token, Waker};
+use mio::{Events, Poll, Registry, Token, Waker};
 
 use super::event::{CloseReason, Event, Kind, RECORD_MAX, Transport};
 use super::ring::Ring;
@@ -33,10 +32,32 @@ pub struct Settings {
     pub worker_bytes: usize,
 }
 
-/// The connection of a watcher.
-pub trait Sink: Read + Write + Source + Send {}
+/// The connection of a watcher. Its methods do not wait, but fail with `WouldBlock`.
+pub trait Sink: Send {
+    /// Registers it for all events.
+    ///
+    /// # Errors
+    /// If the system has no memory for it.
+    fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()>;
 
-impl<T: Read + Write + Source + Send> Sink for T {}
+    /// Reads bytes. Returns their number, which is 0 at the end.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there are none now; otherwise the connection failed.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// Takes bytes to send. Returns how many it took.
+    ///
+    /// # Errors
+    /// `WouldBlock` if it takes none now; otherwise the connection failed.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Sends bytes that it took and has not sent, as far as possible now.
+    ///
+    /// # Errors
+    /// If the connection failed.
+    fn send_taken(&mut self) -> io::Result<()>;
+}
 
 /// Distributes the events of all workers to the watchers.
 pub struct Hub {
@@ -390,8 +411,7 @@ impl Run<'_> {
                 self.watchers.push(None);
                 self.watchers.len() - 1
             });
-            let both = Readiness::READABLE | Readiness::WRITABLE;
-            if self.poll.registry().register(&mut watcher.sink, Token(token), both).is_ok() {
+            if watcher.sink.register(self.poll.registry(), Token(token)).is_ok() {
                 watcher.unsent.extend(b"OK\r\n");
                 self.watchers[token] = Some(watcher);
             }
@@ -511,6 +531,7 @@ impl Watcher {
     }
 
     fn send(&mut self) -> io::Result<()> {
+        self.sink.send_taken()?;
         while !self.unsent.is_empty() {
             match self.sink.write(self.unsent.as_slices().0) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),

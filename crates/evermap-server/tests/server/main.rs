@@ -6,11 +6,14 @@ mod binary;
 mod common;
 mod copies;
 mod disconnects;
+mod listening;
 mod meta;
 mod metrics;
 mod pieces;
 mod sockets;
 mod store;
 mod text;
+#[cfg(feature = "tls")]
+mod tls;
 mod torture;
 mod watch;

@@ -418,7 +418,7 @@ fn an_error_of_the_store_is_the_reply_to_each_command() {
         let replies = session.send(&lines(&format!("ms a 1 {mode}|x")));
         assert_eq!(replies, lines("SERVER_ERROR damaged"), "{mode}");
     }
-    let each = vec!["SERVER_ERROR damaged"; 3].join("|");
+    let each = ["SERVER_ERROR damaged"; 3].join("|");
     assert_eq!(session.send(&lines("mg a|get a|mg a q")), lines(&each));
 }
 

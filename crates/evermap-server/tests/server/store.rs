@@ -334,6 +334,87 @@ fn a_damaged_value_fails_only_its_command() {
     assert_eq!(rest, "VALUE c 0 1\r\n3\r\nEND\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
 }
 
+/// A client that stops reading a list of all items keeps nothing in the store.
+#[test]
+fn a_list_of_items_holds_nothing_while_the_client_does_not_read() {
+    const KEYS: usize = 20_000;
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
+    for key in 0..KEYS {
+        map.put(format!("key-{key}").as_bytes(), b"value").unwrap();
+    }
+    let mut session = TestSession::with(map.clone(), 1 << 20, 1000);
+    let (mut list, mut out) = (Vec::new(), Vec::new());
+    session.receive(b"lru_crawler metadump all\r\nmn\r\n", &mut out);
+    for pauses in 0.. {
+        assert!(out.len() < 1 << 20, "{}", out.len());
+        list.append(&mut out);
+        // These are refused while the thread holds a guard.
+        if pauses < 3 {
+            map.db().purge().unwrap();
+            assert!(map.db().check(false).unwrap().is_sound());
+        }
+        if pauses == 1 {
+            // What is removed is not shown any more.
+            (0..KEYS).for_each(|key| drop(map.remove(format!("key-{key}").as_bytes())));
+        }
+        if !session.resume(&mut out) {
+            break;
+        }
+    }
+    list.append(&mut out);
+    let list = String::from_utf8(list).unwrap();
+    assert!(list.ends_with("END\r\nMN\r\n"), "{}", &list[list.len() - 100..]);
+    let shown = list.lines().filter(|line| line.starts_with("key=key-")).count();
+    assert!(shown > 100 && shown < KEYS / 2, "{shown}");
+}
+
+/// Every item is shown by a complete list, with what is known of it.
+#[test]
+fn a_list_of_items_is_complete() {
+    const KEYS: usize = 10_000;
+    let clock = Clock::manual(u64::from(NOW));
+    let options = Options::new().capacity(4 << 30).clock(clock);
+    let map = Evermap::in_memory(options).unwrap().default_map();
+    let mut session = TestSession::with(map, 1 << 20, 1000);
+    for key in 0..KEYS {
+        let request = format!("ms key-{key} 1 q T{key} E{}\r\nx\r\n", key + 1_000_000);
+        assert_eq!(ask(&mut session, request.as_bytes()), b"");
+    }
+    let list = String::from_utf8(ask(&mut session, b"lru_crawler metadump hash\r\n")).unwrap();
+    let lines: std::collections::HashSet<_> = list.lines().collect();
+    for key in 0..KEYS {
+        let expiry = if key == 0 { -1 } else { i64::from(NOW) + key as i64 };
+        let cas = key + 1_000_000;
+        let start = format!("key=key-{key} exp={expiry} la={NOW} cas={cas} fetch=no cls=1 ");
+        assert!(lines.iter().any(|line| line.starts_with(&start)), "{start}");
+        if key > 100 {
+            break;
+        }
+    }
+    assert_eq!(lines.len(), KEYS + 1);
+    let items = String::from_utf8(ask(&mut session, b"stats items\r\n")).unwrap();
+    // A sample is scaled to the number of all items.
+    assert!(items.contains("STAT items:1:number 10000\r\n"), "{items}");
+}
+
+/// The limit is that of the store.
+#[test]
+fn the_memory_limit_of_the_store_can_be_changed() {
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
+    let mut session = TestSession::with(map, 1 << 20, 1 << 20);
+    assert_eq!(session.cache.memory_limit(), 0);
+    assert_eq!(ask(&mut session, b"cache_memlimit 8\r\n"), b"OK\r\n");
+    assert_eq!(session.cache.memory_limit(), 8 << 20);
+    let value = vec![b'v'; 1 << 19];
+    let mut stored = 0;
+    for key in 0..20 {
+        let line = format!("set {key} 0 0 {}\r\n", value.len());
+        let reply = ask(&mut session, &[line.as_bytes(), &value, b"\r\n"].concat());
+        stored += usize::from(reply == b"STORED\r\n");
+    }
+    assert!((12..16).contains(&stored), "{stored}");
+}
+
 /// Each client changes one number and one list. No change may be lost.
 #[test]
 fn changes_of_one_item_by_many_clients_are_atomic() {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{self, Kept};
-use evermap::{Batch, EXPIRY_MAX, Edit, Error, Item, Map, Marks, Meta, Outcome, counter};
+use evermap::{Applied, Batch, EXPIRY_MAX, Edit, Error, Item, Map, Marks, Meta, Outcome, counter};
 
 #[test]
 fn counters_count_and_say_what_is_none() {
@@ -60,7 +60,7 @@ fn appending_keeps_what_is_there() {
 #[test]
 fn marks_are_changed_in_place_and_never_lost() {
     const ROUNDS: u64 = 20_000;
-    const FIRST: u64 = 1_000_000;
+    const FIRST: u64 = EXPIRY_MAX - ROUNDS;
     let map = common::in_memory(common::options()).unwrap();
     map.put_with(b"key", b"value", Meta::new().with_expiry(FIRST)).unwrap();
     let mark = |item: Option<Item<'_>>| {
@@ -70,12 +70,14 @@ fn marks_are_changed_in_place_and_never_lost() {
     };
     let cas = map.get_with(b"key", |item| item.cas).unwrap();
     assert_eq!(map.modify(b"key", mark).unwrap(), cas, "the same version");
-    assert_eq!(
-        map.modify(b"absent", |_| Edit::Mark { expires_at: None, marks: Marks::ALL }),
-        Ok(None)
-    );
+    let absent = |_: Option<Item<'_>>| Edit::Mark { expires_at: None, marks: Marks::ALL };
+    assert_eq!(map.modify(b"absent", absent).unwrap(), None);
     thread::scope(|scope| {
-        scope.spawn(|| (0..ROUNDS).for_each(|_| drop(map.modify(b"key", mark).unwrap())));
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                map.modify(b"key", mark).unwrap();
+            }
+        });
         scope.spawn(|| {
             (1..=ROUNDS).for_each(|at| assert!(map.touch(b"key", Some(FIRST + at)).unwrap()));
         });
@@ -103,7 +105,8 @@ fn marks_belong_to_a_version_unless_they_are_given_again() {
     map.put_with(b"key", &7i64.to_le_bytes(), Meta::new().with_marks(marks)).unwrap();
     map.fetch_add(b"key", 1).unwrap();
     map.touch(b"key", Some(EXPIRY_MAX)).unwrap();
-    map.apply(Batch::new().add(b"key", 1)).unwrap();
+    let applied = map.apply(Batch::new().add(b"key", 1)).unwrap();
+    assert!(matches!(applied, Applied::Done(_)));
     assert_eq!(shown(), marks);
     assert_eq!(map.get_ref(b"key").unwrap().unwrap().marks(), marks);
     map.modify(b"key", |item| Edit::Record(vec![1], item.unwrap().meta())).unwrap();
@@ -112,7 +115,8 @@ fn marks_belong_to_a_version_unless_they_are_given_again() {
     assert_eq!(shown(), Marks::ALL);
     let written = map.value_writer(b"key", 0, Meta::new().with_marks(marks)).unwrap().finish();
     assert!(written.is_ok() && shown() == marks);
-    map.apply(Batch::new().put_with(b"key", b"2", Meta::new().with_marks(Marks::ALL))).unwrap();
+    let put = Batch::new().put_with(b"key", b"2", Meta::new().with_marks(Marks::ALL)).clone();
+    assert!(matches!(map.apply(&put).unwrap(), Applied::Done(_)));
     assert_eq!(shown(), Marks::ALL);
     map.put(b"key", b"value").unwrap();
     assert_eq!(shown(), Marks::NONE);

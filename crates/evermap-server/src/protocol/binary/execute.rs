@@ -14,7 +14,7 @@ use crate::latency;
 use crate::number;
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
-use crate::protocol::{Context, ITEM_OVERHEAD, Next};
+use crate::protocol::{Context, ITEM_OVERHEAD, Next, Restricted};
 use crate::stats::Count;
 use crate::watch::{DeleteCommand, StoreCommand, StoreStatus};
 
@@ -287,6 +287,9 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn flush(&mut self, request: &Request<'_>) {
+        if !self.context.host.allows(Restricted::FlushAll) {
+            return reply::error(request.header.tag, Status::AuthFailure, self.out);
+        }
         let now = self.context.now;
         let at = Some(self.expiry(request, 0)).filter(|&at| at > now);
         self.count(Count::CmdFlush);

@@ -16,7 +16,7 @@ use super::line::{AfterReject, Rejected, Words};
 use super::meta::Command;
 use super::session::Progress;
 use super::upload::{Upload, UploadProgress};
-use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, binary, reply};
+use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply};
 use crate::cache::{Arithmetic, Cache, CacheError, StoreMode, StoreOutcome, StoreRequest, Stored};
 use crate::latency;
 use crate::number;
@@ -89,6 +89,9 @@ struct Pass<'a, 'p> {
     context: &'p Context<'p>,
     out: &'p mut Vec<u8>,
 }
+
+/// What receives the names and values of statistics.
+type EachStat<'a> = dyn FnMut(&str, &dyn Display) + 'a;
 
 /// Whether the pass continues, or how it ended.
 type Step = ControlFlow<Next>;
@@ -228,9 +231,17 @@ impl<'a> Pass<'a, '_> {
             Request::MemoryLimit { megabytes, noreply } => self.set_limit(megabytes, noreply),
             Request::Shutdown { graceful } => return self.shutdown(graceful),
             Request::RefreshCerts => self.refresh_certs(),
+            // The operator has refused lists of all items.
+            Request::Dump(_) if !self.context.host.allows(Restricted::Dump) => {
+                self.reply(b"ERROR metadump not allowed\r\n", false);
+            }
             Request::Dump(dump) => self.text.state = State::Dump(dump),
             Request::Accepted(reply) => self.reply(reply, false),
             Request::Stats(which) => self.stats(which),
+            // The operator has refused log streams.
+            Request::Watch(_) if !self.context.host.allows(Restricted::Watch) => {
+                self.reply(b"CLIENT_ERROR watch commands not allowed\r\n", false);
+            }
             Request::Watch(streams) => return ControlFlow::Break(Next::Watch(streams)),
             Request::Quit => {
                 self.context.quitting();
@@ -539,6 +550,9 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn flush_all(&mut self, delay: i64, noreply: bool) {
+        if !self.context.host.allows(Restricted::FlushAll) {
+            return self.reply(b"CLIENT_ERROR flush_all not allowed\r\n", noreply);
+        }
         let now = self.context.now;
         let at = Some(expiry(delay, now)).filter(|&at| at > now);
         self.count(Count::CmdFlush);
@@ -580,10 +594,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Appends statistics that the cache has to compute.
-    fn stats_of(
-        &mut self,
-        compute: fn(&dyn Cache, &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError>,
-    ) {
+    fn stats_of(&mut self, compute: fn(&dyn Cache, &mut EachStat<'_>) -> Result<(), CacheError>) {
         let before = self.out.len();
         let out = &mut *self.out;
         let done = compute(self.context.cache, &mut |name, value| reply::stat(name, value, out));
@@ -591,6 +602,9 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn keys_of_class(&mut self, class: usize, limit: u64) {
+        if !self.context.host.allows(Restricted::Dump) {
+            return self.reply(b"CLIENT_ERROR stats cachedump not allowed\r\n", false);
+        }
         let before = self.out.len();
         let done = dump::append_keys(class, limit, self.context, self.out);
         self.end_list(before, done);

@@ -106,6 +106,14 @@ impl<C: Cache> TestSession<C> {
         self.next = session.receive(piece, &context, out);
     }
 
+    /// Continues after the reply buffer was full. Appends the replies to `out`, until it is full
+    /// again, and returns `true` if it is.
+    pub(crate) fn resume(&mut self, out: &mut Vec<u8>) -> bool {
+        let (session, context) = self.parts();
+        self.next = session.resume(&context, out);
+        self.next == Next::Resume
+    }
+
     fn parts(&mut self) -> (&mut Session, Context<'_>) {
         let context = Context {
             cache: &self.cache,
