@@ -22,8 +22,8 @@ impl Context<'_> {
         }
     }
 
-    /// Counts and reports that a command that stores was executed. `expiry` is the absolute expiry of the new
-    /// item, 0 if it never expires; `len` is the length of its value.
+    /// Counts and reports that a command that stores was executed. `expiry` is the absolute expiry
+    /// of the new item, 0 if it never expires; `len` is the length of its value.
     #[inline]
     pub fn stored(
         &self,
