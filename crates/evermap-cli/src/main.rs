@@ -1,5 +1,6 @@
 //! The `evermap` command.
 
+mod counters;
 mod dump;
 mod failure;
 mod format;
@@ -10,8 +11,10 @@ mod load;
 mod maps;
 mod monitor;
 mod open;
+mod rejoin;
 mod scan;
 mod serve;
+mod top;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -47,6 +50,7 @@ enum Command {
     Drop(maps::Drop),
     Stat(inspect::StatCommand),
     Check(inspect::Check),
+    Top(top::Arguments),
     Lab(lab::Lab),
 }
 
@@ -64,6 +68,7 @@ impl Command {
             Command::Drop(arguments) => arguments.run(),
             Command::Stat(arguments) => arguments.run(),
             Command::Check(arguments) => arguments.run(),
+            Command::Top(arguments) => arguments.run().map(|()| SUCCESS),
             Command::Lab(arguments) => arguments.run(),
         }
     }

@@ -100,6 +100,11 @@ impl Count {
     pub fn name(self) -> &'static str {
         NAMES[self as usize]
     }
+
+    /// Returns the names of all counts.
+    pub(crate) fn names() -> &'static [&'static str] {
+        &NAMES
+    }
 }
 
 /// The counters of one worker. Only that worker writes them, and any thread reads them. The

@@ -1,5 +1,6 @@
 //! The options of `evermap serve`.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ use evermap_server::server::{
 use super::endpoints::Endpoint;
 use super::service::{Announcement, Place, Service, StoreSettings};
 use crate::failure::Failure;
-use crate::open::{SuspectArguments, index_kind, parse_size};
+use crate::open::{index_kind, parse_size};
+use crate::rejoin::RejoinArguments;
 
 /// The port of memcached.
 pub(super) const PORT: u16 = 11211;
@@ -97,7 +99,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     ordered: bool,
     #[command(flatten)]
-    suspect: SuspectArguments,
+    rejoin: RejoinArguments,
     /// Maximum size of an item, from 1K to 64M
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_item_size)]
     max_item_size: usize,
@@ -117,6 +119,16 @@ pub(crate) struct Arguments {
     /// Maximum memory of all values that have not arrived completely
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     upload_memory: u64,
+    /// Also answer requests for metrics of Prometheus at http://ADDRESS/metrics [without an
+    /// address: 127.0.0.1:9150]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        num_args = 0..=1,
+        default_missing_value = "127.0.0.1:9150",
+        value_parser = parse_metrics_address
+    )]
+    metrics: Option<SocketAddr>,
     /// User to become after the ports are taken, if the server is started by root
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
@@ -210,7 +222,7 @@ impl Arguments {
             place: self.place()?,
             index: self.index,
             ordered: self.ordered,
-            suspect: self.suspect,
+            rejoin: self.rejoin,
             memory: self.memory,
         };
         Ok(Service {
@@ -272,6 +284,7 @@ impl Arguments {
             backlog: self.backlog.try_into().unwrap_or(u32::MAX),
             item_size_max: self.max_item_size,
             upload_limit,
+            metrics: self.metrics,
             binding: match self.protocol {
                 Protocol::Auto => Binding::Auto,
                 Protocol::Ascii => Binding::Ascii,
@@ -299,6 +312,14 @@ impl Arguments {
 /// Returns a parser for a number from 1 to `max`.
 fn number(max: usize) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=max as u64)
+}
+
+/// Parses the host and the port of the metrics.
+fn parse_metrics_address(text: &str) -> Result<SocketAddr, String> {
+    let mut addresses = text.to_socket_addrs().map_err(|error| {
+        format!("{error}; an address has a host and a port, for example 127.0.0.1:9150")
+    })?;
+    addresses.next().ok_or_else(|| "the host has no address".to_owned())
 }
 
 fn parse_item_size(text: &str) -> Result<usize, String> {

@@ -26,7 +26,7 @@ use super::ready::{ready_line, write_ports};
 use super::signals::{Request, ServerSignals};
 use crate::failure::Failure;
 use crate::monitor::{ServedFile, monitor};
-use crate::open::SuspectArguments;
+use crate::rejoin::{History, RejoinArguments};
 
 /// A server that is to run, and how.
 pub(super) struct Service {
@@ -56,7 +56,7 @@ pub(super) struct StoreSettings {
     pub(super) place: Place,
     pub(super) index: IndexKind,
     pub(super) ordered: bool,
-    pub(super) suspect: SuspectArguments,
+    pub(super) rejoin: RejoinArguments,
     /// The maximum of bytes, or `None` for no limit.
     pub(super) memory: Option<u64>,
 }
@@ -111,7 +111,10 @@ impl Service {
         {
             self.say(&format!("warning: the memory cannot be locked: {error}"));
         }
+        let mut history = self.store.rejoin.begin(&db, duration)?;
+        self.config.earlier = history.counters();
         let server = self.start(listeners, &db, &addresses)?;
+        history.announce(&server);
         if let Some(pid_file) = &mut pid_file {
             pid_file.write()?;
         }
@@ -122,7 +125,8 @@ impl Service {
         if let Some(daemon) = daemon {
             daemon.ready(self.announcement == Announcement::StandardError);
         }
-        self.serve(&server, file, &manager, signals);
+        self.serve(&server, file, &mut history, &manager, signals);
+        history.end(&server);
         drop(server);
         db.close()?;
         drop(pid_file);
@@ -134,13 +138,14 @@ impl Service {
         &self,
         server: &Server,
         file: Option<ServedFile>,
+        history: &mut History,
         manager: &Manager,
         mut signals: ServerSignals,
     ) {
         std::thread::scope(|scope| {
             let (stop, stopped) = channel();
             let (stop_informing, informing_stopped) = channel();
-            scope.spawn(move || monitor(server, file, &stopped));
+            scope.spawn(move || monitor(server, file, history, &stopped));
             scope.spawn(move || manager.keep_informed(server, &informing_stopped));
             while signals.next() == Request::Reload {
                 self.reload(server, manager);
@@ -305,13 +310,12 @@ impl StoreSettings {
     }
 
     fn open(&self, path: Option<&Path>) -> Result<Evermap, Failure> {
-        let mut options =
-            self.suspect.apply(Options::new()).index(self.index).ordered(self.ordered);
+        let mut options = Options::new().index(self.index).ordered(self.ordered);
         if let Some(memory) = self.memory {
             options = options.max_bytes(memory);
         }
         Ok(match path {
-            Some(path) => Evermap::open(path, options)?,
+            Some(path) => self.rejoin.open(path, options)?,
             None => Evermap::in_memory(options)?,
         })
     }

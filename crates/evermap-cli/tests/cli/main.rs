@@ -5,5 +5,7 @@ mod lab;
 mod memcached;
 mod output;
 mod records;
+mod restart;
 mod serve;
 mod service;
+mod top;

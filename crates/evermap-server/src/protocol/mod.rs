@@ -14,6 +14,7 @@
 mod auth;
 mod binary;
 mod budget;
+mod context;
 mod exptime;
 mod line;
 mod meta;
@@ -26,7 +27,9 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use crate::cache::Cache;
+use crate::latency::Latencies;
 use crate::stats::Counters;
+use crate::watch::{PrefixCounts, Streams, Watch};
 
 pub use auth::{Credentials, CredentialsError};
 pub use budget::{Budget, Reservation};
@@ -66,6 +69,12 @@ pub struct Context<'a> {
     /// The users and passwords of which a client must name one before it may send commands; `None`
     /// if any client may.
     pub credentials: Option<&'a Credentials>,
+    /// Where the thread that runs the session reports events of items.
+    pub watch: &'a Watch,
+    /// The latencies of the thread that runs the session.
+    pub latencies: &'a Latencies,
+    /// The number of the connection in log streams: its file descriptor.
+    pub connection: u32,
 }
 
 /// The protocols that the server speaks.
@@ -100,12 +109,45 @@ pub trait Host {
     /// connections and its counters.
     fn general(&self, each: &mut dyn FnMut(&str, &dyn Display));
 
+    /// Calls `each` with the name and value of each statistic about the items of `cache`. A host
+    /// whose cumulative statistics include those of earlier processes adds these.
+    fn items(&self, cache: &dyn Cache, each: &mut dyn FnMut(&str, &dyn Display)) {
+        cache.stats(each);
+    }
+
     /// Calls `each` with the name and value of each setting that `stats settings` shows.
     fn settings(&self, each: &mut dyn FnMut(&str, &dyn Display));
 
     /// Resets the counters to 0.
     fn reset(&self);
 
+    /// Calls `each` with the name and value of each statistic about open connections that
+    /// `stats conns` shows.
+    fn connections(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        let _ = each;
+    }
+
+    /// Calls `each` with the name and value of each statistic about the latency of commands that
+    /// `stats latency` shows.
+    fn latencies(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        let _ = each;
+    }
+
+    /// Calls `each` with the name and value of each statistic about hot keys that `stats hotkeys`
+    /// shows. Starts to sample keys if nobody asked recently.
+    fn hot_keys(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        let _ = each;
+    }
+
+    /// Starts or ends the counting of accesses by prefix.
+    fn set_detail(&self, on: bool) {
+        let _ = on;
+    }
+
+    /// Calls `each` with every prefix and its counters.
+    fn prefixes(&self, each: &mut dyn FnMut(&[u8], PrefixCounts)) {
+        let _ = each;
+    }
     /// Sets how much the server reports about what it does: 0, nothing; 1 or more, more.
     fn set_verbosity(&self, level: u32);
 
@@ -144,4 +186,7 @@ pub enum Next {
     Resume,
     /// The end of the connection, after the replies have been sent.
     Close,
+    /// To become a watcher of these events, after the replies have been sent. If that is refused,
+    /// the session continues with [`resume`](Session::resume).
+    Watch(Streams),
 }

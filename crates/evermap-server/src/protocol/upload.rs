@@ -6,9 +6,9 @@ use super::{Budget, Reservation};
 
 /// The bytes of one value, collected as they arrive.
 ///
-/// Both protocols use it, so that a value that arrives slowly costs the same memory in each: at most
-/// twice the bytes that have arrived, never more than the announced length, and accounted for in
-/// the [`Budget`].
+/// All protocols use it, so that a value that arrives slowly costs the same memory in each: at
+/// most twice the bytes that have arrived, never more than the announced length, and accounted for
+/// in the [`Budget`].
 pub(super) struct Upload {
     len: usize,
     /// The part that has arrived.

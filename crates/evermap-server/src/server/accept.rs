@@ -8,8 +8,9 @@ use std::time::Duration;
 use mio::{Events, Poll, Token, Waker};
 
 use super::WhenFull;
+use super::connections::{Peer, Registered, State};
 use super::listen::{Listener, Listening, Security};
-use super::shared::{ConnectionPermit, Shared};
+use super::shared::{ConnectionPermit, Shared, unix_seconds};
 use super::socket::Socket;
 use super::stream::Stream;
 use super::tls::{ClientCertificates, Tls};
@@ -39,6 +40,8 @@ struct OpenListener {
     tls: Option<(Tls, ClientCertificates)>,
     /// Whether there may be connections in its queue.
     ready: bool,
+    /// Lists it in `stats conns`.
+    _registered: Registered,
 }
 
 /// What the acceptor waits for.
@@ -73,9 +76,12 @@ impl Acceptor {
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let open = |(index, listener): (usize, Listener)| {
             let tls = tls_of(&shared, listener.security())?;
+            let peer = Peer::of_listener(listener.address());
             let mut listening = listener.listen(shared.config.backlog)?;
             listening.socket.register(poll.registry(), Token(index))?;
-            Ok(OpenListener { listening, tls, ready: false })
+            let number = listening.socket.number();
+            let registered = shared.open.add(number, peer, State::Listening, unix_seconds());
+            Ok(OpenListener { listening, tls, ready: false, _registered: registered })
         };
         let listeners: io::Result<Vec<_>> = listeners.into_iter().enumerate().map(open).collect();
         Ok(Acceptor { listeners: listeners?, shared, poll, mailboxes, waker })

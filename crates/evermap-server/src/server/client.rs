@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::buffers::{ReadBuffer, ReadResult, ReplyBuffer};
+use super::connections::{Registered, State};
 use super::shared::ConnectionPermit;
 use super::stream::Stream;
 use crate::protocol::{Budget, Context, Next, Reservation, Session};
 use crate::stats::Count;
+use crate::watch::{CloseReason, Streams};
 
 /// A connected client.
 ///
@@ -31,7 +33,10 @@ pub(super) struct Client {
     active: bool,
     /// A time since which no bytes were exchanged, unless `active` is set.
     idle_since: Instant,
-    _permit: ConnectionPermit,
+    /// The time from which the next turn is measured, if it continues with what arrived before.
+    waiting_since: Option<Instant>,
+    pub(super) registered: Registered,
+    permit: ConnectionPermit,
 }
 
 /// What the worker does with a client after its turn.
@@ -42,7 +47,9 @@ pub(super) enum Turn {
     /// Gives it another turn after the other clients.
     Again,
     /// Closes it.
-    Close,
+    Close(CloseReason),
+    /// Makes it a watcher of these events.
+    Watch(Streams),
 }
 
 /// The times after which a client without activity is disconnected.
@@ -70,7 +77,12 @@ struct Unsent {
 
 impl Client {
     /// Creates a client whose unsent replies are accounted for in `unsent`.
-    pub(super) fn new(stream: Stream, permit: ConnectionPermit, unsent: &Arc<Budget>) -> Self {
+    pub(super) fn new(
+        stream: Stream,
+        registered: Registered,
+        permit: ConnectionPermit,
+        unsent: &Arc<Budget>,
+    ) -> Self {
         let reservation = Reservation::new(unsent);
         Client {
             stream,
@@ -82,7 +94,9 @@ impl Client {
             queued: false,
             active: false,
             idle_since: Instant::now(),
-            _permit: permit,
+            waiting_since: None,
+            registered,
+            permit,
         }
     }
 
@@ -112,14 +126,18 @@ impl Client {
     }
 
     /// Reads, processes and writes as far as the socket allows, for a limited number of rounds:
-    /// in each of them it reads or resumes once.
+    /// in each of them it reads or resumes once. `ready_at` is the time at which the system
+    /// reported that the socket is ready.
     pub(super) fn turn(
         &mut self,
         rounds_max: usize,
         buffers: &mut Buffers,
         context: &Context<'_>,
+        ready_at: Instant,
     ) -> Turn {
-        match self.try_turn(rounds_max, buffers, context) {
+        self.registered.set_state(State::Execute, context.now);
+        let context = Context { connection: self.registered.connection().number, ..*context };
+        let turn = match self.try_turn(rounds_max, buffers, &context, ready_at) {
             Ok(turn) => turn,
             // The connection failed, so the client cannot receive an error of the protocol. But the
             // reason why a handshake failed may be on its way.
@@ -128,9 +146,16 @@ impl Client {
                     context.counters.add(Count::SslHandshakeErrors, 1);
                 }
                 buffers.read.discard(self.stream.socket_mut());
-                Turn::Close
+                Turn::Close(CloseReason::Error)
             }
-        }
+        };
+        self.registered.end_turn(match self.next {
+            _ if !self.is_drained() => State::Write,
+            Next::Receive if self.session.held_bytes() > 0 => State::Waiting,
+            Next::Receive => State::Read,
+            _ => State::Execute,
+        });
+        turn
     }
 
     fn try_turn(
@@ -138,7 +163,9 @@ impl Client {
         rounds_max: usize,
         buffers: &mut Buffers,
         context: &Context<'_>,
+        ready_at: Instant,
     ) -> io::Result<Turn> {
+        let mut since = self.waiting_since.take().unwrap_or(ready_at);
         self.send_unsent(context)?;
         for _ in 0..rounds_max {
             if !self.is_drained() {
@@ -150,14 +177,15 @@ impl Client {
             match self.next {
                 Next::Close => {
                     self.end(&mut buffers.read);
-                    return Ok(Turn::Close);
+                    return Ok(Turn::Close(context.watch.take_reason()));
                 }
+                Next::Watch(streams) => return Ok(Turn::Watch(streams)),
                 Next::Receive if !self.readable => return Ok(Turn::Wait),
                 Next::Receive => {
                     replies = buffers.replies.take();
                     if self.receive(&mut buffers.read, context, &mut replies)? == Input::Ended {
                         self.stream.send_end();
-                        return Ok(Turn::Close);
+                        return Ok(Turn::Close(CloseReason::Normal));
                     }
                 }
                 Next::Resume => {
@@ -166,13 +194,31 @@ impl Client {
                 }
             }
             buffers.replies.put_back(self.send(replies, context)?);
+            context.latencies.record(|| {
+                let began = std::mem::replace(&mut since, Instant::now());
+                since.saturating_duration_since(began)
+            });
         }
         let has_work = self.next != Next::Receive || self.readable;
         if !(has_work && self.is_drained()) {
             return Ok(Turn::Wait);
         }
         context.counters.add(Count::ConnYields, 1);
+        self.waiting_since = Some(since);
         Ok(Turn::Again)
+    }
+
+    /// Replies that the client cannot become a watcher, and continues with its session in the next
+    /// turn.
+    pub(super) fn refuse_watch(&mut self, reply: &[u8]) {
+        self.unsent.bytes = reply.to_vec();
+        self.unsent.reservation.resize(self.unsent.bytes.capacity());
+        self.next = Next::Resume;
+    }
+
+    /// Returns what remains of the client when its connection becomes a watcher's.
+    pub(super) fn into_watcher(self) -> (Stream, Registered, ConnectionPermit) {
+        (self.stream, self.registered, self.permit)
     }
 
     /// Reads once and passes the bytes to the session.

@@ -11,6 +11,7 @@
 mod accept;
 mod buffers;
 mod client;
+mod connections;
 mod idle;
 mod listen;
 mod shared;
@@ -32,7 +33,10 @@ use std::time::Duration;
 use mio::Waker;
 
 use crate::cache::Cache;
+use crate::cumulative::Cumulative;
+use crate::metrics::{Responder, Stopper};
 use crate::protocol::{Binding, Credentials, Host, Restricted};
+use crate::watch::Hub;
 use accept::Acceptor;
 pub use listen::{ListenAddress, Listener, Security};
 use shared::Shared;
@@ -81,9 +85,27 @@ pub struct Config {
     /// The users and passwords of which a client must name one before it may send commands; `None`
     /// if any client may. They can be [reloaded](Credentials::reload) while the server runs.
     pub credentials: Option<Arc<Credentials>>,
+    /// What the cumulative statistics begin with: what [`Server::cumulative`] of an earlier process
+    /// returned. Nothing by default.
+    pub earlier: Cumulative,
     /// Whether clients may end the server with the `shutdown` command. It sends SIGINT to the
     /// process, which has to handle that.
     pub shutdown_command: bool,
+    /// The address of the metrics of Prometheus, or `None` if there shall be none. Port 0 stands
+    /// for any free port; [`Server::metrics_addr`] returns it.
+    pub metrics: Option<SocketAddr>,
+    /// The maximum number of watchers.
+    pub watchers_max: usize,
+    /// The maximum number of bytes of log lines that wait for one watcher. Further lines are
+    /// skipped. At least [`LOG_BUFFER_MIN`].
+    pub watcher_buffer: usize,
+    /// The size of the queue of log records of each worker, in bytes. It is allocated when the
+    /// first watcher comes. At least [`LOG_BUFFER_MIN`].
+    pub worker_log_buffer: usize,
+    /// The byte before which the prefix of a key ends, for `stats detail`.
+    pub prefix_delimiter: u8,
+    /// Whether accesses are counted by prefix from the start on.
+    pub detail: bool,
     /// The commands that are refused.
     pub refused: Vec<Restricted>,
     /// How much the server reports about what it does at first: 0, nothing; 1 or more, more.
@@ -104,6 +126,10 @@ pub enum WhenFull {
 pub const ITEM_SIZE_MIN: usize = 1 << 10;
 /// The maximum of [`Config::item_size_max`], in bytes.
 pub const ITEM_SIZE_LIMIT: usize = 64 << 20;
+/// The minimum of [`Config::watcher_buffer`] and [`Config::worker_log_buffer`], in bytes.
+pub const LOG_BUFFER_MIN: usize = 4 << 10;
+/// The maximum of [`Config::watcher_buffer`] and [`Config::worker_log_buffer`], in bytes.
+pub const LOG_BUFFER_LIMIT: usize = 64 << 20;
 /// The minimum of [`Config::idle_timeout`].
 pub const IDLE_TIMEOUT_MIN: Duration = Duration::from_millis(1);
 /// The maximum of [`Config::threads`].
@@ -131,7 +157,14 @@ impl Default for Config {
             settings: BTreeMap::new(),
             binding: Binding::Auto,
             credentials: None,
+            earlier: Cumulative::default(),
             shutdown_command: false,
+            metrics: None,
+            watchers_max: 128,
+            watcher_buffer: 256 << 10,
+            worker_log_buffer: 64 << 10,
+            prefix_delimiter: b':',
+            detail: false,
             refused: Vec::new(),
             verbosity: 0,
         }
@@ -175,6 +208,17 @@ impl Config {
                 self.upload_limit, self.item_size_max
             ));
         }
+        let buffers = [
+            ("watcher_buffer", self.watcher_buffer),
+            ("worker_log_buffer", self.worker_log_buffer),
+        ];
+        for (name, bytes) in buffers {
+            if !(LOG_BUFFER_MIN..=LOG_BUFFER_LIMIT).contains(&bytes) {
+                return invalid(format!(
+                    "{name} = {bytes}: must be {LOG_BUFFER_MIN} to {LOG_BUFFER_LIMIT} bytes"
+                ));
+            }
+        }
         if self.version.is_empty() || self.version.bytes().any(|byte| byte.is_ascii_control()) {
             return invalid(format!("version = {:?}: must be one line of text", self.version));
         }
@@ -192,6 +236,8 @@ pub struct Server {
     waits: Mutex<Vec<u64>>,
     /// The wakers of the acceptor and the workers, used to stop them.
     wakers: Vec<Arc<Waker>>,
+    /// Stops the thread of the metrics.
+    metrics: Option<Arc<Stopper>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -214,21 +260,30 @@ impl Server {
     pub fn start_on(
         listeners: Vec<Listener>,
         cache: Arc<dyn Cache>,
-        config: Config,
+        mut config: Config,
     ) -> io::Result<Server> {
         config.check()?;
         if listeners.is_empty() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no listener"));
         }
         let addresses = listeners.iter().map(|listener| listener.address().clone()).collect();
-        let shared = Arc::new(Shared::new(cache, config, addresses));
+        let metrics = config.metrics.map(Responder::bind).transpose()?;
+        config.metrics = metrics.as_ref().map(Responder::local_addr);
+        let shared = Arc::new(Shared::new(cache, config, addresses)?);
         let mut server = Server {
             shared: shared.clone(),
             mailboxes: Vec::new(),
             waits: Mutex::default(),
             wakers: Vec::new(),
+            metrics: metrics.as_ref().map(Responder::stopper),
             threads: Mutex::default(),
         };
+        let hub = shared.hub.clone();
+        server.spawn("evermap-watch".into(), move || hub.run())?;
+        if let Some(metrics) = metrics {
+            let shared = shared.clone();
+            server.spawn("evermap-metrics".into(), move || metrics.run(&*shared))?;
+        }
         for index in 0..shared.config.threads {
             let (worker, mailbox) = Worker::new(shared.clone(), index)?;
             server.wakers.push(mailbox.waker.clone());
@@ -295,6 +350,16 @@ impl Server {
         all_ran
     }
 
+    /// Returns the address of the metrics, if there are any.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.shared.config.metrics
+    }
+
+    /// Returns what sends events to watchers, so that others than the server can report evictions.
+    pub fn hub(&self) -> &Arc<Hub> {
+        &self.shared.hub
+    }
+
     /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.shared.connections()
@@ -314,6 +379,12 @@ impl Server {
         self.shared.set_stat(name, value.to_string());
     }
 
+    /// Returns the cumulative statistics of this process and its predecessors
+    /// ([`Config::earlier`]) since the last `stats reset`.
+    pub fn cumulative(&self) -> Cumulative {
+        self.shared.cumulative()
+    }
+
     /// Tells the server to stop, and returns immediately; [`join`](Server::join) waits for the end.
     ///
     /// The server accepts and reads nothing more, sends the replies to the requests that it has
@@ -323,6 +394,10 @@ impl Server {
         for waker in &self.wakers {
             // Waking fails only if the event queue is closed, and then the thread has ended.
             let _ = waker.wake();
+        }
+        self.shared.hub.stop();
+        if let Some(metrics) = &self.metrics {
+            metrics.stop();
         }
     }
 

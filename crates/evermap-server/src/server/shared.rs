@@ -2,18 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
+use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mio::Waker;
 
+use super::connections::Connections;
 use super::tls::{ClientCertificates, TlsSettings, TlsVersion};
 use super::{Config, ListenAddress, WhenFull};
 use crate::cache::Cache;
+use crate::cumulative::{Cumulative, Offsets};
+use crate::latency::{Command, Latencies, LatencyTotals};
+use crate::metrics;
 use crate::protocol::{Budget, Host, Restricted};
 use crate::stats::{Counters, Totals};
+use crate::watch::{Hub, HubStats, PrefixCounts, SAMPLING, Settings, encode_uri};
 
 /// The state of a server.
 pub(super) struct Shared {
@@ -32,6 +38,8 @@ pub(super) struct Shared {
     extra_stats: Mutex<BTreeMap<&'static str, String>>,
     /// The sums of the counters at the last `stats reset`.
     baseline: Mutex<Totals>,
+    /// What the cumulative statistics have beyond those of this process.
+    offsets: Offsets,
     connections: AtomicUsize,
     /// Whether the acceptor waits until a connection is closed.
     waits_for_close: AtomicBool,
@@ -44,6 +52,14 @@ pub(super) struct Shared {
     /// The number of times that accepting paused, because there were as many connections as
     /// allowed, or the system had no descriptors or memory.
     pub(super) accept_pauses: AtomicU64,
+    /// The open connections.
+    pub(super) open: Arc<Connections>,
+    /// Sends events to watchers.
+    pub(super) hub: Arc<Hub>,
+    /// The latencies of each worker, which only that worker writes.
+    pub(super) latencies: Box<[Latencies]>,
+    /// The sums of the latencies at the last `stats reset`.
+    latency_baseline: Mutex<Option<LatencyTotals>>,
 }
 
 impl Shared {
@@ -51,11 +67,20 @@ impl Shared {
         cache: Arc<dyn Cache>,
         config: Config,
         addresses: Vec<ListenAddress>,
-    ) -> Self {
+    ) -> io::Result<Self> {
+        let settings = Settings {
+            watchers_max: config.watchers_max,
+            watcher_bytes: config.watcher_buffer,
+            worker_bytes: config.worker_log_buffer,
+        };
+        let hub = Hub::new(config.threads, config.prefix_delimiter, settings)?;
+        hub.set_detail(config.detail);
+        let latencies = (0..config.threads).map(|_| Latencies::default()).collect();
         let uploads = Budget::new(config.upload_limit);
         let verbosity = config.verbosity;
         let counters = (0..config.threads).map(|_| Counters::default()).collect();
-        Shared {
+        let offsets = Offsets::new(config.earlier.clone());
+        Ok(Shared {
             cache,
             config,
             addresses,
@@ -66,6 +91,7 @@ impl Shared {
             unsent: Budget::new(usize::MAX),
             extra_stats: Mutex::default(),
             baseline: Mutex::default(),
+            offsets,
             connections: AtomicUsize::new(0),
             waits_for_close: AtomicBool::new(false),
             acceptor: OnceLock::new(),
@@ -73,7 +99,11 @@ impl Shared {
             accepted: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             accept_pauses: AtomicU64::new(0),
-        }
+            open: Arc::default(),
+            hub,
+            latencies,
+            latency_baseline: Mutex::default(),
+        })
     }
 
     pub(super) fn stop(&self) {
@@ -125,9 +155,56 @@ impl Shared {
         self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner).insert(name, value);
     }
 
+    fn latency_baseline(&self) -> MutexGuard<'_, Option<LatencyTotals>> {
+        self.latency_baseline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn totals(&self) -> Totals {
         let baseline = self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
         Totals::of(&self.counters).since(&baseline)
+    }
+
+    pub(super) fn cumulative(&self) -> Cumulative {
+        self.offsets.sums(|each| {
+            self.own_general(each);
+            self.cache.stats(each);
+        })
+    }
+
+    /// Calls `each` with the statistics of this process alone.
+    fn own_general(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        each("pid", &std::process::id());
+        each("uptime", &self.started.elapsed().as_secs());
+        each("time", &unix_seconds());
+        each("version", &self.version());
+        each("pointer_size", &usize::BITS);
+        if let Some((user, system)) = cpu_times() {
+            each("rusage_user", &Seconds(user));
+            each("rusage_system", &Seconds(system));
+        }
+        each("max_connections", &self.config.max_connections);
+        each("curr_connections", &self.connections());
+        each("total_connections", &self.accepted.load(Relaxed));
+        each("rejected_connections", &self.rejected.load(Relaxed));
+        self.totals().each(each);
+        each("accepting_conns", &u8::from(self.is_accepting()));
+        each("listen_disabled_num", &self.accept_pauses.load(Relaxed));
+        each("threads", &self.config.threads);
+        if let Some(tls) = &self.config.tls {
+            each("time_since_server_cert_refresh", &tls.age().as_secs());
+        }
+        let HubStats { watchers, written, dropped, sent, skipped, buffered } = self.hub.stats();
+        each("log_worker_dropped", &dropped);
+        each("log_worker_written", &written);
+        each("log_watcher_skipped", &skipped);
+        each("log_watcher_sent", &sent);
+        each("log_watchers", &watchers);
+        each("evermap_watcher_bytes", &buffered);
+        each("evermap_upload_bytes", &self.uploads.reserved());
+        each("evermap_unsent_bytes", &self.unsent.reserved());
+        for (name, value) in &*self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner) {
+            each(name, value);
+        }
     }
 }
 
@@ -175,6 +252,12 @@ impl Shared {
         each("shutdown_command", &yes_no(config.shutdown_command));
         each("auth_enabled_sasl", &yes_no(config.credentials.is_some()));
         each("auth_enabled_ascii", &yes_no(config.credentials.is_some()));
+        if let Some(metrics) = config.metrics {
+            each("metrics", &metrics);
+        }
+        each("detail_enabled", &yes_no(self.hub.detail()));
+        each("watcher_logbuf_size", &config.watcher_buffer);
+        each("worker_logbuf_size", &config.worker_log_buffer);
         each("output_limit", &config.output_limit);
         each("upload_limit", &config.upload_limit);
         each("ssl_enabled", &yes_no(config.tls.is_some()));
@@ -218,31 +301,11 @@ impl Host for Shared {
     }
 
     fn general(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
-        each("pid", &std::process::id());
-        each("uptime", &self.started.elapsed().as_secs());
-        each("time", &unix_seconds());
-        each("version", &self.version());
-        each("pointer_size", &usize::BITS);
-        if let Some((user, system)) = cpu_times() {
-            each("rusage_user", &Seconds(user));
-            each("rusage_system", &Seconds(system));
-        }
-        each("max_connections", &self.config.max_connections);
-        each("curr_connections", &self.connections());
-        each("total_connections", &self.accepted.load(Relaxed));
-        each("rejected_connections", &self.rejected.load(Relaxed));
-        self.totals().each(each);
-        each("accepting_conns", &u8::from(self.is_accepting()));
-        each("listen_disabled_num", &self.accept_pauses.load(Relaxed));
-        each("threads", &self.config.threads);
-        if let Some(tls) = &self.config.tls {
-            each("time_since_server_cert_refresh", &tls.age().as_secs());
-        }
-        each("evermap_upload_bytes", &self.uploads.reserved());
-        each("evermap_unsent_bytes", &self.unsent.reserved());
-        for (name, value) in &*self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner) {
-            each(name, value);
-        }
+        self.offsets.add_to(|each| self.own_general(each), each);
+    }
+
+    fn items(&self, cache: &dyn Cache, each: &mut dyn FnMut(&str, &dyn Display)) {
+        self.offsets.add_to(|each| cache.stats(each), each);
     }
 
     fn settings(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
@@ -264,6 +327,13 @@ impl Host for Shared {
         self.accepted.store(0, Relaxed);
         self.rejected.store(0, Relaxed);
         self.accept_pauses.store(0, Relaxed);
+        drop(baseline);
+        self.offsets.reset(|each| {
+            self.own_general(each);
+            self.cache.stats(each);
+        });
+        self.hub.reset_prefixes();
+        *self.latency_baseline() = Some(LatencyTotals::of(&self.latencies));
     }
 
     fn set_verbosity(&self, level: u32) {
@@ -287,6 +357,92 @@ impl Host for Shared {
 
     fn allows(&self, command: Restricted) -> bool {
         !self.config.refused.contains(&command)
+    }
+
+    fn connections(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        self.open.stats(unix_seconds(), each);
+    }
+
+    fn latencies(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        let totals = LatencyTotals::of(&self.latencies);
+        let totals = match &*self.latency_baseline() {
+            Some(baseline) => totals.since(baseline),
+            None => totals,
+        };
+        for command in Command::ALL {
+            latency_of(&totals, command, each);
+        }
+    }
+
+    fn hot_keys(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        /// The number of keys in the reply.
+        const KEYS_MAX: usize = 50;
+        let (samples, keys) = self.hub.hot_keys(KEYS_MAX);
+        each("hotkeys_sampling", &SAMPLING);
+        each("hotkeys_samples", &samples);
+        for (key, count) in keys {
+            let mut name = b"hotkey:".to_vec();
+            encode_uri(&key, &mut name);
+            each(&String::from_utf8_lossy(&name), &count);
+        }
+    }
+
+    fn set_detail(&self, on: bool) {
+        self.hub.set_detail(on);
+    }
+
+    fn prefixes(&self, each: &mut dyn FnMut(&[u8], PrefixCounts)) {
+        let (prefixes, others) = self.hub.prefixes();
+        for (prefix, counts) in &prefixes {
+            each(prefix, *counts);
+        }
+        if others != PrefixCounts::default() {
+            // No prefix contains the delimiter.
+            let name = [&[self.config.prefix_delimiter], &b"others"[..]].concat();
+            each(&name, others);
+        }
+    }
+}
+
+/// Calls `each` with the statistics of the latencies of a command, unless there was none. Times
+/// are in microseconds.
+fn latency_of(totals: &LatencyTotals, command: Command, each: &mut dyn FnMut(&str, &dyn Display)) {
+    const QUANTILES: [(&str, f64); 5] =
+        [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
+    let (name, count) = (command.name(), totals.count(command));
+    if count == 0 {
+        return;
+    }
+    let micros = |duration: Duration| format!("{:.1}", duration.as_nanos() as f64 / 1e3);
+    each(&format!("{name}:count"), &count);
+    let mean = totals.sum(command).as_nanos() as f64 / 1e3 / count as f64;
+    each(&format!("{name}:mean_us"), &format!("{mean:.1}"));
+    // All of it, so that a client can compute quantiles of what happened between two requests.
+    let buckets: Vec<String> = totals
+        .buckets(command)
+        .map(|(duration, count)| format!("{}={count}", duration.as_nanos()))
+        .collect();
+    each(&format!("{name}:histogram"), &buckets.join(","));
+    for (quantile, part) in QUANTILES {
+        if let Some(duration) = totals.quantile(command, part) {
+            each(&format!("{name}:{quantile}_us"), &micros(duration));
+        }
+    }
+}
+
+impl metrics::Source for Shared {
+    fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        self.general(each);
+        self.items(&*self.cache, each);
+    }
+
+    fn latencies(&self) -> LatencyTotals {
+        LatencyTotals::of(&self.latencies)
+    }
+
+    fn slabs(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        // If that fails, the metrics of size classes are missing.
+        let _ = self.cache.slab_stats(each);
     }
 }
 

@@ -1,10 +1,13 @@
 //! Sockets of both kinds: of a port, and of the file system.
 
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 
 use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
+
+use super::connections::Peer;
 
 /// A socket that accepts connections.
 pub(super) enum AcceptingSocket {
@@ -34,6 +37,15 @@ impl AcceptingSocket {
         }
     }
 
+    /// Returns the file descriptor, as the number of the socket in statistics.
+    pub(super) fn number(&self) -> u32 {
+        let descriptor = match self {
+            AcceptingSocket::Tcp(socket) => socket.as_raw_fd(),
+            AcceptingSocket::Unix(socket) => socket.as_raw_fd(),
+        };
+        descriptor.try_into().unwrap_or(0)
+    }
+
     /// Registers the socket for events that say that there are connections.
     pub(super) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
@@ -50,6 +62,33 @@ impl Socket {
         match self {
             Socket::Tcp(socket) => socket.register(registry, token, interest),
             Socket::Unix(socket) => socket.register(registry, token, interest),
+        }
+    }
+}
+
+impl Socket {
+    /// Removes the registration.
+    pub(super) fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        match self {
+            Socket::Tcp(socket) => socket.deregister(registry),
+            Socket::Unix(socket) => socket.deregister(registry),
+        }
+    }
+
+    /// Returns the file descriptor, as the number of the connection in statistics.
+    pub(super) fn number(&self) -> u32 {
+        let descriptor = match self {
+            Socket::Tcp(socket) => socket.as_raw_fd(),
+            Socket::Unix(socket) => socket.as_raw_fd(),
+        };
+        descriptor.try_into().unwrap_or(0)
+    }
+
+    /// Returns the other side of the connection.
+    pub(super) fn peer(&self) -> io::Result<Peer> {
+        match self {
+            Socket::Tcp(socket) => socket.peer_addr().map(Peer::of),
+            Socket::Unix(_) => Ok(Peer::local()),
         }
     }
 }

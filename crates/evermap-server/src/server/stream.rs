@@ -6,6 +6,7 @@ use mio::{Registry, Token};
 
 use super::socket::{Received, Socket};
 use super::tls::TlsStream;
+use crate::watch::Sink;
 
 /// The bytes that a client and the server exchange.
 pub(super) enum Stream {
@@ -79,11 +80,34 @@ impl Stream {
         self.socket_mut().register(registry, token)
     }
 
+    /// Removes the registration.
+    pub(super) fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        self.socket_mut().deregister(registry)
+    }
+
     /// Returns the socket.
     pub(super) fn socket_mut(&mut self) -> &mut Socket {
         match self {
             Stream::Plain(socket) => socket,
             Stream::Tls(stream) => stream.socket_mut(),
         }
+    }
+}
+
+impl Sink for Stream {
+    fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        Stream::register(self, registry, token)
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Stream::read(self, buffer).map(|received| received.len)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Stream::write(self, bytes)
+    }
+
+    fn send_taken(&mut self) -> io::Result<()> {
+        Stream::send_taken(self)
     }
 }

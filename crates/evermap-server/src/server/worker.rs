@@ -10,11 +10,13 @@ use mio::{Events, Poll, Token, Waker};
 
 use super::buffers::{ReadBuffer, ReplyBuffer};
 use super::client::{Buffers, Client, IdleLimits, Turn};
+use super::connections::{Connection, Peer, Registered, State};
 use super::idle::IdleCheck;
 use super::shared::{ConnectionPermit, Shared, unix_seconds};
 use super::stream::Stream;
 use crate::protocol::Context;
 use crate::stats::Count;
+use crate::watch::{CloseReason, Hub, Streams, Topic};
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -129,26 +131,30 @@ impl Worker {
                 // The event queue failed and cannot be repaired.
                 return;
             }
+            let ready_at = Instant::now();
             let context = context(&shared, self.index);
             let waiting = std::mem::take(&mut self.run_queue);
             for event in &events {
                 match event.token() {
-                    WAKER => self.adopt_connections(),
-                    Token(token) => self.ready(token, event, &context),
+                    WAKER => self.adopt_connections(&context),
+                    Token(token) => self.ready(token, event, &context, ready_at),
                 }
             }
             for token in waiting {
-                self.turn(token, &context);
+                self.turn(token, &context, ready_at);
             }
             if let Some(limits) = self.idle_check.as_mut().and_then(IdleCheck::limits_if_due) {
                 self.disconnect_idle(&limits, &context);
+            }
+            if context.watch.take_pushed() {
+                shared.hub.notify();
             }
         }
         self.finish(&mut events, &context(&shared, self.index));
     }
 
     /// Registers the connections in the mailbox.
-    fn adopt_connections(&mut self) {
+    fn adopt_connections(&mut self, context: &Context<'_>) {
         for (mut stream, permit) in self.mailbox.take() {
             let token = self.free.pop().unwrap_or_else(|| {
                 self.clients.push(None);
@@ -161,35 +167,46 @@ impl Worker {
                 self.release(token);
                 continue;
             }
-            self.clients[token] = Some(Client::new(stream, permit, &self.shared.unsent));
+            let socket = stream.socket_mut();
+            let Ok(peer) = socket.peer() else {
+                // The connection has failed already.
+                self.release(token);
+                continue;
+            };
+            let number = socket.number();
+            let registered = self.shared.open.add(number, peer, State::Read, context.now);
+            report_opened(context, registered.connection());
+            self.clients[token] =
+                Some(Client::new(stream, registered, permit, &self.shared.unsent));
         }
     }
 
     /// Handles an event of a connection.
-    fn ready(&mut self, token: usize, event: &Event, context: &Context<'_>) {
+    fn ready(&mut self, token: usize, event: &Event, context: &Context<'_>, ready_at: Instant) {
         // If the connection was closed after the events were fetched, the token is unused, or
         // belongs to another client. An unnecessary turn of that client is harmless.
         if let Some(Some(client)) = self.clients.get_mut(token) {
             let closed = event.is_read_closed() || event.is_error();
             client.set_ready(event.is_readable() || closed, closed);
             if !client.queued {
-                self.turn(token, context);
+                self.turn(token, context, ready_at);
             }
         }
     }
 
     /// Gives a client its turn.
-    fn turn(&mut self, token: usize, context: &Context<'_>) {
+    fn turn(&mut self, token: usize, context: &Context<'_>, ready_at: Instant) {
         let Some(Some(client)) = self.clients.get_mut(token) else {
             return;
         };
         let rounds_max = self.shared.config.reads_per_turn;
-        let turn = client.turn(rounds_max, &mut self.buffers, context);
+        let turn = client.turn(rounds_max, &mut self.buffers, context, ready_at);
         client.queued = turn == Turn::Again;
         match turn {
             Turn::Wait => {}
             Turn::Again => self.run_queue.push(token),
-            Turn::Close => self.close(token),
+            Turn::Close(reason) => self.close(token, reason, context),
+            Turn::Watch(streams) => self.start_watch(token, streams),
         }
     }
 
@@ -200,14 +217,43 @@ impl Worker {
             let client = self.clients[token].as_mut();
             if client.is_some_and(|client| client.is_idle(now, limits)) {
                 context.counters.add(Count::IdleKicks, 1);
-                self.close(token);
+                self.close(token, CloseReason::IdleTimeout, context);
+            }
+        }
+    }
+
+    /// Hands the connection of a client over to the hub, or refuses to.
+    fn start_watch(&mut self, token: usize, streams: Streams) {
+        let hub = &self.shared.hub;
+        let slot = hub.reserve();
+        let Some(Some(client)) = self.clients.get_mut(token) else {
+            return;
+        };
+        match slot {
+            None => {
+                client.refuse_watch(b"WATCHER_TOO_MANY log watcher limit reached\r\n");
+                client.queued = true;
+                self.run_queue.push(token);
+            }
+            Some(slot) => {
+                if let Some(client) = self.clients[token].take() {
+                    let (mut stream, registered, permit) = client.into_watcher();
+                    // If this fails, so does the registration with the hub, which closes it.
+                    let _ = stream.deregister(self.poll.registry());
+                    registered.end_turn(State::Watch);
+                    let held = Held { hub: hub.clone(), registered, _permit: permit };
+                    hub.adopt(Box::new(stream), streams, slot, Box::new(held));
+                }
+                self.release(token);
             }
         }
     }
 
     /// Closes a connection.
-    fn close(&mut self, token: usize) {
-        self.clients[token] = None;
+    fn close(&mut self, token: usize, reason: CloseReason, context: &Context<'_>) {
+        if let Some(client) = self.clients[token].take() {
+            report_closed(context, client.registered.connection(), reason);
+        }
         self.release(token);
     }
 
@@ -226,6 +272,8 @@ impl Worker {
                     let sent = client.send_unsent(context);
                     if client.is_drained() || sent.is_err() {
                         client.end(&mut self.buffers.read);
+                        let connection = client.registered.connection();
+                        report_closed(context, connection, CloseReason::Shutdown);
                         *slot = None;
                     }
                 }
@@ -242,6 +290,34 @@ impl Worker {
     }
 }
 
+/// What a watcher has of the connection that it was.
+struct Held {
+    hub: Arc<Hub>,
+    registered: Registered,
+    _permit: ConnectionPermit,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Connection { number, ref peer, .. } = **self.registered.connection();
+        self.hub.closed(number, peer.address.as_bytes(), peer.transport, peer.port);
+    }
+}
+
+fn report_opened(context: &Context<'_>, connection: &Connection) {
+    if context.watch.wants(Topic::CONNECTIONS) {
+        let Peer { transport, ref address, port } = connection.peer;
+        context.watch.connected(connection.number, address.as_bytes(), transport, port);
+    }
+}
+
+fn report_closed(context: &Context<'_>, connection: &Connection, reason: CloseReason) {
+    if context.watch.wants(Topic::CONNECTIONS) {
+        let Peer { transport, ref address, port } = connection.peer;
+        context.watch.closed(connection.number, address.as_bytes(), transport, port, reason);
+    }
+}
+
 /// Returns the context for the sessions of a worker.
 fn context(shared: &Shared, worker: usize) -> Context<'_> {
     Context {
@@ -254,5 +330,8 @@ fn context(shared: &Shared, worker: usize) -> Context<'_> {
         output_limit: shared.config.output_limit,
         binding: shared.config.binding,
         credentials: shared.config.credentials.as_deref(),
+        watch: shared.hub.worker(worker),
+        latencies: &shared.latencies[worker],
+        connection: 0,
     }
 }

@@ -7,6 +7,8 @@ mod common;
 mod copies;
 mod disconnects;
 mod listening;
+mod meta;
+mod metrics;
 mod pieces;
 mod sockets;
 mod store;
@@ -14,3 +16,4 @@ mod text;
 #[cfg(feature = "tls")]
 mod tls;
 mod torture;
+mod watch;

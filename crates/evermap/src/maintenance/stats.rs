@@ -31,6 +31,9 @@ pub struct Stat {
     pub maps: u64,
     /// Number of records, including those that expired or were flushed but are not removed yet.
     pub records: Count,
+    /// Number of records that the map had when the file was opened; `None` until the sweep after an
+    /// unclean shutdown has counted them.
+    pub records_at_open: Option<u64>,
     /// Bytes of the blocks that hold records.
     pub record_bytes: Count,
     /// Bytes of the file.
@@ -137,6 +140,7 @@ impl<M: Medium> Map<M> {
             map: self.name().map(str::to_owned),
             maps: self.db.map_count(),
             records: self.len(),
+            records_at_open: self.inner.counters.at_open(),
             record_bytes: self.bytes(),
             file_bytes: file.pool.medium().len(),
             extent_size: file.pool.region().extent_size(),

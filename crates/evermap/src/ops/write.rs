@@ -591,7 +591,12 @@ impl<M: Medium> Map<M> {
             if let Some(record) = live
                 && let Some(seen) = seen.filter(|&seen| seen == Version::of(&record))
             {
-                record.set_control(now);
+                // A mistake, which tests have to notice: the change is not durable.
+                if self.db.file.pool.medium().mutant("MK-1") {
+                    record.store_control(now);
+                } else {
+                    record.set_control(now);
+                }
                 marked = Some((seen.control, record.cas()));
             }
             Verdict::Keep

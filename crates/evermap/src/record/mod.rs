@@ -446,6 +446,12 @@ impl<'m, M: Medium> Record<'m, M> {
         self.medium.fence();
     }
 
+    /// Changes the expiry and the marks, as [`set_control`](Record::set_control) does, but not
+    /// durably.
+    pub(crate) fn store_control(&self, control: Control) {
+        self.medium.store(&self.header.control, control.encode());
+    }
+
     /// Changes the control word, durably after the next fence. No other thread may change it
     /// meanwhile.
     pub(crate) fn set_control_word(&self, control: u64) {

@@ -83,9 +83,11 @@ const EXTENDED: &str = "\
    - maxconns_fast:       answer an error to connections that are too many (default)
    - no_maxconns_fast:    let them wait
    - idle_timeout=<num>:  seconds after which an idle connection is closed (default: 0, never)
+   - watcher_logbuf_size=<num>: KiB of log lines that wait for each watcher (default: 256)
+   - worker_logbuf_size=<num>:  KiB of log records that wait in each thread (default: 64)
 -o: accepted without effect, because they tune what is different here
    - hashpower, no_hashexpand, hash_algorithm, tail_repair_time, slab_*, lru_*, *_lru_pct,
-     *_max_factor, temporary_ttl, track_sizes, *_mem_limit, *_logbuf_size, ext_*, modern and others
+     *_max_factor, temporary_ttl, track_sizes, *_mem_limit, ext_*, modern and others
 ";
 
 #[cfg(test)]

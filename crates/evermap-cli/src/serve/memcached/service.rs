@@ -6,7 +6,7 @@ use super::NAME;
 use super::addresses::{default_endpoint, endpoints};
 use super::options::{Options, Port};
 use crate::failure::Failure;
-use crate::open::SuspectArguments;
+use crate::rejoin::RejoinArguments;
 use crate::serve::service::{Announcement, Place, Service, StoreSettings};
 
 /// Returns the server that the options ask for.
@@ -24,7 +24,7 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
             place: place(&options),
             index: Default::default(),
             ordered: false,
-            suspect: SuspectArguments::default(),
+            rejoin: RejoinArguments::default(),
             memory: options.memory,
         },
         config: config(&options),
@@ -66,6 +66,10 @@ fn config(options: &Options) -> Config {
         verbosity: options.verbosity,
         upload_limit: defaults.upload_limit.max(options.item_size_max),
         settings,
+        watcher_buffer: options.tuning.watcher_buffer.unwrap_or(defaults.watcher_buffer),
+        worker_log_buffer: options.tuning.worker_log_buffer.unwrap_or(defaults.worker_log_buffer),
+        prefix_delimiter: options.prefix_delimiter.map_or(defaults.prefix_delimiter, |c| c as u8),
+        detail: options.prefix_delimiter.is_some(),
         ..defaults
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use evermap_server::server::{ClientCertificates, TlsSettings, TlsVersion, WhenFull};
+use evermap_server::server::{
+    ClientCertificates, LOG_BUFFER_LIMIT, LOG_BUFFER_MIN, TlsSettings, TlsVersion, WhenFull,
+};
 
 use super::options::{Wrong, number};
 
@@ -18,6 +20,10 @@ pub(super) struct Tuning {
     client_certificates: ClientCertificates,
     min_version: TlsVersion,
     session_cache: bool,
+    /// In bytes.
+    pub(super) watcher_buffer: Option<usize>,
+    /// In bytes.
+    pub(super) worker_log_buffer: Option<usize>,
     /// What `stats settings` shows, by name.
     pub(super) reported: BTreeMap<String, String>,
     /// The options that were given and have no effect.
@@ -37,7 +43,7 @@ enum Value {
 
 /// memcached's options for what is different here, under the names of `stats settings`. They are
 /// accepted, so that a command line for memcached works, and checked.
-const ACCEPTED: [(&str, Value); 54] = [
+const ACCEPTED: [(&str, Value); 52] = [
     ("drop_privileges", Value::None),
     ("ext_compact_under", Value::Number),
     ("ext_direct_io", Value::None),
@@ -90,8 +96,6 @@ const ACCEPTED: [(&str, Value); 54] = [
     ("track_sizes", Value::None),
     ("warm_lru_pct", Value::Number),
     ("warm_max_factor", Value::Fraction),
-    ("watcher_logbuf_size", Value::Number),
-    ("worker_logbuf_size", Value::Number),
 ];
 
 /// Options whose absence changes nothing that a client could notice, so that there is nothing to
@@ -139,6 +143,12 @@ impl Tuning {
                 if needed()? != "1" {
                     return Err(Wrong("-o ssl_keyformat: must be 1, which is PEM".into()));
                 }
+            }
+            "watcher_logbuf_size" => {
+                self.watcher_buffer = Some(log_buffer("o watcher_logbuf_size", needed()?)?);
+            }
+            "worker_logbuf_size" => {
+                self.worker_log_buffer = Some(log_buffer("o worker_logbuf_size", needed()?)?);
             }
             // memcached has no limit on the time that a session lives in its cache.
             "ssl_session_cache" => self.session_cache = true,
@@ -206,6 +216,13 @@ impl Tuning {
     }
 }
 
+/// Parses the size of a buffer for log lines, which is in KiB, and returns it in bytes.
+fn log_buffer(option: &str, value: &str) -> Result<usize, Wrong> {
+    let kibibytes = |bytes: usize| (bytes >> 10) as u32;
+    let range = (kibibytes(LOG_BUFFER_MIN), kibibytes(LOG_BUFFER_LIMIT));
+    Ok(number(option, value, range.0, range.1)? as usize * 1024)
+}
+
 fn verify_mode(value: &str) -> Result<ClientCertificates, Wrong> {
     match value {
         "0" => Ok(ClientCertificates::Ignored),
@@ -252,11 +269,12 @@ mod tests {
     fn options_with_an_effect_are_applied() {
         let given = tuning(
             "no_maxconns_fast,idle_timeout=30,ssl_chain_cert=/c,ssl_key=/k,ssl_ca_cert=/a,\
-             ssl_verify_mode=1,ssl_min_version=3,ssl_session_cache",
+             ssl_verify_mode=1,ssl_min_version=3,ssl_session_cache,watcher_logbuf_size=8",
         )
         .unwrap();
         assert_eq!(given.idle_seconds, Some(30));
         assert_eq!(given.when_full, WhenFull::Wait);
+        assert_eq!((given.watcher_buffer, given.worker_log_buffer), (Some(8 << 10), None));
         let tls = given.tls().unwrap();
         assert_eq!(tls.client_certificates, ClientCertificates::Requested);
         assert_eq!(tls.min_version, TlsVersion::V1_3);
@@ -291,6 +309,7 @@ mod tests {
             ("modern=1", "-o modern has no value"),
             ("hot_max_factor=x", "needs a fraction"),
             ("idle_timeout", "-o idle_timeout needs a value"),
+            ("watcher_logbuf_size=3", "-o watcher_logbuf_size 3: must be"),
             ("idle_timeout=x", "-o idle_timeout x: must be a number"),
             ("ssl_verify_mode=4", "from 0 to 3"),
             ("ssl_min_version=9", "from 0 to 3"),

@@ -11,9 +11,9 @@ use subtle::{Choice, ConstantTimeEq};
 /// The users and passwords of a file, which can be read again while the server runs.
 ///
 /// Each line of the file is `user:password`. The password is everything after the first colon, so
-/// it may contain colons and spaces; the user may contain neither spaces nor colons. Empty lines and
-/// lines that begin with `#` are ignored. A user can have several passwords, one on each line, so
-/// that passwords can be replaced while clients still use the old ones.
+/// it may contain colons and spaces; the user may contain neither spaces nor colons. Empty lines
+/// and lines that begin with `#` are ignored. A user can have several passwords, one on each line,
+/// so that passwords can be replaced while clients still use the old ones.
 ///
 /// memcached reads the same files, but only the first eight lines of them, and knows no comments.
 ///

@@ -5,6 +5,7 @@ use std::ops::{ControlFlow, Range};
 use super::packet::Tag;
 use super::reply::{self, Status};
 use crate::cache::{BATCH_KEYS, CacheError};
+use crate::latency::Command;
 use crate::protocol::Context;
 use crate::stats::Count;
 
@@ -42,7 +43,7 @@ struct Answers<'b, 'a, 'p> {
     /// The number of gets that are answered, from the start of the batch on.
     done: usize,
     hits: u64,
-    limit: usize,
+    context: &'p Context<'p>,
     out: &'p mut Vec<u8>,
 }
 
@@ -118,8 +119,7 @@ impl<'a> Batch<'a> {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Result<usize, CacheError> {
-        let limit = context.output_limit;
-        let mut answers = Answers { batch: self, done: range.start, hits: 0, limit, out };
+        let mut answers = Answers { batch: self, done: range.start, hits: 0, context, out };
         context.cache.get_many(&self.keys[range.clone()], &mut |i, item| {
             let at = range.start + i;
             answers.misses(at);
@@ -128,6 +128,7 @@ impl<'a> Batch<'a> {
             }
             let key: &[u8] = if self.gets[at].with_key { self.keys[at] } else { b"" };
             reply::item(self.gets[at].tag, key, &item, answers.out)?;
+            context.fetched(self.keys[at], Some(&item));
             answers.done += 1;
             answers.hits += 1;
             Ok(if answers.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
@@ -137,13 +138,14 @@ impl<'a> Batch<'a> {
         context.counters.add(Count::CmdGet, keys);
         context.counters.add(Count::GetHits, hits);
         context.counters.add(Count::GetMisses, keys - hits);
+        context.executed(Command::Get, keys);
         Ok(answers.done)
     }
 }
 
 impl Answers<'_, '_, '_> {
     fn is_full(&self) -> bool {
-        self.out.len() >= self.limit
+        self.out.len() >= self.context.output_limit
     }
 
     /// Answers the gets before position `end`, whose keys were not found, until the reply buffer is
@@ -151,6 +153,7 @@ impl Answers<'_, '_, '_> {
     fn misses(&mut self, end: usize) {
         while self.done < end && !self.is_full() {
             let Get { tag, with_key, quiet, .. } = self.batch.gets[self.done];
+            self.context.fetched(self.batch.keys[self.done], None);
             match (quiet, with_key) {
                 (true, _) => {}
                 (false, true) => reply::missing_key(tag, self.batch.keys[self.done], self.out),

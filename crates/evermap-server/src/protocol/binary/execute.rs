@@ -10,11 +10,13 @@ use crate::cache::{
     Arithmetic, CacheError, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest, Update,
     apply_delta,
 };
+use crate::latency;
 use crate::number;
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
 use crate::protocol::{Context, ITEM_OVERHEAD, Next, Restricted};
 use crate::stats::Count;
+use crate::watch::{DeleteCommand, StoreCommand, StoreStatus};
 
 /// The expiry with which increment and decrement do not create an item.
 const NO_INITIAL_NUMBER: u32 = u32::MAX;
@@ -50,6 +52,7 @@ impl<'a> Pass<'a, '_> {
             }
             Command::Quit => {
                 self.succeed(request, 0);
+                self.context.quitting();
                 return ControlFlow::Break(Next::Close);
             }
             // Gets are collected, and the others have a value.
@@ -115,12 +118,15 @@ impl<'a> Pass<'a, '_> {
         let shown: &[u8] = if with_key { key } else { b"" };
         let before = self.out.len();
         let live = self.context.cache.get_and_touch(key, self.expiry(request, 0), &mut |item| {
-            reply::item(header.tag, shown, &item, self.out)
+            reply::item(header.tag, shown, &item, self.out)?;
+            self.context.fetched(key, Some(&item));
+            Ok(())
         });
         match live {
             Ok(true) => self.count_touch(true),
             Ok(false) => {
                 self.count_touch(false);
+                self.context.fetched(key, None);
                 match (quiet, with_key) {
                     (true, _) => {}
                     (false, true) => reply::missing_key(header.tag, key, self.out),
@@ -158,6 +164,7 @@ impl<'a> Pass<'a, '_> {
 
     fn store(&mut self, request: &Request<'_>, verb: Verb, value: &[u8]) {
         self.count(Count::CmdSet);
+        self.context.executed(latency::Command::Set, 1);
         let cas = request.header.cas;
         // A CAS id makes every storage command a comparison, as in memcached.
         let mode = match verb {
@@ -175,6 +182,8 @@ impl<'a> Pass<'a, '_> {
         if cas != 0 {
             self.count_cas(stored.outcome);
         }
+        let status = StoreStatus::from(stored.outcome);
+        self.context.stored(request.key, store_command(request), status, expiry, value.len());
         let status = match (stored.outcome, verb) {
             (StoreOutcome::Stored, _) => Status::Success,
             (StoreOutcome::Exists, _) | (StoreOutcome::NotStored, Verb::Add) => Status::Exists,
@@ -188,16 +197,28 @@ impl<'a> Pass<'a, '_> {
 
     fn concat(&mut self, request: &Request<'_>, side: Side, data: &[u8]) {
         self.count(Count::CmdSet);
+        self.context.executed(latency::Command::Set, 1);
         let Request { header, key, .. } = *request;
         let Context { cache, item_size_max, .. } = *self.context;
         let value_max = item_size_max - ITEM_OVERHEAD - key.len();
         if header.cas != 0 {
-            return self.changed(request, concat_if(request, data, side, value_max, self.context));
+            let outcome = concat_if(request, data, side, value_max, self.context);
+            if let Ok((status, _)) = outcome {
+                let status = match status {
+                    Status::Success => StoreStatus::Stored,
+                    Status::Exists => StoreStatus::Exists,
+                    _ => StoreStatus::NotStored,
+                };
+                self.context.stored(key, store_command(request), status, 0, data.len());
+            }
+            return self.changed(request, outcome);
         }
         let stored = match cache.concat(key, data, side, value_max) {
             Ok(stored) => stored,
             Err(error) => return self.store_failed(request, &error),
         };
+        let status = StoreStatus::from(stored.outcome);
+        self.context.stored(key, store_command(request), status, 0, data.len());
         let status = match stored.outcome {
             StoreOutcome::Stored => Status::Success,
             _ => Status::NotStored,
@@ -207,6 +228,8 @@ impl<'a> Pass<'a, '_> {
 
     fn delete(&mut self, request: &Request<'_>) {
         let Request { header, key, .. } = *request;
+        let len = self.context.len_before_delete(key);
+        self.context.executed(latency::Command::Delete, 1);
         let outcome = if header.cas == 0 {
             self.context.cache.delete(key).map(|live| match live {
                 true => (Status::Success, 0),
@@ -216,8 +239,14 @@ impl<'a> Pass<'a, '_> {
             delete_if(request, self.context)
         };
         match outcome {
-            Ok((Status::Success, _)) => self.count(Count::DeleteHits),
-            Ok((Status::NotFound, _)) => self.count(Count::DeleteMisses),
+            Ok((Status::Success, _)) => {
+                self.context.deleted(key, DeleteCommand::Delete, Some(len));
+                self.count(Count::DeleteHits);
+            }
+            Ok((Status::NotFound, _)) => {
+                self.context.deleted(key, DeleteCommand::Delete, None);
+                self.count(Count::DeleteMisses);
+            }
             _ => {}
         }
         self.changed(request, outcome.map(|(status, _)| (status, 0)));
@@ -231,6 +260,7 @@ impl<'a> Pass<'a, '_> {
         let initial = creates.then(|| (extra_u64(extras, 8), self.expiry(request, 16)));
         let change = Delta { delta: extra_u64(extras, 0), up, cas: header.cas, initial };
         let outcome = change.apply(key, self.context);
+        self.context.executed(latency::Command::Arithmetic, 1);
         let (hits, misses) = match up {
             true => (Count::IncrHits, Count::IncrMisses),
             false => (Count::DecrHits, Count::DecrMisses),
@@ -240,6 +270,7 @@ impl<'a> Pass<'a, '_> {
                 if !created {
                     self.count(hits);
                 }
+                self.context.counted(key, number, up);
                 if !request.quiet {
                     let number = number.to_be_bytes();
                     reply::body(header.tag, Status::Success, &number, cas, self.out);
@@ -275,7 +306,7 @@ impl<'a> Pass<'a, '_> {
         let shown = match request.key {
             b"" => {
                 host.general(&mut each);
-                cache.stats(&mut each);
+                host.items(cache, &mut each);
                 Ok(())
             }
             b"settings" => {
@@ -292,8 +323,18 @@ impl<'a> Pass<'a, '_> {
             }
             b"items" => cache.item_stats(&mut each),
             b"slabs" => cache.slab_stats(&mut each),
-            // A table that is always empty in this server.
-            b"conns" => Ok(()),
+            b"conns" => {
+                host.connections(&mut each);
+                Ok(())
+            }
+            b"latency" => {
+                host.latencies(&mut each);
+                Ok(())
+            }
+            b"hotkeys" => {
+                host.hot_keys(&mut each);
+                Ok(())
+            }
             _ => return reply::error(tag, Status::NotFound, self.out),
         };
         match shown {
@@ -334,12 +375,13 @@ impl<'a> Pass<'a, '_> {
 
     fn store_failed(&mut self, request: &Request<'_>, error: &CacheError) {
         let refusal = match error {
-            CacheError::TooLarge => Some(Count::StoreTooLarge),
-            CacheError::OutOfMemory => Some(Count::StoreNoMemory),
+            CacheError::TooLarge => Some((Count::StoreTooLarge, StoreStatus::TooLarge)),
+            CacheError::OutOfMemory => Some((Count::StoreNoMemory, StoreStatus::NoMemory)),
             _ => None,
         };
-        if let Some(count) = refusal {
+        if let Some((count, status)) = refusal {
             self.count(count);
+            self.context.stored(request.key, store_command(request), status, 0, 0);
             if request.command == Command::Store(Verb::Set) && request.header.cas == 0 {
                 // The client meant to replace the item, so the old value must not be returned any
                 // more. If it cannot be deleted either, the reply reports the failure anyway.
@@ -356,6 +398,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn count_touch(&self, hit: bool) {
+        self.context.executed(latency::Command::Touch, 1);
         self.count(Count::CmdTouch);
         self.count(if hit { Count::TouchHits } else { Count::TouchMisses });
     }
@@ -371,6 +414,18 @@ impl<'a> Pass<'a, '_> {
 
     fn count(&self, count: Count) {
         self.context.counters.add(count, 1);
+    }
+}
+
+/// Returns the name of a storage command in log streams.
+fn store_command(request: &Request<'_>) -> StoreCommand {
+    match request.command {
+        Command::Concat(Side::Append) => StoreCommand::Append,
+        Command::Concat(Side::Prepend) => StoreCommand::Prepend,
+        Command::Store(_) if request.header.cas != 0 => StoreCommand::Cas,
+        Command::Store(Verb::Add) => StoreCommand::Add,
+        Command::Store(Verb::Replace) => StoreCommand::Replace,
+        _ => StoreCommand::Set,
     }
 }
 
@@ -435,6 +490,9 @@ struct Delta {
     initial: Option<(u64, u32)>,
 }
 
+/// The new number of an item and whether it is the initial one, or the reason why there is none.
+type Decision = Result<(u64, bool), Status>;
+
 enum DeltaOutcome {
     /// The item has this number now.
     Number { number: u64, cas: u64, created: bool },
@@ -466,7 +524,7 @@ impl Delta {
         key: &[u8],
         context: &Context<'_>,
     ) -> Result<DeltaOutcome, CacheError> {
-        let mut decided = Err(Status::NotFound);
+        let mut decided: Decision = Err(Status::NotFound);
         let cas = context.cache.update(key, &mut |item| {
             let (outcome, update) = self.decide(item)?;
             decided = outcome;
@@ -480,13 +538,7 @@ impl Delta {
         })
     }
 
-    /// Returns the new number and whether it is the initial one, or the reason why there is none;
-    /// and what that means for the item.
-    #[expect(clippy::type_complexity, reason = "used once")]
-    fn decide(
-        &self,
-        item: Option<&Item<'_>>,
-    ) -> Result<(Result<(u64, bool), Status>, Update), CacheError> {
+    fn decide(&self, item: Option<&Item<'_>>) -> Result<(Decision, Update), CacheError> {
         let Some(item) = item else {
             return Ok(match self.initial {
                 None => (Err(Status::NotFound), Update::Keep),

@@ -18,11 +18,13 @@ use super::session::Progress;
 use super::upload::{Upload, UploadProgress};
 use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply};
 use crate::cache::{Arithmetic, Cache, CacheError, StoreMode, StoreOutcome, StoreRequest, Stored};
+use crate::latency;
 use crate::number;
 use crate::stats::Count;
+use crate::watch::{DeleteCommand, StoreStatus};
 use batch::{Batch, BatchOutcome, KeyContext};
 use dump::Dump;
-use parse::{Request, Stats, Storage, Store, Verb};
+use parse::{Detail, Request, Stats, Storage, Store, Verb};
 
 /// The state of a session of the text protocol.
 #[derive(Default)]
@@ -87,6 +89,9 @@ struct Pass<'a, 'p> {
     context: &'p Context<'p>,
     out: &'p mut Vec<u8>,
 }
+
+/// What receives the names and values of statistics.
+type EachStat<'a> = dyn FnMut(&str, &dyn Display) + 'a;
 
 /// Whether the pass continues, or how it ended.
 type Step = ControlFlow<Next>;
@@ -233,7 +238,16 @@ impl<'a> Pass<'a, '_> {
             Request::Dump(dump) => self.text.state = State::Dump(dump),
             Request::Accepted(reply) => self.reply(reply, false),
             Request::Stats(which) => self.stats(which),
-            Request::Quit | Request::Http => return ControlFlow::Break(Next::Close),
+            // The operator has refused log streams.
+            Request::Watch(_) if !self.context.host.allows(Restricted::Watch) => {
+                self.reply(b"CLIENT_ERROR watch commands not allowed\r\n", false);
+            }
+            Request::Watch(streams) => return ControlFlow::Break(Next::Watch(streams)),
+            Request::Quit => {
+                self.context.quitting();
+                return ControlFlow::Break(Next::Close);
+            }
+            Request::Http => return ControlFlow::Break(Next::Close),
         }
         CONTINUE
     }
@@ -287,10 +301,16 @@ impl<'a> Pass<'a, '_> {
         self.at = position.resume_at;
         let before = self.out.len();
         let live = self.context.cache.get_and_touch(key, expiry, &mut |item| {
-            reply::value(key, &item, position.with_cas, self.out)
+            reply::value(key, &item, position.with_cas, self.out)?;
+            self.context.fetched(key, Some(&item));
+            Ok(())
         });
+        self.context.executed(latency::Command::Touch, 1);
         match live {
             Ok(live) => {
+                if !live {
+                    self.context.fetched(key, None);
+                }
                 // memcached counts these keys as touched and not as looked up.
                 self.count(Count::CmdTouch);
                 self.count(if live { Count::TouchHits } else { Count::TouchMisses });
@@ -408,6 +428,7 @@ impl<'a> Pass<'a, '_> {
             let request = StoreRequest { flags: store.flags, expiry, mode, cas: None };
             cache.store(store.key, value, &request)
         };
+        self.context.executed(latency::Command::Set, 1);
         let Stored { outcome, .. } = match store.verb {
             Verb::Set => put(StoreMode::Set),
             Verb::Add => put(StoreMode::Add),
@@ -437,17 +458,21 @@ impl<'a> Pass<'a, '_> {
             StoreOutcome::Exists => b"EXISTS\r\n",
             StoreOutcome::NotFound => b"NOT_FOUND\r\n",
         };
+        let status = StoreStatus::from(outcome);
+        let expiry = expiry(store.exptime, self.context.now);
+        self.context.stored(store.key, store.verb.command(), status, expiry, store.len);
         self.reply(reply, store.noreply);
     }
 
     fn store_failed(&mut self, storage: &Storage<'_>, error: &CacheError) {
         let refusal = match error {
-            CacheError::TooLarge => Some(Count::StoreTooLarge),
-            CacheError::OutOfMemory => Some(Count::StoreNoMemory),
+            CacheError::TooLarge => Some((Count::StoreTooLarge, StoreStatus::TooLarge)),
+            CacheError::OutOfMemory => Some((Count::StoreNoMemory, StoreStatus::NoMemory)),
             _ => None,
         };
-        if let Some(count) = refusal {
+        if let Some((count, status)) = refusal {
             self.count(count);
+            self.report_store(storage, status);
             if storage.is_set() {
                 // The client meant to replace the item, so the old value must not be returned any
                 // more. If it cannot be deleted either, the reply reports the failure anyway.
@@ -457,8 +482,19 @@ impl<'a> Pass<'a, '_> {
         self.failed(error, storage.noreply());
     }
 
+    fn report_store(&self, storage: &Storage<'_>, status: StoreStatus) {
+        let expiry = storage.expiry(self.context.now);
+        self.context.stored(storage.key(), storage.command(), status, expiry, storage.len());
+    }
+
     fn delete(&mut self, key: &[u8], noreply: bool) {
-        match self.context.cache.delete(key) {
+        let len = self.context.len_before_delete(key);
+        let deleted = self.context.cache.delete(key);
+        self.context.executed(latency::Command::Delete, 1);
+        if let Ok(found) = deleted {
+            self.context.deleted(key, DeleteCommand::Delete, found.then_some(len));
+        }
+        match deleted {
             Ok(true) => {
                 self.count(Count::DeleteHits);
                 self.reply(b"DELETED\r\n", noreply);
@@ -476,9 +512,12 @@ impl<'a> Pass<'a, '_> {
             true => (Count::IncrHits, Count::IncrMisses),
             false => (Count::DecrHits, Count::DecrMisses),
         };
-        match self.context.cache.arithmetic(key, delta, up) {
+        let result = self.context.cache.arithmetic(key, delta, up);
+        self.context.executed(latency::Command::Arithmetic, 1);
+        match result {
             Ok(Arithmetic::Changed { number, .. }) => {
                 self.count(hits);
+                self.context.counted(key, number, up);
                 if !noreply {
                     number::append(number, self.out);
                     self.out.extend_from_slice(b"\r\n");
@@ -498,6 +537,7 @@ impl<'a> Pass<'a, '_> {
 
     fn touch(&mut self, key: &[u8], exptime: i64, noreply: bool) {
         let touched = self.context.cache.touch(key, expiry(exptime, self.context.now));
+        self.context.executed(latency::Command::Touch, 1);
         if let Ok(live) = touched {
             self.count(Count::CmdTouch);
             self.count(if live { Count::TouchHits } else { Count::TouchMisses });
@@ -528,14 +568,23 @@ impl<'a> Pass<'a, '_> {
         match which {
             Stats::General => {
                 host.general(&mut each);
-                cache.stats(&mut each);
+                host.items(cache, &mut each);
             }
             Stats::Settings => host.settings(&mut each),
             Stats::Sizes => each("sizes_status", &"disabled"),
             Stats::Items => return self.stats_of(|cache, each| cache.item_stats(each)),
             Stats::Slabs => return self.stats_of(|cache, each| cache.slab_stats(each)),
             Stats::Keys { class, limit } => return self.keys_of_class(class, limit),
-            Stats::Empty => {}
+            Stats::Connections => host.connections(&mut each),
+            Stats::Latency => host.latencies(&mut each),
+            Stats::HotKeys => host.hot_keys(&mut each),
+            Stats::Detail(Detail::Dump) => {
+                host.prefixes(&mut |prefix, counts| reply::prefix(prefix, counts, self.out));
+            }
+            Stats::Detail(detail) => {
+                host.set_detail(detail == Detail::On);
+                return self.reply(b"OK\r\n", false);
+            }
             Stats::Reset => {
                 host.reset();
                 return self.reply(b"RESET\r\n", false);
@@ -545,10 +594,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Appends statistics that the cache has to compute.
-    fn stats_of(
-        &mut self,
-        compute: fn(&dyn Cache, &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError>,
-    ) {
+    fn stats_of(&mut self, compute: fn(&dyn Cache, &mut EachStat<'_>) -> Result<(), CacheError>) {
         let before = self.out.len();
         let out = &mut *self.out;
         let done = compute(self.context.cache, &mut |name, value| reply::stat(name, value, out));

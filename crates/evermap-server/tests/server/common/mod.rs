@@ -6,10 +6,12 @@ pub(crate) mod packet;
 use std::fmt::Display;
 use std::sync::Arc;
 
+use evermap_server::latency::Latencies;
 use evermap_server::protocol::{
     Binding, Budget, Context, Credentials, Host, KEY_LIST_MAX, Next, Session,
 };
 use evermap_server::stats::Counters;
+use evermap_server::watch::Watch;
 use evermap_server::{Cache, ModelCache};
 
 /// The time of the model cache and of the sessions, in seconds since 1970.
@@ -21,6 +23,8 @@ pub(crate) struct TestSession<C = ModelCache> {
     /// The time that the session gets from its context.
     pub(crate) now: u32,
     pub(crate) counters: Counters,
+    pub(crate) watch: Watch,
+    pub(crate) latencies: Latencies,
     /// The budget of unfinished requests.
     pub(crate) uploads: Arc<Budget>,
     /// The protocols that the session may speak.
@@ -57,6 +61,8 @@ impl<C: Cache> TestSession<C> {
             cache,
             now: NOW,
             counters: Counters::default(),
+            watch: Watch::default(),
+            latencies: Latencies::default(),
             uploads: Budget::new(usize::MAX),
             binding: Binding::Auto,
             credentials: None,
@@ -100,6 +106,14 @@ impl<C: Cache> TestSession<C> {
         self.next = session.receive(piece, &context, out);
     }
 
+    /// Continues after the reply buffer was full. Appends the replies to `out`, until it is full
+    /// again, and returns `true` if it is.
+    pub(crate) fn resume(&mut self, out: &mut Vec<u8>) -> bool {
+        let (session, context) = self.parts();
+        self.next = session.resume(&context, out);
+        self.next == Next::Resume
+    }
+
     fn parts(&mut self) -> (&mut Session, Context<'_>) {
         let context = Context {
             cache: &self.cache,
@@ -111,6 +125,9 @@ impl<C: Cache> TestSession<C> {
             output_limit: self.output_limit,
             binding: self.binding,
             credentials: self.credentials.as_deref(),
+            watch: &self.watch,
+            latencies: &self.latencies,
+            connection: 0,
         };
         (&mut self.session, context)
     }

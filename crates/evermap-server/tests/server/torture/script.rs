@@ -14,6 +14,10 @@ pub(crate) enum Reply {
     Values(Vec<String>),
     /// This value of a key, then the end.
     Exactly(String, Vec<u8>),
+    /// A valid value of this key, as mg returns it.
+    Meta(String),
+    /// This value, as mg returns it.
+    MetaExactly(Vec<u8>),
     /// One line.
     Line(String),
 }
@@ -68,14 +72,56 @@ impl<'v> Script<'v> {
 
     /// Adds a random request that is small and has a small reply.
     pub(crate) fn add_small(&mut self, random: &mut Random) {
-        match random.below(20) {
+        match random.below(26) {
             0..8 => self.get(random, SHARED - LARGE),
             8..11 => self.set_shared(random.below(SHARED - LARGE), 20 + random.below(400)),
             11..14 => self.set_own(random),
             14..17 => self.get_own(random),
             17 => self.count(random),
             18 => self.rejected(random),
+            20.. => self.meta(random),
             _ => self.unusual(random),
+        }
+    }
+
+    /// Adds a request of the meta protocol.
+    fn meta(&mut self, random: &mut Random) {
+        let key = self.own_key(random);
+        match random.below(6) {
+            0..2 => {
+                let key = shared(random.below(SHARED - LARGE));
+                self.ask(&format!("mg {key} v"), Reply::Meta(key));
+            }
+            2 => {
+                let value = self.values.make(&key, 20 + random.below(2000));
+                let quiet = random.one_in(4);
+                let flags = if quiet { " q" } else { "" };
+                self.bytes.extend(format!("ms {key} {}{flags}\r\n", value.len()).into_bytes());
+                self.bytes.extend_from_slice(&value);
+                self.bytes.extend_from_slice(b"\r\n");
+                self.requests += 1;
+                if !quiet {
+                    self.replies.push(Reply::Line("HD".into()));
+                }
+                self.own.insert(key, value);
+            }
+            3 => match self.own.get(&key).cloned() {
+                Some(value) => self.ask(&format!("mg {key} v"), Reply::MetaExactly(value)),
+                None => self.line(&format!("mg {key} k"), format!("EN k{key}")),
+            },
+            4 => match self.own.remove(&key) {
+                Some(_) => {
+                    self.line(&format!("md {key} O{}", self.name), format!("HD O{}", self.name))
+                }
+                None => self.line(&format!("md {key} q"), "NF"),
+            },
+            // Nothing is found, and the end of that is announced.
+            _ => {
+                for _ in 0..random.below(20) {
+                    self.ask_without_reply(&format!("mg absent-{} v k q", self.name));
+                }
+                self.line("mn", "MN");
+            }
         }
     }
 
@@ -236,7 +282,22 @@ impl Replies {
                 assert!(self.value == *value, "for {key}: {}", self.value.escape_ascii());
                 assert_eq!(self.text(), "END");
             }
+            Reply::Meta(key) => {
+                self.read_meta_value();
+                check(key, &self.value).unwrap_or_else(|wrong| panic!("{wrong}"));
+            }
+            Reply::MetaExactly(value) => {
+                self.read_meta_value();
+                assert!(self.value == *value, "{}", self.value.escape_ascii());
+            }
         }
+    }
+
+    #[track_caller]
+    fn read_meta_value(&mut self) {
+        let line = self.text();
+        let len = line.strip_prefix("VA ").unwrap_or_else(|| panic!("{line}"));
+        self.read_block(len);
     }
 
     #[track_caller]
@@ -245,9 +306,15 @@ impl Replies {
         let words: Vec<_> = line.split(' ').collect();
         let ["VALUE", found, "0", len, ..] = words[..] else { panic!("for {key}: {line}") };
         assert_eq!(found, key);
+        self.read_block(len);
+    }
+
+    /// Reads a value of this length and the line end after it.
+    #[track_caller]
+    fn read_block(&mut self, len: &str) {
         self.value.resize(len.parse::<usize>().expect("a length") + 2, 0);
         self.stream.read_exact(&mut self.value).expect("a value");
-        assert!(self.value.ends_with(b"\r\n"), "for {key}: the value has no end");
+        assert!(self.value.ends_with(b"\r\n"), "the value has no end");
         self.value.truncate(self.value.len() - 2);
         self.checked += self.value.len() as u64;
     }
