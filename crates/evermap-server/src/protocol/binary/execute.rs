@@ -14,7 +14,7 @@ use crate::latency;
 use crate::number;
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
-use crate::protocol::{Context, ITEM_OVERHEAD, Next, Restricted};
+use crate::protocol::{Context, Host, ITEM_OVERHEAD, Next, Restricted, reply as text_reply};
 use crate::stats::Count;
 use crate::watch::{DeleteCommand, StoreCommand, StoreStatus};
 
@@ -335,6 +335,14 @@ impl<'a> Pass<'a, '_> {
                 host.hot_keys(&mut each);
                 Ok(())
             }
+            b"detail on" | b"detail off" => {
+                host.set_detail(request.key.ends_with(b"on"));
+                Ok(())
+            }
+            b"detail dump" => {
+                each("detail", &prefixes(host));
+                Ok(())
+            }
             _ => return reply::error(tag, Status::NotFound, self.out),
         };
         match shown {
@@ -427,6 +435,15 @@ fn store_command(request: &Request<'_>) -> StoreCommand {
         Command::Store(Verb::Replace) => StoreCommand::Replace,
         _ => StoreCommand::Set,
     }
+}
+
+/// Returns the counters by prefix, as the text protocol shows them: it is the value of one
+/// statistic.
+fn prefixes(host: &dyn Host) -> String {
+    let mut lines = Vec::new();
+    host.prefixes(&mut |prefix, counts| text_reply::prefix(prefix, counts, &mut lines));
+    lines.extend_from_slice(b"END\r\n");
+    String::from_utf8_lossy(&lines).into_owned()
 }
 
 /// Removes an item if it has the CAS id of the request.
