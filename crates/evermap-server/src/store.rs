@@ -1,7 +1,7 @@
 //! The implementation of [`Cache`] for the store.
 //!
-//! Every method is one operation of the store, and as atomic and durable as that operation. Nothing
-//! is evicted: a full store rejects items that do not fit.
+//! Every method is one operation of the store, and as atomic and durable as that operation. A store
+//! that is a cache evicts items where another one rejects those that do not fit.
 
 use std::fmt::Display;
 use std::ops::ControlFlow;
@@ -132,8 +132,16 @@ impl Cache for Map {
         let stat = self.stat();
         each("curr_items", &stat.records.value);
         each("bytes", &stat.record_bytes.value);
-        each("limit_maxbytes", &stat.max_bytes.unwrap_or(0));
-        each("evictions", &0);
+        each("limit_maxbytes", &stat.memory_limit.or(stat.max_bytes).unwrap_or(0));
+        each("evictions", &stat.evictions);
+        each("evicted_unfetched", &stat.evicted_unfetched);
+        each("expired_unfetched", &stat.expired_unfetched);
+        each("reclaimed", &stat.purged);
+        each("evermap_memory_used", &stat.memory_used);
+        each("evermap_eviction_age", &stat.eviction_age);
+        each("evermap_evicted_bytes", &stat.evicted_bytes);
+        each("evermap_evicted_directly", &stat.evicted_directly);
+        each("evermap_moved_for_space", &stat.moved_for_space);
         each("evermap_file_bytes", &stat.file_bytes);
         each("evermap_durability", &stat.durability);
         each("evermap_generation", &stat.generation);

@@ -78,8 +78,9 @@ pub enum Error {
         /// Where it was looked for; `None` for a medium without a path.
         path: Option<PathBuf>,
     },
-    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was
-    /// changed.
+    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached, or the record
+    /// is larger than eviction can make space for under a
+    /// [`memory_limit`](crate::Options::memory_limit). Nothing was changed.
     Full {
         /// The limit, bytes.
         limit: u64,
@@ -412,6 +413,14 @@ impl StorageError {
 
     pub(crate) fn is_no_space(&self) -> bool {
         self.source.is_no_space()
+    }
+
+    /// Returns the number of bytes that were lacking, if that is what failed.
+    pub(crate) fn missing_bytes(&self) -> Option<u64> {
+        match *self.source.kind() {
+            evermap_pm::ErrorKind::NoSpace { needed, .. } => Some(needed),
+            _ => None,
+        }
     }
 }
 

@@ -9,10 +9,11 @@ use crate::region::{Geometry, TableEntry, Usage};
 use crate::{Error, Result};
 
 /// Returns the minimum and the preferred number of units of the next extent of blocks of `size`
-/// bytes, if the extents of such blocks have `have` units.
-pub(super) fn next_extent(geometry: &Geometry, size: u64, have: u64) -> Range<u64> {
+/// bytes, if the extents of such blocks have `have` units, and it should have no more than `most`.
+pub(super) fn next_extent(geometry: &Geometry, size: u64, have: u64, most: u64) -> Range<u64> {
     let least = size.div_ceil(geometry.unit());
-    let wanted = (have / GROWTH_PART).clamp(least, geometry.largest);
+    let most = most.clamp(least, geometry.largest);
+    let wanted = (have / GROWTH_PART).clamp(least, most);
     // A few more units are used if that leaves less unused space behind the last block.
     let waste = |units: u64| (units * geometry.unit() % size) * geometry.largest / units;
     let best = (wanted..=(wanted + wanted / 4).min(geometry.largest)).min_by_key(|&it| waste(it));
@@ -25,6 +26,7 @@ impl<M: Medium> Heap<M> {
     /// large store does not end up in small extents.
     pub(super) fn take_units(&self, units: Range<u64>) -> Result<Range<u64>> {
         let shared = &mut *lock(&self.shared);
+        let units = self.within_limit(shared, units)?;
         let worthwhile = units.start.max(units.end / LEAST_PART);
         if let Some(taken) = self.take_free(shared, worthwhile..units.end)? {
             return Ok(taken);
@@ -47,11 +49,22 @@ impl<M: Medium> Heap<M> {
         let aligned = self.align(run.start, units.end);
         let start = if aligned + units.end <= run.end { aligned } else { run.start };
         let taken = start..run.end.min(start + units.end);
-        if shared.unclaimed.overlaps(&taken) {
-            self.region.medium().claim(self.bytes_of(&taken))?;
-            shared.unclaimed.remove(taken.clone());
-        }
+        // Not to be discarded for the sake of these units themselves.
         shared.free.remove(taken.clone());
+        let returned = shared.discarded.count_in(&taken) << self.geometry.shift;
+        if self.make_room(shared, returned).is_err() {
+            // What is left for them is at the end of the file, where no unit was used yet.
+            shared.free.insert(taken);
+            return Ok(None);
+        }
+        if shared.unclaimed.overlaps(&taken) {
+            if let Err(error) = self.region.medium().claim(self.bytes_of(&taken)) {
+                shared.free.insert(taken);
+                return Err(error);
+            }
+            shared.unclaimed.remove(taken.clone());
+            shared.discarded.remove(taken.clone());
+        }
         Ok(Some(taken))
     }
 
@@ -76,7 +89,7 @@ impl<M: Medium> Heap<M> {
             self.grow_table(shared)?;
             taken = self.new_units(shared, count)?;
         }
-        self.grow_to(self.region.unit_offset(taken.end))?;
+        self.grow_to(shared, self.region.unit_offset(taken.end))?;
         let skipped = std::mem::replace(&mut shared.frontier, taken.end)..taken.start;
         if skipped.start < skipped.end {
             self.release_units(shared, skipped);
@@ -104,7 +117,7 @@ impl<M: Medium> Heap<M> {
         let units = self.region.next_part_bytes().div_ceil(self.geometry.unit());
         let part = self.check_capacity(shared.frontier..shared.frontier + units)?;
         let at = self.region.unit_offset(part.start);
-        self.grow_to(self.region.unit_offset(part.end))?;
+        self.grow_to(shared, self.region.unit_offset(part.end))?;
         self.region.add_part(at);
         // No other thread has ever locked an extent there.
         let entry = TableEntry { usage: Usage::Table, units };
@@ -114,12 +127,14 @@ impl<M: Medium> Heap<M> {
     }
 
     /// Makes `end` usable, and some more ahead of need so that growth is rare.
-    fn grow_to(&self, end: u64) -> Result<()> {
+    fn grow_to(&self, shared: &mut SharedState, end: u64) -> Result<()> {
         let m = self.region.medium();
         if m.len() >= end {
             return Ok(());
         }
-        let ahead = (end / 16).min(GROWTH_MAX) >> self.geometry.shift << self.geometry.shift;
+        self.make_room(shared, end - m.len())?;
+        let ahead = (end / 16).min(GROWTH_MAX).min(self.growth_ahead_max(shared, end));
+        let ahead = ahead >> self.geometry.shift << self.geometry.shift;
         let wanted = (end + ahead).min(self.region.capacity());
         let old = m.len();
         if wanted == end || m.grow(wanted).is_err() {
@@ -145,6 +160,9 @@ impl<M: Medium> Heap<M> {
         }
         self.extents.begin(first, entry, ExtentState::Open, &self.geometry);
         self.count_units(entry);
+        if let Usage::Blocks(kind) = entry.usage {
+            self.count_free(kind, (entry.units * self.geometry.unit() / kind.size) as i64);
+        }
         if changed {
             m.fence();
         }
@@ -163,9 +181,15 @@ impl<M: Medium> Heap<M> {
         self.mark_free(shared, units.clone());
         let ready = shared.free.total() - shared.unclaimed.total();
         if ready > self.kept_ready(shared) {
-            self.region.medium().discard(self.bytes_of(&units));
-            shared.unclaimed.insert(units);
+            self.discard(shared, units);
         }
+    }
+
+    /// Returns the memory of free units to the system.
+    pub(super) fn discard(&self, shared: &mut SharedState, units: Range<u64>) {
+        self.region.medium().discard(self.bytes_of(&units));
+        shared.unclaimed.insert(units.clone());
+        shared.discarded.insert(units);
     }
 
     /// Makes units free that have to be claimed before use.

@@ -11,6 +11,7 @@ use evermap_pm::medium::Mapped;
 
 use crate::maintenance::census::Count;
 use crate::map::inner::MapInner;
+use crate::record::access::AccessState;
 use crate::record::{Draft, VALUE_MAX, control_of, encode_expiry, record_bytes};
 use crate::{Error, Evermap, Meta, Result};
 
@@ -175,7 +176,18 @@ impl<M: Medium> Map<M> {
         ensure_length(value)?;
         let cas = self.db.file.cas_counter.take(self.db.file.pool.region())?;
         let (pool, owner) = (&self.db.file.pool, self.inner.header.owner());
-        Draft::reserve(pool, owner, key.bytes, value, flags, control, cas)
+        let draft = Draft::reserve(pool, owner, key.bytes, value, flags, control, cas)?;
+        draft.set_access(self.new_access());
+        Ok(draft)
+    }
+
+    /// Returns the access state of a record that is stored now.
+    #[inline]
+    pub(crate) fn new_access(&self) -> AccessState {
+        match self.inner.evicts {
+            true => AccessState::new(self.db.file.clock.coarse()),
+            false => AccessState::default(),
+        }
     }
 
     /// Notes that a read met damage.

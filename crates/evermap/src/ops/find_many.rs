@@ -8,6 +8,7 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
 use crate::ops::read::BATCH_KEYS;
+use crate::record::access::PriorAccess;
 use crate::record::{Record, decode_expiry};
 use crate::{Item, Map, Result};
 
@@ -17,6 +18,7 @@ pub struct UnreadRecord<'r, M: Medium = Mapped> {
     key: &'r [u8],
     record: Record<'r, M>,
     expires_at: u32,
+    prior: PriorAccess,
 }
 
 impl<M: Medium> UnreadRecord<'_, M> {
@@ -41,6 +43,16 @@ impl<M: Medium> UnreadRecord<'_, M> {
         decode_expiry(self.expires_at)
     }
 
+    /// Returns whether it was read before this access: see [`Item::fetched`].
+    pub fn fetched(&self) -> bool {
+        self.prior.fetched
+    }
+
+    /// Returns the number of seconds since the last access before this one: see [`Item::idle`].
+    pub fn idle(&self) -> u32 {
+        self.prior.idle
+    }
+
     /// Appends the value to `out` and verifies the copy. O(length), with one copy.
     ///
     /// This also verifies the flags, the CAS id and the length, which the checksum covers.
@@ -58,7 +70,7 @@ impl<M: Medium> UnreadRecord<'_, M> {
     pub(crate) fn read<'v>(&'v self, value: &'v mut Vec<u8>) -> Result<Item<'v>> {
         value.clear();
         self.append_to(value)?;
-        Ok(self.record.item(self.key, value, self.expires_at))
+        Ok(self.record.item(self.key, value, self.expires_at).with_access(self.prior))
     }
 }
 
@@ -101,19 +113,22 @@ impl<M: Medium> Map<M> {
             }
             let each =
                 |at, found: Result<UnreadRecord<'_, M>>| each(batch * BATCH_KEYS + at, found);
-            if self.find_batch(&refs[..keys.len()], &guard, each)?.is_break() {
+            let refs = &refs[..keys.len()];
+            if self.find_batch(refs, &guard, Self::accessed, each)?.is_break() {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Looks up at most [`BATCH_KEYS`] keys. Returns what `each` returned last.
+    /// Looks up at most [`BATCH_KEYS`] keys. `prior` counts an access, or does not. Returns what
+    /// `each` returned last.
     #[inline]
     pub(crate) fn find_batch(
         &self,
         keys: &[BytesRef<'_>],
         guard: &Guard<'_>,
+        prior: impl Fn(&Self, &Record<'_, M>) -> PriorAccess,
         mut each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let mut words = [None; BATCH_KEYS];
@@ -126,7 +141,8 @@ impl<M: Medium> Map<M> {
             let found = self.readable(*key, word, guard).transpose();
             let found = found.map(|found| {
                 let (record, expires_at) = found?;
-                Ok(UnreadRecord { map: self, key: key.bytes, record, expires_at })
+                let prior = prior(self, &record);
+                Ok(UnreadRecord { map: self, key: key.bytes, record, expires_at, prior })
             });
             if let Some(found) = found
                 && each(at, found).is_break()

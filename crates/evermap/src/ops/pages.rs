@@ -11,8 +11,9 @@ use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 
 use crate::ops::read::{RECORDS_AHEAD, Walk};
+use crate::record::access::PriorAccess;
 use crate::record::{Record, decode_expiry};
-use crate::{Error, Item, Map, Result};
+use crate::{Error, Item, Map, Meta, Result};
 
 /// Bytes of keys and values after which further values are copied when their turn comes.
 const AT_ONCE: usize = 256 << 10;
@@ -42,7 +43,7 @@ struct Copied {
 /// What is known of a record beside its key.
 enum Rest {
     /// Everything: its value is at this range in `values`.
-    Whole { value: Range<usize>, flags: u32, cas: u64, expires_at: u32 },
+    Whole { value: Range<usize>, flags: u32, cas: u64, expires_at: u32, prior: PriorAccess },
     /// Nothing, because only its key is asked for.
     KeyOnly,
     /// Nothing yet.
@@ -87,9 +88,9 @@ impl<'s, M: Medium> Pages<'s, M> {
         let Copied { key, rest, .. } = &mut self.records[at];
         let key = &self.keys[key.clone()];
         Ok(Some(match std::mem::replace(rest, Rest::Gone) {
-            Rest::Whole { value, flags, cas, expires_at } => {
-                let expires_at = decode_expiry(expires_at);
-                Ok(Item { key, value: &self.values[value], flags, cas, expires_at })
+            Rest::Whole { value, flags, cas, expires_at, prior } => {
+                let meta = Meta::new().with_flags(flags).with_expiry(decode_expiry(expires_at));
+                Ok(Item::new(key, &self.values[value], cas, meta).with_access(prior))
             }
             Rest::Unreadable(error) => Err(*error),
             Rest::KeyOnly | Rest::Later | Rest::Gone => unreachable!("those are not found"),
@@ -223,6 +224,7 @@ fn copy_value<M: Medium>(
             flags: record.flags(),
             cas: record.cas(),
             expires_at,
+            prior: map.prior_access(record),
         },
         Err(error) => {
             values.truncate(from);

@@ -6,6 +6,7 @@ use evermap_index::record::HEAD;
 use evermap_pm::Medium;
 
 use crate::ops::commit::Verdict;
+use crate::record::access::PriorAccess;
 use crate::record::{Draft, Record, encode_expiry};
 use crate::{Edit, Item, Map, Meta, Outcome, Result};
 
@@ -362,10 +363,11 @@ impl<M: Medium> Map<M> {
     ) -> Result<Option<R>> {
         let (key, expires_at) = (self.begin_change(key)?, encode_expiry(expires_at)?);
         let guard = self.enter_writing()?;
-        let Some(record) = self.touch_under(key, expires_at, &guard)? else { return Ok(None) };
+        let touched = self.touch_under(key, expires_at, &guard)?;
+        let Some((record, prior)) = touched else { return Ok(None) };
         let mut value = Vec::new();
         self.copy(key.bytes, &record, &mut value)?;
-        let item = record.item(key.bytes, &value, expires_at);
+        let item = record.item(key.bytes, &value, expires_at).with_access(prior);
         drop(guard);
         Ok(Some(read(item)))
     }
@@ -375,7 +377,7 @@ impl<M: Medium> Map<M> {
         key: BytesRef<'_>,
         expires_at: u32,
         guard: &'g evermap_pm::Guard<'_>,
-    ) -> Result<Option<Record<'g, M>>> {
+    ) -> Result<Option<(Record<'g, M>, PriorAccess)>> {
         let (mut word, mut before) = (None, None);
         let touched = self.commit(key, MutateMode::ExistingOnly, guard, None, &mut |live| {
             if let Some(record) = live {
@@ -390,7 +392,8 @@ impl<M: Medium> Map<M> {
             self.expect_instead(key.hash, before, Some(expires_at));
         }
         touched?;
-        Ok(word.and_then(|word| Record::at(self.db.file.pool.medium(), word).ok()))
+        let record = word.and_then(|word| Record::at(self.db.file.pool.medium(), word).ok());
+        Ok(record.map(|record| (record, self.accessed(&record))))
     }
 
     /// Changes `key` by an atomic read-modify-write: calls `edit` with the current record and does
@@ -483,12 +486,15 @@ impl<M: Medium> Map<M> {
         // The guard keeps the record that was seen from being reused, so that its word means the
         // same record as long as it is compared.
         let guard = self.enter_writing()?;
-        let mut value = Vec::new();
+        let (mut value, mut access) = (Vec::new(), self.new_access());
         let seen = match self.find(key, &guard)? {
             None => None,
             Some((record, expires_at)) => {
                 self.copy(key.bytes, &record, &mut value)?;
-                Some((record.word(), record.item(key.bytes, &value, expires_at)))
+                let prior = self.accessed(&record);
+                access = record.access();
+                let item = record.item(key.bytes, &value, expires_at).with_access(prior);
+                Some((record.word(), item))
             }
         };
         let cas = seen.map(|(_, item)| item.cas);
@@ -504,7 +510,11 @@ impl<M: Medium> Map<M> {
             Edit::Record(new, meta) => (Some(new), *meta, false),
         };
         let draft = new.map(|new| self.draft(key, new, meta)).transpose()?;
-        draft.iter().for_each(Draft::persist);
+        // A change of what is there is an access, and not a new record.
+        draft.iter().for_each(|draft| {
+            draft.set_access(access);
+            draft.persist();
+        });
         let mut done = false;
         self.commit(key, MutateMode::MayInsert, &guard, draft.as_ref(), &mut |live| {
             done = live.map(|record| record.word()) == seen.map(|(word, _)| word);
