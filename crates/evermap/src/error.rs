@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use evermap_pm::epoch::Backlog;
+use evermap_pm::heap::MEMORY_LIMIT;
 
 /// Result of everything that can fail in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -415,10 +416,11 @@ impl StorageError {
         self.source.is_no_space()
     }
 
-    /// Returns the number of bytes that were lacking, if that is what failed.
-    pub(crate) fn missing_bytes(&self) -> Option<u64> {
-        match *self.source.kind() {
-            evermap_pm::ErrorKind::NoSpace { needed, .. } => Some(needed),
+    /// Returns the number of bytes that were lacking, if that is what failed, and whether it was
+    /// because of the memory limit.
+    pub(crate) fn missing_bytes(&self) -> Option<(u64, bool)> {
+        match self.source.kind() {
+            evermap_pm::ErrorKind::NoSpace { needed, what } => Some((*needed, what == MEMORY_LIMIT)),
             _ => None,
         }
     }

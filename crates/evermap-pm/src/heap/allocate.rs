@@ -128,7 +128,9 @@ impl<M: Medium> Heap<M> {
             return Ok(extent);
         }
         let units = next_extent(&self.geometry, kind.size, have, most);
-        match self.take_units(units) {
+        // Under a limit rather behind the others than in a gap that would leave space unused.
+        let exact = most.and_then(|_| self.take_units(units.end..units.end).ok());
+        match exact.map_or_else(|| self.take_units(units), Ok) {
             Ok(units) => {
                 let entry =
                     TableEntry { usage: Usage::Blocks(kind), units: units.end - units.start };

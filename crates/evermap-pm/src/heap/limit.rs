@@ -101,15 +101,11 @@ impl<M: Medium> Heap<M> {
         Ok(units.start..units.end.min(left))
     }
 
-    /// Returns the maximum number of units of the next extent of blocks.
-    pub(super) fn extent_units_max(&self, shared: &SharedState) -> u64 {
-        match self.limit.load(Relaxed) {
-            u64::MAX => u64::MAX,
-            limit => {
-                let left = limit.saturating_sub(self.used_bytes(shared));
-                (left / ROOM_PART) >> self.geometry.shift
-            }
-        }
+    /// Returns the maximum number of units of the next extent of blocks, if there is a limit.
+    pub(super) fn extent_units_max(&self, shared: &SharedState) -> Option<u64> {
+        let limit = Some(self.limit.load(Relaxed)).filter(|&limit| limit != u64::MAX)?;
+        let left = limit.saturating_sub(self.used_bytes(shared));
+        Some((left / ROOM_PART) >> self.geometry.shift)
     }
 
     /// Returns `true` if single free blocks should be used before new units are.
@@ -159,7 +155,10 @@ impl<M: Medium> Heap<M> {
     }
 }
 
+/// What is exhausted if an allocation fails because of the [limit](Heap::set_limit).
+pub const MEMORY_LIMIT: &str = "the memory limit is reached";
+
 /// Returns the error of an allocation that lacks this number of bytes.
 fn past_limit(bytes: u64) -> Error {
-    Error::no_space("the memory limit is reached", bytes)
+    Error::no_space(MEMORY_LIMIT, bytes)
 }

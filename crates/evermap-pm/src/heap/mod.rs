@@ -76,7 +76,7 @@ use runs::Runs;
 
 pub use demand::SizeDemand;
 pub use evacuate::Evacuation;
-pub use limit::Room;
+pub use limit::{MEMORY_LIMIT, Room};
 pub use occupancy::ExtentBlocks;
 
 /// Number of shards, so that threads seldom share one.

@@ -9,16 +9,26 @@ use crate::region::{Geometry, TableEntry, Usage};
 use crate::{Error, Result};
 
 /// Returns the minimum and the preferred number of units of the next extent of blocks of `size`
-/// bytes, if the extents of such blocks have `have` units, and it should have no more than `most`.
-pub(super) fn next_extent(geometry: &Geometry, size: u64, have: u64, most: u64) -> Range<u64> {
+/// bytes, if the extents of such blocks have `have` units. `most` is the maximum if there is a
+/// limit: then a few more are taken rather than that space is wasted.
+pub(super) fn next_extent(
+    geometry: &Geometry,
+    size: u64,
+    have: u64,
+    most: Option<u64>,
+) -> Range<u64> {
     let least = size.div_ceil(geometry.unit());
-    let most = most.clamp(least, geometry.largest);
-    let wanted = (have / GROWTH_PART).clamp(least, most);
+    let largest = most.unwrap_or(u64::MAX).clamp(least, geometry.largest);
+    let wanted = (have / GROWTH_PART).clamp(least, largest);
     // A few more units are used if that leaves less unused space behind the last block.
     let waste = |units: u64| (units * geometry.unit() % size) * geometry.largest / units;
-    let best = (wanted..=(wanted + wanted / 4).min(geometry.largest)).min_by_key(|&it| waste(it));
+    let more = (wanted / 4).max(if most.is_some() { LIMITED_MORE } else { 0 });
+    let best = (wanted..=(wanted + more).min(geometry.largest)).min_by_key(|&it| waste(it));
     least..best.unwrap_or(wanted)
 }
+
+/// The number of units that an extent in a limited heap may have in addition.
+const LIMITED_MORE: u64 = 6;
 
 impl<M: Medium> Heap<M> {
     /// Takes at least `units.start` and at most `units.end` neighbouring units: free ones,

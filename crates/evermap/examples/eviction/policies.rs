@@ -393,7 +393,7 @@ struct Memcached {
 
 impl Memcached {
     fn new(bytes: u64) -> Self {
-        let mut chunks = vec![96];
+        let mut chunks = vec![96u64];
         while chunks.last().is_some_and(|&last| last < 512 << 10) {
             let last = chunks[chunks.len() - 1];
             chunks.push((last * 5 / 4).next_multiple_of(8));

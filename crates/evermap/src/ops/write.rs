@@ -7,7 +7,7 @@ use evermap_pm::Medium;
 
 use crate::ops::commit::Verdict;
 use crate::record::access::PriorAccess;
-use crate::record::{Draft, Record, encode_expiry};
+use crate::record::{Record, encode_expiry};
 use crate::{Edit, Item, Map, Meta, Outcome, Result};
 
 impl<M: Medium> Map<M> {

@@ -153,6 +153,7 @@ impl<'d, M: Medium> Draft<'d, M> {
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
+    #[cfg(test)]
     pub(crate) fn new(
         pool: &'d Pool<M>,
         owner: Owner,

@@ -407,7 +407,7 @@ fn threads_share_a_cache() {
     let hits = AtomicU64::new(0);
     std::thread::scope(|threads| {
         for thread in 0..4u64 {
-            let (map, hits) = (&map, &hits);
+            let (map, path, hits) = (&map, &path, &hits);
             threads.spawn(move || {
                 let mut random = Random::new(thread);
                 for step in 0..20_000 {
@@ -424,7 +424,7 @@ fn threads_share_a_cache() {
                         }
                     }
                     if step % 100 == 0 {
-                        assert!(used(map) <= limit && space_of(&path) <= limit);
+                        assert!(used(map) <= limit && space_of(path) <= limit);
                     }
                 }
             });

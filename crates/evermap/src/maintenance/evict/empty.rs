@@ -33,7 +33,9 @@ impl<M: Medium> Evermap<M> {
             return Ok(0);
         }
         let mut evacuation = heap.begin_evacuation();
-        extents.iter().for_each(|&extent| drop(evacuation.add(extent)));
+        for &extent in &extents {
+            evacuation.add(extent);
+        }
         let moved = self.move_out(&extents, &evacuation);
         self.wait_for_reclamation(&evacuation, RECLAMATION_WAIT);
         self.file.maintenance.evictor.counts.moved.fetch_add(*moved.as_ref().unwrap_or(&0), Relaxed);

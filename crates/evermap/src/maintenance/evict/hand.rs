@@ -22,8 +22,8 @@ use crate::ops::commit::Verdict;
 use crate::record::Record;
 use crate::{Evermap, Map, Result};
 
-/// The number of blocks that are examined before other threads get their turn.
-const TOGETHER: usize = 8 * BATCH_KEYS;
+/// The maximum number of blocks that are examined before other threads get their turn.
+const TOGETHER: u64 = 8 * BATCH_KEYS as u64;
 /// A record that was stored after this part of all records, counted in changes, is new: a reader
 /// may still come for it.
 const NEW_PART: u64 = 10;
@@ -94,10 +94,12 @@ struct Judge<'j> {
 }
 
 impl<M: Medium> Evermap<M> {
-    /// Has the hand pass over some blocks, and evict records whose frequency is `bar` at most.
+    /// Has the hand pass over some blocks of one extent, of about `most` bytes, and evict records
+    /// whose frequency is `bar` at most.
     pub(super) fn pass(
         &self,
         hand: &mut Hand,
+        most: u64,
         bar: u16,
         manner: Manner,
         events: &mut Vec<Event>,
@@ -116,17 +118,13 @@ impl<M: Medium> Evermap<M> {
             manner,
             events: self.file.maintenance.evictor.is_watched.load(Relaxed).then_some(events),
         };
-        for _ in 0..TOGETHER / BATCH_KEYS {
-            let from = hand.blocks.len().saturating_sub(BATCH_KEYS);
-            let mut blocks = [0; BATCH_KEYS];
-            let count = hand.blocks.len() - from;
-            blocks[..count].copy_from_slice(&hand.blocks[from..]);
-            hand.blocks.truncate(from);
-            passed.bytes += count as u64 * hand.block_size;
-            map.examine_blocks(&blocks[..count], &mut judge)?;
-            if from == 0 {
-                break;
-            }
+        let mut left = (most / hand.block_size.max(1)).clamp(1, TOGETHER) as usize;
+        while left > 0 && !hand.blocks.is_empty() {
+            let from = hand.blocks.len().saturating_sub(left.min(BATCH_KEYS));
+            let blocks = hand.blocks.split_off(from);
+            left -= blocks.len();
+            passed.bytes += blocks.len() as u64 * hand.block_size;
+            map.examine_blocks(&blocks, &mut judge)?;
         }
         Ok(passed)
     }

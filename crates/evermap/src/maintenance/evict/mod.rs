@@ -270,12 +270,12 @@ impl<M: Medium> Evermap<M> {
     ) -> Result<R> {
         let pool = &self.file.pool;
         for _ in 0..ATTEMPTS {
-            let Some(missing) = missing_bytes(&answer) else { return answer };
+            let Some((missing, by_limit)) = missing_bytes(&answer) else { return answer };
             if !pool.is_swept() || pool.epoch().is_pinned() {
                 return answer;
             }
             let mut room = pool.heap().room();
-            if room.left() >= missing {
+            if !by_limit {
                 // Not the limit, but the disk or the capacity of the file is used up: a cache goes
                 // on with what it has.
                 room.limit = room.used;
@@ -370,7 +370,7 @@ impl<M: Medium> Evermap<M> {
             return Ok(true);
         }
         let bar = passes.bar();
-        let passed = self.pass(hand, bar, manner, events)?;
+        let passed = self.pass(hand, passes.goal.high / 4, bar, manner, events)?;
         passes.passed += passed.bytes;
         self.file.pool.epoch().drain_within(READERS);
         Ok(passed.bytes > 0 && passes.passed <= passes.goal.most_passed())
@@ -398,8 +398,9 @@ impl Passes {
     }
 }
 
-/// Returns the number of bytes that a mutation lacked, if that is why it failed.
-fn missing_bytes<R>(answer: &Result<R>) -> Option<u64> {
+/// Returns the number of bytes that a mutation lacked, if that is why it failed, and whether it was
+/// because of the limit.
+fn missing_bytes<R>(answer: &Result<R>) -> Option<(u64, bool)> {
     match answer {
         Err(Error::Storage(error)) => error.missing_bytes(),
         _ => None,
