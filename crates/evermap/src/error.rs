@@ -420,7 +420,9 @@ impl StorageError {
     /// because of the memory limit.
     pub(crate) fn missing_bytes(&self) -> Option<(u64, bool)> {
         match self.source.kind() {
-            evermap_pm::ErrorKind::NoSpace { needed, what } => Some((*needed, what == MEMORY_LIMIT)),
+            evermap_pm::ErrorKind::NoSpace { needed, what } => {
+                Some((*needed, what == MEMORY_LIMIT))
+            }
             _ => None,
         }
     }

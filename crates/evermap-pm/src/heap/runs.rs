@@ -72,9 +72,8 @@ impl Runs {
 
     /// Returns the number of these units that are in the set.
     pub(super) fn count_in(&self, range: &Range<u64>) -> u64 {
-        let overlap = |run: &Range<u64>| {
-            run.end.min(range.end).saturating_sub(run.start.max(range.start))
-        };
+        let overlap =
+            |run: &Range<u64>| run.end.min(range.end).saturating_sub(run.start.max(range.start));
         self.near(range).iter().map(overlap).sum()
     }
 

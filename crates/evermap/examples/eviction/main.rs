@@ -36,10 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let cells: Vec<_> =
                     row.iter().map(|(name, ratio)| format!("\"{name}\": {ratio:.4}")).collect();
                 let name = &trace.name;
-                println!(
-                    "{{\"trace\": \"{name}\", \"bytes\": {bytes}, {}}}",
-                    cells.join(", ")
-                );
+                println!("{{\"trace\": \"{name}\", \"bytes\": {bytes}, {}}}", cells.join(", "));
                 continue;
             }
             if !header_shown {

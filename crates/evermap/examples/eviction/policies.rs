@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use super::trace::{PER_SECOND, Random, Request, mix};
 
 /// A cache that evicts by some policy.
-pub trait Policy {
+pub(crate) trait Policy {
     fn name(&self) -> &'static str;
     /// Looks a key up. Returns `true` if it is there and has not expired.
     fn get(&mut self, request: &Request, now: u64) -> bool;
@@ -14,7 +14,7 @@ pub trait Policy {
 }
 
 /// Returns the bytes that an item takes in the store, and its slot in the index.
-pub fn record_bytes(len: u32) -> u64 {
+pub(crate) fn record_bytes(len: u32) -> u64 {
     let bytes = 32 + 8 + u64::from(len.next_multiple_of(8));
     // Blocks grow in steps of an eighth.
     let step = (bytes.next_power_of_two() / 16).max(16);
@@ -22,7 +22,7 @@ pub fn record_bytes(len: u32) -> u64 {
 }
 
 /// Returns all simulated policies, each with this number of bytes.
-pub fn all(bytes: u64) -> Vec<Box<dyn Policy>> {
+pub(crate) fn all(bytes: u64) -> Vec<Box<dyn Policy>> {
     vec![
         Box::new(Memcached::new(bytes)),
         Box::new(Queues::new("LRU", bytes, Rule::Segmented { protected: 0.0 })),

@@ -9,7 +9,7 @@ use super::trace::{PER_SECOND, Request};
 
 const BEGIN: u64 = 1_000_000;
 
-pub struct Store {
+pub(crate) struct Store {
     map: Map,
     clock: Clock,
     value: Vec<u8>,
@@ -18,7 +18,7 @@ pub struct Store {
 }
 
 impl Store {
-    pub fn new(bytes: u64) -> evermap::Result<Self> {
+    pub(crate) fn new(bytes: u64) -> evermap::Result<Self> {
         let clock = Clock::manual(BEGIN);
         let options = Options::new().memory_limit(bytes).evict(true).clock(clock.clone()).seed(7);
         let map = Evermap::in_memory(options)?.default_map();
@@ -26,7 +26,7 @@ impl Store {
     }
 
     /// Writes what it did to the standard error stream.
-    pub fn report(&self, trace: &str, bytes: u64) -> evermap::Result<()> {
+    pub(crate) fn report(&self, trace: &str, bytes: u64) -> evermap::Result<()> {
         let (stat, space) = (self.map.stat(), self.map.space()?);
         eprintln!(
             "{trace}, {bytes} bytes: used at most {:.2} %, now {:.2} %, allocated {:.2} %, \
@@ -62,8 +62,7 @@ impl Policy for Store {
     }
 
     fn put(&mut self, request: &Request, now: u64) {
-        let expiry = (request.ttl > 0)
-            .then(|| BEGIN + now / PER_SECOND + u64::from(request.ttl));
+        let expiry = (request.ttl > 0).then(|| BEGIN + now / PER_SECOND + u64::from(request.ttl));
         let (key, value) = (request.key.to_le_bytes(), &self.value[..request.len as usize]);
         let stored = self.map.put_with(&key, value, Meta::new().with_expiry(expiry));
         stored.expect("a cache stores everything that fits");

@@ -5,25 +5,25 @@ use std::collections::HashMap;
 /// The number of keys that requests are drawn from.
 const KEYS: u64 = 200_000;
 /// Requests in a second of the traces.
-pub const PER_SECOND: u64 = 10_000;
+pub(crate) const PER_SECOND: u64 = 10_000;
 
 /// One request: a lookup, and what is stored if it finds nothing.
 #[derive(Clone, Copy)]
-pub struct Request {
-    pub key: u64,
-    pub len: u32,
+pub(crate) struct Request {
+    pub(crate) key: u64,
+    pub(crate) len: u32,
     /// Seconds for which the item is valid; 0: for ever.
-    pub ttl: u32,
+    pub(crate) ttl: u32,
 }
 
-pub struct Trace {
-    pub name: String,
-    pub requests: Vec<Request>,
+pub(crate) struct Trace {
+    pub(crate) name: String,
+    pub(crate) requests: Vec<Request>,
 }
 
 impl Trace {
     /// Returns the bytes that all items take at their largest.
-    pub fn footprint(&self) -> u64 {
+    pub(crate) fn footprint(&self) -> u64 {
         let mut items = HashMap::new();
         for request in &self.requests {
             let bytes = items.entry(request.key).or_insert(0);
@@ -33,14 +33,14 @@ impl Trace {
     }
 }
 
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
@@ -55,7 +55,7 @@ impl Random {
     }
 }
 
-pub fn mix(mut word: u64) -> u64 {
+pub(crate) fn mix(mut word: u64) -> u64 {
     word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ word >> 31
@@ -87,7 +87,7 @@ fn usual_len(key: u64) -> u32 {
 }
 
 /// Returns all traces, of so many requests each.
-pub fn all(requests: usize) -> Vec<Trace> {
+pub(crate) fn all(requests: usize) -> Vec<Trace> {
     let zipf = |exponent| {
         let draws = Zipf::new(KEYS, exponent);
         make(&format!("Zipf {exponent}"), requests, move |_, random| {
@@ -107,11 +107,7 @@ pub fn all(requests: usize) -> Vec<Trace> {
     ]
 }
 
-fn make(
-    name: &str,
-    requests: usize,
-    mut draw: impl FnMut(u64, &mut Random) -> Request,
-) -> Trace {
+fn make(name: &str, requests: usize, mut draw: impl FnMut(u64, &mut Random) -> Request) -> Trace {
     let mut random = Random::new(7);
     let requests = (0..requests as u64).map(|at| draw(at, &mut random)).collect();
     Trace { name: name.into(), requests }

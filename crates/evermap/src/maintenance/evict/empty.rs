@@ -38,7 +38,12 @@ impl<M: Medium> Evermap<M> {
         }
         let moved = self.move_out(&extents, &evacuation);
         self.wait_for_reclamation(&evacuation, RECLAMATION_WAIT);
-        self.file.maintenance.evictor.counts.moved.fetch_add(*moved.as_ref().unwrap_or(&0), Relaxed);
+        self.file
+            .maintenance
+            .evictor
+            .counts
+            .moved
+            .fetch_add(*moved.as_ref().unwrap_or(&0), Relaxed);
         moved
     }
 

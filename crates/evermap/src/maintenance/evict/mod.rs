@@ -55,7 +55,10 @@ pub struct Evicted<'e> {
     pub fetched: bool,
 }
 
-type Listener = Arc<dyn Fn(&Evicted<'_>) + Send + Sync>;
+/// What is called with every record that is evicted: see [`Evermap::on_evict`].
+pub type EvictionListener = Box<dyn Fn(&Evicted<'_>) + Send + Sync>;
+
+type SharedListener = Arc<dyn Fn(&Evicted<'_>) + Send + Sync>;
 
 /// The state of eviction in one file.
 pub(crate) struct Evictor {
@@ -64,7 +67,7 @@ pub(crate) struct Evictor {
     /// Whether the thread in the background is to look.
     wanted: Mutex<bool>,
     changed: Condvar,
-    listener: Mutex<Option<Listener>>,
+    listener: Mutex<Option<SharedListener>>,
     is_watched: AtomicBool,
     pub(crate) counts: Counts,
 }
@@ -118,7 +121,7 @@ impl Evictor {
         self.hand.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listener(&self) -> Option<Listener> {
+    fn listener(&self) -> Option<SharedListener> {
         // Relaxed: an eviction that runs beside the call that sets it may be missed.
         if !self.is_watched.load(Relaxed) {
             return None;
@@ -181,7 +184,7 @@ impl<M: Medium> Evermap<M> {
     /// })));
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    pub fn on_evict(&self, listener: Option<Box<dyn Fn(&Evicted<'_>) + Send + Sync>>) {
+    pub fn on_evict(&self, listener: Option<EvictionListener>) {
         let evictor = &self.file.maintenance.evictor;
         let mut current = evictor.listener.lock().unwrap_or_else(PoisonError::into_inner);
         evictor.is_watched.store(listener.is_some(), Relaxed);
@@ -285,8 +288,7 @@ impl<M: Medium> Evermap<M> {
             if wanted > room.limit.saturating_sub(self.unevictable_bytes()) {
                 return Err(Error::Full { limit: room.limit, needed: wanted });
             }
-            let mut passes =
-                Passes::new(Goal::direct(room.limit, pool.region().unit(), wanted));
+            let mut passes = Passes::new(Goal::direct(room.limit, pool.region().unit(), wanted));
             let mut made = false;
             // Only as much as is needed now: more is left to the thread in the background, which
             // has been woken.
