@@ -129,7 +129,9 @@ impl<M: Medium> Heap<M> {
                 class.free.fetch_sub(bytes as i64, Relaxed);
                 class.claimed.fetch_add(bytes, Relaxed);
             }
-            None => drop(self.demand.other.fetch_add(bytes, Relaxed)),
+            None => {
+                self.demand.other.fetch_add(bytes, Relaxed);
+            }
         }
         self.demand.spend(bytes);
     }

@@ -653,8 +653,12 @@ fn the_owner_is_called_when_the_budget_is_spent() {
     let pool = pool(1 << 20, 16 << 20);
     let called = Arc::new(AtomicU64::new(0));
     let count = called.clone();
-    pool.heap().on_budget_spent(Box::new(move || drop(count.fetch_add(1, Ordering::Relaxed))));
-    let allocate = || (0..1000).for_each(|_| drop(pool.allocate(128).unwrap()));
+    pool.heap().on_budget_spent(Box::new(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    }));
+    let allocate = || {
+        (0..1000).for_each(|_| assert!(pool.allocate(128).is_ok()));
+    };
     allocate();
     assert_eq!(called.load(Ordering::Relaxed), 0, "there is no budget");
     pool.heap().set_budget(Some(200_000));

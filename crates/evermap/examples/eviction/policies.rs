@@ -31,7 +31,8 @@ pub(crate) fn all(bytes: u64) -> Vec<Box<dyn Policy>> {
         Box::new(Queues::new("S3-FIFO", bytes, Rule::S3 { ghosts: true })),
         Box::new(Queues::new("S3-FIFO, no ghosts", bytes, Rule::S3 { ghosts: false })),
         Box::new(Hashed::new(bytes)),
-        Box::new(Queues::new("CLOCK", bytes, Rule::Clock)),
+        Box::new(Queues::new("CLOCK", bytes, Rule::Hand { probation: None })),
+        Box::new(Queues::new("hand", bytes, Rule::Hand { probation: Some(0.25) })),
     ]
 }
 
@@ -43,6 +44,7 @@ struct Item {
     key: u64,
     bytes: u64,
     frequency: u8,
+    read: bool,
     list: usize,
     newer: usize,
     older: usize,
@@ -72,7 +74,8 @@ impl Lists {
     }
 
     fn insert(&mut self, key: u64, bytes: u64, list: usize) -> usize {
-        let item = Item { key, bytes, frequency: 0, list, newer: NONE, older: NONE };
+        let (newer, older) = (NONE, NONE);
+        let item = Item { key, bytes, frequency: 0, read: false, list, newer, older };
         let at = self.unused.pop().unwrap_or(self.items.len());
         if at == self.items.len() {
             self.items.push(item);
@@ -159,9 +162,10 @@ enum Rule {
     Sieve,
     /// S3-FIFO (Yang et al., 2023): list 0 is the small queue, list 1 the main one.
     S3 { ghosts: bool },
-    /// FIFO with up to three further chances: what the hand of the store does, in the order of
-    /// insertion.
-    Clock,
+    /// The hand of the store, in the order of insertion. Items that were never read go first while
+    /// they have more than this part of the bytes; `None`: CLOCK with two bits, which makes no such
+    /// difference.
+    Hand { probation: Option<f64> },
 }
 
 /// A policy of queues.
@@ -171,6 +175,8 @@ struct Queues {
     capacity: u64,
     lists: Lists,
     expiries: Expiries,
+    /// Bytes of the items that were never read.
+    unread: u64,
     /// SIEVE: the next item to be examined.
     hand: usize,
     ghosts: HashSet<u64>,
@@ -185,6 +191,7 @@ impl Queues {
             capacity,
             lists: Lists::new(2),
             expiries: Expiries::default(),
+            unread: 0,
             hand: NONE,
             ghosts: HashSet::new(),
             ghost_queue: VecDeque::new(),
@@ -195,6 +202,8 @@ impl Queues {
         if self.hand == at {
             self.hand = self.lists.items[at].newer;
         }
+        let item = self.lists.items[at];
+        self.unread -= if item.read { 0 } else { item.bytes };
         self.lists.remove(at)
     }
 
@@ -207,15 +216,31 @@ impl Queues {
             }
             Rule::Sieve => self.evict_by_sieve(),
             Rule::S3 { ghosts } => self.evict_by_s3(ghosts),
-            Rule::Clock => loop {
-                let at = self.lists.oldest(0).expect("something is there");
-                if self.lists.items[at].frequency == 0 {
-                    self.remove(at);
-                    return;
-                }
-                self.lists.items[at].frequency -= 1;
-                self.lists.relink(at, 0);
-            },
+            Rule::Hand { probation } => self.evict_by_hand(probation),
+        }
+    }
+
+    fn evict_by_hand(&mut self, probation: Option<f64>) {
+        for passed in 0.. {
+            let at = self.lists.oldest(0).expect("something is there");
+            let item = &mut self.lists.items[at];
+            // The store raises its bar when too few go.
+            let is_stuck = passed > 3 * self.lists.table.len();
+            let most = probation.map(|part| (part * self.capacity as f64) as u64);
+            let goes = match most {
+                _ if is_stuck => true,
+                None => item.frequency == 0,
+                Some(most) if self.unread > most => !item.read,
+                Some(_) => item.read && item.frequency == 0,
+            };
+            if goes {
+                self.remove(at);
+                return;
+            }
+            if most.is_none_or(|most| self.unread <= most) {
+                item.frequency = item.frequency.saturating_sub(1);
+            }
+            self.lists.relink(at, 0);
         }
     }
 
@@ -279,6 +304,8 @@ impl Policy for Queues {
         }
         let Some(&at) = self.lists.table.get(&request.key) else { return false };
         let item = &mut self.lists.items[at];
+        self.unread -= if item.read { 0 } else { item.bytes };
+        item.read = true;
         item.frequency = (item.frequency + 1).min(3);
         if let Rule::Segmented { protected } = self.rule {
             let most = (self.capacity as f64 * protected) as u64;
@@ -297,6 +324,7 @@ impl Policy for Queues {
             self.evict();
         }
         let known = self.ghosts.remove(&request.key);
+        self.unread += bytes;
         self.lists.insert(request.key, bytes, usize::from(known));
         self.expiries.put(request, now);
     }

@@ -1,10 +1,15 @@
 //! The hand: it passes over the records in the order in which they are stored, and evicts those
-//! that were not read since it last came by.
+//! that are unlikely to be read again.
 //!
-//! This is a CLOCK with a frequency of two bits for each record. The order is that of extents, and
-//! of the blocks in each, instead of a queue of records: so it takes no memory and needs no
-//! recovery, and what is evicted together is free in one place, where the next records are stored
-//! together.
+//! Records that were never read are on *probation*. While they take more than a quarter of what the
+//! hand passes over, it evicts them, and leaves the others alone: so what is read once, or a scan,
+//! displaces nothing that is read often. Otherwise it leaves them alone, lowers the frequency of
+//! the others, and evicts those whose frequency was zero already, as CLOCK does.
+//!
+//! The order is that of extents, and of the blocks in each, instead of queues of records: so it
+//! takes no memory and needs no recovery. What is evicted together is free in one place, where the
+//! next records are stored together, behind the hand. So they are on probation for one round of the
+//! hand, as in a queue.
 //!
 //! A block may be anything: a record, of this map or another, one that was removed, or a part of an
 //! index. So the key that a record in it would have is looked up. Only if the index names this very
@@ -20,13 +25,19 @@ use evermap_pm::Medium;
 use super::{Evicted, Manner};
 use crate::ops::commit::Verdict;
 use crate::record::Record;
+use crate::record::access::AccessState;
 use crate::{Evermap, Map, Result};
 
 /// The maximum number of blocks that are examined before other threads get their turn.
 const TOGETHER: u64 = 8 * BATCH_KEYS as u64;
 /// A record that was stored after this part of all records, counted in changes, is new: a reader
 /// may still come for it.
-const NEW_PART: u64 = 10;
+const NEW_PART: u64 = 20;
+/// Records that were never read are evicted while they take more than one part in this many.
+const PROBATION_PART: u64 = 4;
+/// Their part is that of the bytes which the hand has passed over lately: the older half of a
+/// round counts less and less.
+const ROUND_PART: u64 = 2;
 
 /// Where the hand is.
 pub(super) struct Hand {
@@ -35,11 +46,37 @@ pub(super) struct Hand {
     /// The blocks of the extent that are still to be passed, the last one first.
     blocks: Vec<u64>,
     block_size: u64,
+    /// Bytes of records that it has passed over lately.
+    lately: Share,
+}
+
+/// The part of records that were never read, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Share {
+    unread: u64,
+    all: u64,
+}
+
+impl Share {
+    /// Adds what was passed over, and forgets half of the past when that exceeds `most` bytes.
+    fn add(&mut self, passed: Share, most: u64) {
+        self.unread += passed.unread;
+        self.all += passed.all;
+        if self.all > most {
+            self.unread /= 2;
+            self.all /= 2;
+        }
+    }
+
+    /// Returns `true` if there are many of them.
+    fn is_large(self) -> bool {
+        self.unread * PROBATION_PART > self.all
+    }
 }
 
 impl Hand {
     pub(super) fn new() -> Self {
-        Hand { next: 0, blocks: Vec::new(), block_size: 0 }
+        Hand { next: 0, blocks: Vec::new(), block_size: 0, lately: Share::default() }
     }
 
     /// Goes on to the next extent, behind the last one to the first. Returns the bytes of free
@@ -81,8 +118,12 @@ impl Event {
 
 /// What is to be done with records.
 struct Judge<'j> {
-    /// The largest frequency of records that are evicted.
+    /// The largest frequency of records that are evicted. If it is above zero, too few were.
     bar: u16,
+    /// Whether records on probation are evicted, and not others.
+    ends_probation: bool,
+    /// What was passed over.
+    passed: Share,
     /// Records with this CAS id and later ones are new.
     new_from: u64,
     /// Records with a smaller CAS id are flushed.
@@ -91,6 +132,30 @@ struct Judge<'j> {
     manner: Manner,
     /// `None` if nobody listens.
     events: Option<&'j mut Vec<Event>>,
+}
+
+/// What the hand does with a live record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chosen {
+    Goes,
+    /// Its frequency is lowered.
+    Ages,
+    Stays,
+}
+
+impl Judge<'_> {
+    fn verdict(&self, access: AccessState, cas: u64) -> Chosen {
+        if self.bar > 0 {
+            // Too few went. Then the least read go, whatever they are.
+            return if access.frequency() <= self.bar { Chosen::Goes } else { Chosen::Ages };
+        }
+        match (access.is_fetched(), self.ends_probation) {
+            (false, true) if cas < self.new_from => Chosen::Goes,
+            (false, _) | (true, true) => Chosen::Stays,
+            (true, false) if access.frequency() == 0 => Chosen::Goes,
+            (true, false) => Chosen::Ages,
+        }
+    }
 }
 
 impl<M: Medium> Evermap<M> {
@@ -112,6 +177,8 @@ impl<M: Medium> Evermap<M> {
         let records = map.inner.counters.totals().0.records;
         let mut judge = Judge {
             bar,
+            ends_probation: hand.lately.is_large(),
+            passed: Share::default(),
             new_from: self.file.cas_counter.next().saturating_sub(records / NEW_PART),
             mark: map.inner.flush.mark(),
             now: self.file.clock.now(),
@@ -126,6 +193,8 @@ impl<M: Medium> Evermap<M> {
             passed.bytes += blocks.len() as u64 * hand.block_size;
             map.examine_blocks(&blocks, &mut judge)?;
         }
+        let all = map.inner.counters.most_bytes();
+        hand.lately.add(judge.passed, all / ROUND_PART);
         Ok(passed)
     }
 }
@@ -173,16 +242,20 @@ impl<M: Medium> Map<M> {
         guard: &Guard<'_>,
     ) -> Result<()> {
         let access = record.access();
-        let is_new = judge.bar == 0 && record.cas() >= judge.new_from;
         match self.is_dead(record, judge.mark) {
-            Some(true) => drop(self.remove_dead_unless_reserved(key, record, guard)?),
-            Some(false) if access.frequency() <= judge.bar && !is_new => {
-                self.evict(key, record, judge, guard)?;
+            Some(true) => {
+                self.remove_dead_unless_reserved(key, record, guard)?;
             }
             Some(false) => {
-                let passed = access.after_pass(judge.now);
-                if passed != access {
-                    record.set_access(passed);
+                let bytes = record.bytes();
+                judge.passed.all += bytes;
+                judge.passed.unread += if access.is_fetched() { 0 } else { bytes };
+                match judge.verdict(access, record.cas()) {
+                    Chosen::Goes => self.evict(key, record, judge, guard)?,
+                    Chosen::Ages if access.after_pass(judge.now) != access => {
+                        record.set_access(access.after_pass(judge.now));
+                    }
+                    Chosen::Ages | Chosen::Stays => {}
                 }
             }
             // Damage: whoever reads or changes the key finds out.
@@ -199,12 +272,12 @@ impl<M: Medium> Map<M> {
         judge: &mut Judge<'_>,
         guard: &Guard<'_>,
     ) -> Result<()> {
-        let (word, bar, mut access) = (record.word(), judge.bar, record.access());
+        let (word, mut access) = (record.word(), record.access());
         let mut chosen = false;
         let change = self.commit_unless_reserved(key, guard, &mut |live| {
             chosen = live.is_some_and(|live| {
                 access = live.access();
-                live.word() == word && access.frequency() <= bar
+                live.word() == word && judge.verdict(access, live.cas()) == Chosen::Goes
             });
             if chosen { Verdict::Remove } else { Verdict::Keep }
         })?;
@@ -245,12 +318,50 @@ mod tests {
     fn judge() -> Judge<'static> {
         Judge {
             bar: 0,
+            ends_probation: true,
+            passed: Share::default(),
             new_from: u64::MAX,
             mark: 0,
             now: 1_000,
             manner: Manner::Ahead,
             events: None,
         }
+    }
+
+    #[test]
+    fn what_was_never_read_goes_while_there_is_much_of_it() {
+        let unread = AccessState::new(1_000);
+        let read = unread.after_read(1_000);
+        let cold = read.after_pass(1_000);
+        for (ends_probation, bar, access, cas, chosen) in [
+            (true, 0, unread, 5, Chosen::Goes),
+            (true, 0, unread, 10, Chosen::Stays),
+            (true, 0, read, 5, Chosen::Stays),
+            (true, 0, cold, 5, Chosen::Stays),
+            (false, 0, unread, 5, Chosen::Stays),
+            (false, 0, read, 5, Chosen::Ages),
+            (false, 0, cold, 5, Chosen::Goes),
+            // Too few went.
+            (true, 1, unread, 10, Chosen::Goes),
+            (false, 1, read, 5, Chosen::Goes),
+            (true, 1, read.after_read(1_000), 5, Chosen::Ages),
+            (false, 3, read.after_read(1_000), 5, Chosen::Goes),
+        ] {
+            let judge = Judge { ends_probation, bar, new_from: 10, ..judge() };
+            assert_eq!(judge.verdict(access, cas), chosen, "{ends_probation} {bar} {access:?}");
+        }
+    }
+
+    #[test]
+    fn the_share_of_what_was_never_read_is_that_of_lately() {
+        let mut share = Share::default();
+        assert!(!share.is_large(), "nothing is known");
+        (0..10).for_each(|_| share.add(Share { unread: 10, all: 100 }, 1_000));
+        assert!(!share.is_large());
+        (0..10).for_each(|_| share.add(Share { unread: 60, all: 100 }, 1_000));
+        assert!(share.is_large() && share.all <= 1_000);
+        (0..20).for_each(|_| share.add(Share { unread: 10, all: 100 }, 1_000));
+        assert!(!share.is_large());
     }
 
     /// What happens between the choice of a record and its removal decides.
