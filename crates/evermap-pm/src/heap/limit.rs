@@ -136,8 +136,12 @@ impl<M: Medium> Heap<M> {
         if limit == u64::MAX || bytes == 0 {
             return Ok(());
         }
-        let over = (self.held_bytes(shared) + bytes).saturating_sub(limit);
-        if self.discard_free(shared, over) { Ok(()) } else { Err(past_limit(over)) }
+        let over = |shared: &_| (self.held_bytes(shared) + bytes).saturating_sub(limit);
+        self.discard_free(shared, over(shared));
+        match over(shared) {
+            0 => Ok(()),
+            missing => Err(past_limit(missing)),
+        }
     }
 
     /// Returns the memory of free units to the system, `bytes` at least. Returns `false` if there

@@ -63,6 +63,31 @@ impl<M: Medium> Heap<M> {
         }
     }
 
+    /// Calls `read` with those of these blocks of one extent that are allocated or claimed now. They
+    /// stay so meanwhile, and their memory is not returned to the system: on a memory file system
+    /// even a load would bring it back. Threads that use the extent wait, so `read` should be short,
+    /// and must not use the heap.
+    ///
+    /// The blocks must be [offsets](ExtentBlocks::offsets) of the extent with that number. If it has
+    /// another use by now, some of them may be no blocks, and are left out.
+    pub fn with_blocks(&self, extent: u64, blocks: &[u64], mut read: impl FnMut(u64)) {
+        let start = self.region.unit_offset(extent);
+        let Some(extent) = self.extents.lock_existing(extent) else { return };
+        if extent.state != ExtentState::Open {
+            return;
+        }
+        for &offset in blocks {
+            let block = offset.checked_sub(start).and_then(|rest| extent.block_at(rest));
+            let is_taken = block.is_some_and(|block| {
+                let (word, bit) = Extent::bit(block);
+                extent.bits[word] & bit != 0
+            });
+            if is_taken {
+                read(offset);
+            }
+        }
+    }
+
     /// Returns the first unit from `index` on that is not free.
     fn next_in_use(&self, index: u64) -> Option<u64> {
         let shared = &*lock(&self.shared);

@@ -150,7 +150,11 @@ impl<M: Medium> Heap<M> {
         if wanted == end || m.grow(wanted).is_err() {
             m.grow(end)?;
         }
-        m.prefault(old..m.len());
+        // Not once free units are returned to the system: a request that is late could bring
+        // memory back that was returned in the meantime.
+        if shared.discarded.total() == 0 {
+            m.prefault(old..m.len());
+        }
         Ok(())
     }
 

@@ -61,7 +61,7 @@ impl<M: Medium> Evermap<M> {
             };
             for offset in blocks.offsets().filter(|&offset| evacuation.contains(offset)) {
                 for mover in &mut movers {
-                    match mover.move_block(offset) {
+                    match mover.move_block(extent, offset) {
                         Ok(true) => moved += 1,
                         Ok(false) | Err(Error::Dropped { .. }) => continue,
                         // Another thread took the space. What has moved so far stays moved.
@@ -80,18 +80,20 @@ impl<M: Medium> Evermap<M> {
 }
 
 impl<M: Medium> Mover<'_, M> {
-    /// Moves the record in the block at `offset`, if there is one of this map. Returns `true` if it
+    /// Moves the record in the block at `offset` of an extent, if there is one of this map. Returns `true` if it
     /// did.
-    fn move_block(&mut self, offset: u64) -> Result<bool> {
+    fn move_block(&mut self, extent: u64, offset: u64) -> Result<bool> {
         let map = self.map();
-        let medium = map.db.file.pool.medium();
-        let Ok(record) = Record::in_block(medium, offset) else { return Ok(false) };
-        if record.is_unbound() {
+        let (guard, pool) = (map.enter_writing()?, &map.db.file.pool);
+        let (mut key, mut is_bound) = (Vec::new(), false);
+        pool.heap().with_blocks(extent, &[offset], |offset| {
+            let record = Record::in_block(pool.medium(), offset).ok();
+            is_bound = record
+                .is_some_and(|record| !record.is_unbound() && record.append_key(&mut key).is_ok());
+        });
+        if !is_bound {
             return Ok(false);
         }
-        let guard = map.enter_writing()?;
-        let mut key = Vec::new();
-        record.append_key(&mut key)?;
         let found = map.inner.index.get(map.key(&key)?, &guard)?;
         match found.filter(|&word| offset_of(word) == offset) {
             Some(word) => self.move_record(word, &guard),

@@ -43,6 +43,8 @@ const ROUND_PART: u64 = 2;
 pub(super) struct Hand {
     /// The extent after the one that it is in.
     next: u64,
+    /// The extent that it is in.
+    extent: u64,
     /// The blocks of the extent that are still to be passed, the last one first.
     blocks: Vec<u64>,
     block_size: u64,
@@ -76,7 +78,7 @@ impl Share {
 
 impl Hand {
     pub(super) fn new() -> Self {
-        Hand { next: 0, blocks: Vec::new(), block_size: 0, lately: Share::default() }
+        Hand { next: 0, extent: 0, blocks: Vec::new(), block_size: 0, lately: Share::default() }
     }
 
     /// Goes on to the next extent, behind the last one to the first. Returns the bytes of free
@@ -84,7 +86,7 @@ impl Hand {
     fn advance<M: Medium>(&mut self, db: &Evermap<M>) -> Option<u64> {
         let heap = db.file.pool.heap();
         let extent = heap.extent_from(self.next).or_else(|| heap.extent_from(0))?;
-        self.next = extent.next;
+        (self.next, self.extent) = (extent.next, extent.extent);
         self.block_size = extent.block_size;
         self.blocks.clear();
         self.blocks.extend(extent.offsets());
@@ -191,7 +193,7 @@ impl<M: Medium> Evermap<M> {
             let blocks = hand.blocks.split_off(from);
             left -= blocks.len();
             passed.bytes += blocks.len() as u64 * hand.block_size;
-            map.examine_blocks(&blocks, &mut judge)?;
+            map.examine_blocks(hand.extent, &blocks, &mut judge)?;
         }
         let all = map.inner.counters.most_bytes();
         hand.lately.add(judge.passed, all / ROUND_PART);
@@ -200,19 +202,20 @@ impl<M: Medium> Evermap<M> {
 }
 
 impl<M: Medium> Map<M> {
-    /// Passes over these blocks: evicts records or lowers their frequency.
-    fn examine_blocks(&self, blocks: &[u64], judge: &mut Judge<'_>) -> Result<()> {
-        let guard = self.enter_writing()?;
+    /// Passes over these blocks of an extent: evicts records or lowers their frequency.
+    fn examine_blocks(&self, extent: u64, blocks: &[u64], judge: &mut Judge<'_>) -> Result<()> {
+        let (guard, pool) = (self.enter_writing()?, &self.db.file.pool);
         let mut keys = Vec::new();
         let mut found = Vec::with_capacity(BATCH_KEYS);
-        for &offset in blocks {
+        pool.heap().with_blocks(extent, blocks, |offset| {
             // What is no record, or is not bound any more, needs no search.
-            let record = Record::in_block(self.db.file.pool.medium(), offset).ok();
-            let Some(record) = record.filter(|record| !record.is_unbound()) else { continue };
+            let record = Record::in_block(pool.medium(), offset).ok();
+            let Some(record) = record.filter(|record| !record.is_unbound()) else { return };
             let from = keys.len();
-            record.append_key(&mut keys)?;
-            found.push((record, from..keys.len()));
-        }
+            if record.append_key(&mut keys).is_ok() {
+                found.push((record, from..keys.len()));
+            }
+        });
         let mut refs = Vec::with_capacity(found.len());
         for (_, key) in &found {
             refs.push(self.key(&keys[key.clone()])?);
