@@ -52,9 +52,19 @@ pub enum Count {
     ConnYields,
     /// Commands of the meta protocol.
     CmdMeta,
+    /// Attempts to authenticate.
+    AuthCmds,
+    /// Attempts to authenticate that failed.
+    AuthErrors,
+    /// Connections that were closed because they were idle for too long.
+    IdleKicks,
+    /// Connections that failed during their TLS handshake.
+    SslHandshakeErrors,
+    /// Values that were stored. An incremented number is not, because memcached changes it in place.
+    TotalItems,
 }
 
-const NAMES: [&str; 23] = [
+const NAMES: [&str; 28] = [
     "cmd_get",
     "cmd_set",
     "cmd_flush",
@@ -78,15 +88,25 @@ const NAMES: [&str; 23] = [
     "bytes_written",
     "conn_yields",
     "cmd_meta",
+    "auth_cmds",
+    "auth_errors",
+    "idle_kicks",
+    "ssl_handshake_errors",
+    "total_items",
 ];
 
 // The last variant has the last name.
-const _: () = assert!(Count::CmdMeta as usize + 1 == NAMES.len());
+const _: () = assert!(Count::TotalItems as usize + 1 == NAMES.len());
 
 impl Count {
     /// Returns the name in `stats`.
     pub fn name(self) -> &'static str {
         NAMES[self as usize]
+    }
+
+    /// Returns the names of all counts.
+    pub(crate) fn names() -> &'static [&'static str] {
+        &NAMES
     }
 }
 

@@ -215,7 +215,6 @@ impl Cache for Map {
         each("curr_items", &stat.records.value);
         each("bytes", &stat.record_bytes.value);
         each("limit_maxbytes", &stat.max_bytes.unwrap_or(0));
-        each("total_items", &stat.stored);
         each("evictions", &0);
         // What has expired or was flushed is removed in the background.
         each("crawler_reclaimed", &stat.purged);

@@ -410,6 +410,19 @@ impl StorageError {
         }
     }
 
+    /// Returns why the contents of the file cannot be trusted, if that is what the error says: for
+    /// [`ErrorKind::Suspect`] and [`ErrorKind::Damaged`].
+    pub fn evidence(&self) -> Option<String> {
+        use evermap_pm::ErrorKind as Storage;
+        match self.source.kind() {
+            Storage::Suspect { why, .. } => Some(why.clone()),
+            Storage::Damaged { offset, what } => {
+                Some(format!("it is damaged at offset {offset:#x}: {what}"))
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn is_no_space(&self) -> bool {
         self.source.is_no_space()
     }

@@ -11,16 +11,16 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::common::{CommandOutput, evermap, json, run, run_on, run_with_input};
 
-struct Server {
-    child: Child,
+pub(crate) struct Server {
+    pub(crate) child: Child,
     /// Kept open, so that the server can write to it.
     _out: BufReader<ChildStdout>,
-    ready: String,
-    address: SocketAddr,
+    pub(crate) ready: String,
+    pub(crate) address: SocketAddr,
 }
 
 impl Server {
-    fn start(path: &Path, listen: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(path: &Path, listen: &str, more: &[&str]) -> Self {
         let mut child = evermap(["serve", "--listen", listen, "--threads", "2", "--path"])
             .arg(path)
             .args(more)
@@ -39,11 +39,11 @@ impl Server {
         Server { child, _out: out, ready, address }
     }
 
-    fn connect(&self) -> Client {
+    pub(crate) fn connect(&self) -> Client {
         Client(BufReader::new(TcpStream::connect(self.address).unwrap()))
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
@@ -56,15 +56,15 @@ impl Server {
         assert!(status.stopped(), "{status:?}");
     }
 
-    fn output(self) -> CommandOutput {
+    pub(crate) fn output(self) -> CommandOutput {
         CommandOutput::new(self.child.wait_with_output().unwrap())
     }
 }
 
-struct Client(BufReader<TcpStream>);
+pub(crate) struct Client(BufReader<TcpStream>);
 
 impl Client {
-    fn send(&mut self, request: &str) {
+    pub(crate) fn send(&mut self, request: &str) {
         self.try_send(request).unwrap();
     }
 
@@ -73,7 +73,7 @@ impl Client {
     }
 
     /// Returns the next line, or `None` if the connection is closed.
-    fn line(&mut self) -> Option<String> {
+    pub(crate) fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         match self.0.read_line(&mut line) {
             Ok(1..) => line.strip_suffix("\r\n").map(str::to_owned),
@@ -82,7 +82,7 @@ impl Client {
     }
 
     /// Requests one statistic.
-    fn stat(&mut self, name: &str) -> Option<String> {
+    pub(crate) fn stat(&mut self, name: &str) -> Option<String> {
         self.send("stats\r\n");
         let lines = std::iter::from_fn(|| self.line().filter(|line| line != "END"));
         let stats: Vec<_> = lines.collect();
@@ -90,12 +90,12 @@ impl Client {
     }
 
     /// Waits until a statistic has a value that `is_right` accepts.
-    fn wait_for_stat(&mut self, name: &str, is_right: impl Fn(&str) -> bool) {
+    pub(crate) fn wait_for_stat(&mut self, name: &str, is_right: impl Fn(&str) -> bool) {
         wait_for(name, || self.stat(name).is_some_and(|value| is_right(&value)));
     }
 
     #[track_caller]
-    fn ask(&mut self, request: &str, reply: &str) {
+    pub(crate) fn ask(&mut self, request: &str, reply: &str) {
         self.send(request);
         let mut read = vec![0; reply.len()];
         self.0.read_exact(&mut read).unwrap();
@@ -105,7 +105,7 @@ impl Client {
 
 /// Waits until a condition holds, long enough for a busy machine.
 #[track_caller]
-fn wait_for(what: &str, happened: impl FnMut() -> bool) {
+pub(crate) fn wait_for(what: &str, happened: impl FnMut() -> bool) {
     const TRIES: usize = 1200;
     let mut tries = std::iter::repeat_with(happened).take(TRIES);
     let found = tries.any(|happened| {

@@ -8,6 +8,10 @@ use evermap_pm::{Error, Medium, Result};
 
 /// The time after which a lock is taken to be damaged: no thread holds a lock for as long.
 const LIMIT: Duration = Duration::from_secs(20);
+/// The time after which a thread sleeps between its checks instead of competing for the processor:
+/// holders of locks need microseconds.
+const PATIENT: Duration = Duration::from_secs(1);
+const SLEEP: Duration = Duration::from_millis(10);
 /// The number of waits after which the caller checks, each time, whether the lock can have a
 /// holder.
 const LONG: u32 = 1024;
@@ -46,7 +50,11 @@ impl LockWait {
     /// `Damaged` after 20 seconds: the lock was overwritten. Also poisons the region, so that no
     /// other thread waits as long. Reopening the region repairs the lock.
     pub(super) fn go_on<M: Medium>(&mut self, region: &Region<M>, offset: u64) -> Result<()> {
-        if self.since.get_or_insert_with(Instant::now).elapsed() < LIMIT {
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        if waited < LIMIT {
+            if waited >= PATIENT {
+                std::thread::sleep(SLEEP);
+            }
             return Ok(());
         }
         drop(region.poison_on_panic());

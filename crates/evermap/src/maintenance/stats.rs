@@ -31,6 +31,9 @@ pub struct Stat {
     pub maps: u64,
     /// Number of records, including those that expired or were flushed but are not removed yet.
     pub records: Count,
+    /// Number of records that the map had when the file was opened; `None` until the sweep after an
+    /// unclean shutdown has counted them.
+    pub records_at_open: Option<u64>,
     /// Bytes of the blocks that hold records.
     pub record_bytes: Count,
     /// Bytes of the file.
@@ -57,9 +60,6 @@ pub struct Stat {
     pub held_up_by: Option<Holder>,
     /// The CAS id that the next record gets.
     pub next_cas: u64,
-    /// Number of CAS ids that were given out since opening: of records that were stored, or were to
-    /// be if their condition had held.
-    pub stored: u64,
     /// Records with a smaller CAS id are flushed.
     pub flush_mark: u64,
     /// When a pending flush falls due, in seconds since 1970.
@@ -140,6 +140,7 @@ impl<M: Medium> Map<M> {
             map: self.name().map(str::to_owned),
             maps: self.db.map_count(),
             records: self.len(),
+            records_at_open: self.inner.counters.at_open(),
             record_bytes: self.bytes(),
             file_bytes: file.pool.medium().len(),
             extent_size: file.pool.region().extent_size(),
@@ -155,7 +156,6 @@ impl<M: Medium> Map<M> {
                 .and_then(|_| file.pool.epoch().oldest_guard()),
             epoch,
             next_cas: file.cas_counter.next(),
-            stored: file.cas_counter.next() - file.cas_counter.first(),
             flush_mark: self.inner.flush.mark(),
             flush_due: self.inner.flush.due(),
             next_expiry: self.db.next_expiry().map(u64::from),

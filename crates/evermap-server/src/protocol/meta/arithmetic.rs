@@ -3,6 +3,7 @@
 use super::reply::{append_code, append_number, append_repeated, append_ttl};
 use super::request::Request;
 use crate::cache::{Arithmetic, CacheError, Item, Marks, Update, apply_delta};
+use crate::latency::Command;
 use crate::number;
 use crate::protocol::line::Rejected;
 use crate::protocol::{Context, reply};
@@ -45,11 +46,15 @@ fn is_increment(request: &Request<'_>) -> bool {
 /// Executes ma.
 pub(super) fn execute(request: &Request<'_>, context: &Context<'_>, out: &mut Vec<u8>) {
     let plan = &request.plan;
+    context.executed(Command::MetaArithmetic, 1);
     let outcome = match apply(request, context) {
         Ok(outcome) => outcome,
         Err(error) => return reply::cache_error(&error, out),
     };
     count(request, outcome, context);
+    if let Outcome::Changed(Counter { number, .. }) = outcome {
+        context.counted(&request.key, number, is_increment(request));
+    }
     match outcome {
         // Only success is not worth a reply in quiet mode.
         Outcome::Changed(_) if plan.has(b'q') => {}

@@ -3,8 +3,10 @@
 use super::reply::append_code;
 use super::request::Request;
 use crate::cache::{CacheError, Item, Marks, Update};
+use crate::latency::Command;
 use crate::protocol::{Context, reply};
 use crate::stats::Count;
+use crate::watch::DeleteCommand;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
@@ -16,6 +18,8 @@ enum Outcome {
 /// Executes md.
 pub(super) fn execute(request: &Request<'_>, context: &Context<'_>, out: &mut Vec<u8>) {
     let plan = &request.plan;
+    let len = context.len_before_delete(&request.key);
+    context.executed(Command::MetaDelete, 1);
     let outcome = match delete(request, context) {
         Ok(outcome) => outcome,
         Err(error) => return reply::cache_error(&error, out),
@@ -23,8 +27,12 @@ pub(super) fn execute(request: &Request<'_>, context: &Context<'_>, out: &mut Ve
     match outcome {
         // An item that is marked as stale is not deleted.
         Outcome::Done if plan.has(b'I') => {}
-        Outcome::Done => context.counters.add(Count::DeleteHits, 1),
+        Outcome::Done => {
+            context.deleted(&request.key, DeleteCommand::Meta, Some(len));
+            context.counters.add(Count::DeleteHits, 1);
+        }
         Outcome::OtherVersion | Outcome::NotFound => {
+            context.deleted(&request.key, DeleteCommand::Meta, None);
             context.counters.add(Count::DeleteMisses, 1);
         }
     }

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use super::reply::{append_code, append_number, append_repeated, append_ttl};
 use super::request::{Plan, Request};
 use crate::cache::{CacheError, Item, Marks, Update};
+use crate::latency::Command;
 use crate::number;
 use crate::protocol::exptime::expiry;
 use crate::protocol::{Context, reply};
@@ -68,6 +69,7 @@ fn count(request: &Request<'_>, found: bool, context: &Context<'_>) {
         true => (Count::CmdTouch, Count::TouchHits, Count::TouchMisses),
         false => (Count::CmdGet, Count::GetHits, Count::GetMisses),
     };
+    context.executed(Command::MetaGet, 1);
     context.counters.add(command, 1);
     context.counters.add(if found { hits } else { misses }, 1);
 }
@@ -82,7 +84,11 @@ fn look_up(
     let mut each = |item: Item<'_>| {
         found = true;
         won = wins(item.marks);
-        if won { Ok(()) } else { answer(request, &item, false, context.now, out).map(drop) }
+        if won {
+            return Ok(());
+        }
+        context.fetched(&request.key, Some(&item));
+        answer(request, &item, false, context.now, out).map(drop)
     };
     if request.plan.has(b'u') {
         context.cache.peek(&request.key, &mut each)?;
@@ -95,6 +101,7 @@ fn look_up(
         (_, true) => update(request, context, out),
         (true, false) => Ok(true),
         (false, false) => {
+            context.fetched(&request.key, None);
             miss(&request.plan, out);
             Ok(false)
         }
@@ -125,6 +132,7 @@ fn update(
             }),
             None => Ok(Update::Keep),
             Some(item) => {
+                context.fetched(&request.key, Some(item));
                 let (expiry, marks) = answer(request, item, false, now, out)?;
                 Ok(match (expiry, marks) == (item.expiry, item.marks) {
                     true => Update::Keep,
@@ -136,6 +144,7 @@ fn update(
     if found {
         return Ok(true);
     }
+    context.fetched(&request.key, None);
     let Some(cas) = cas else {
         miss(&request.plan, out);
         return Ok(false);

@@ -144,7 +144,7 @@ impl<'a> Request<'a> {
     }
 
     /// Returns the expiry that `T` asks for.
-    pub(super) fn ttl(&self, now: u32) -> Option<u32> {
+    pub(in crate::protocol) fn ttl(&self, now: u32) -> Option<u32> {
         self.tokens.ttl.map(|ttl| expiry(ttl, now))
     }
 

@@ -6,10 +6,12 @@ use super::{Plan, WORDS_MAX};
 use crate::cache::{
     CacheError, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest, Stored, Update,
 };
+use crate::latency::Command;
 use crate::protocol::exptime::expiry;
 use crate::protocol::line::{AfterReject, BAD_FORMAT, Rejected, Words, block};
 use crate::protocol::{Context, ITEM_OVERHEAD};
 use crate::stats::Count;
+use crate::watch::{StoreCommand, StoreStatus};
 
 const BAD_MODE: &[u8] = b"CLIENT_ERROR invalid mode for ms M token\r\n";
 
@@ -65,6 +67,18 @@ impl<'a> Set<'a> {
         self.mode == Mode::Set && self.request.tokens.compare.is_none()
     }
 
+    /// Returns the name of the command in log streams.
+    pub(in crate::protocol) fn command(&self) -> StoreCommand {
+        match self.mode {
+            Mode::Set | Mode::Replace if self.request.tokens.compare.is_some() => StoreCommand::Cas,
+            Mode::Set => StoreCommand::Set,
+            Mode::Add => StoreCommand::Add,
+            Mode::Replace => StoreCommand::Replace,
+            Mode::Concat(Side::Append) => StoreCommand::Append,
+            Mode::Concat(Side::Prepend) => StoreCommand::Prepend,
+        }
+    }
+
     /// Stores the value that has arrived, and appends the reply.
     ///
     /// # Errors
@@ -76,7 +90,11 @@ impl<'a> Set<'a> {
         out: &mut Vec<u8>,
     ) -> Result<(), CacheError> {
         context.counters.add(Count::CmdMeta, 1);
+        context.executed(Command::MetaSet, 1);
         let (stored, len) = self.store(value, context)?;
+        let status = StoreStatus::from(stored.outcome);
+        let expiry = self.request.ttl(context.now).unwrap_or(0);
+        context.stored(&self.request.key, self.command(), status, expiry, len);
         if self.compares() {
             count_compared(stored.outcome, context);
         }

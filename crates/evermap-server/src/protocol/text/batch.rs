@@ -4,9 +4,11 @@ use std::borrow::Cow;
 use std::ops::{ControlFlow, Range};
 
 use crate::cache::{BATCH_KEYS, CacheError};
+use crate::latency::Command;
 use crate::protocol::meta::{self, Plan, Request};
 use crate::protocol::{Context, reply};
 use crate::stats::Count;
+use crate::watch::Topic;
 
 /// At most [`BATCH_KEYS`] keys, each with its context.
 pub(super) struct Batch<'a> {
@@ -214,6 +216,7 @@ impl<'a> Run<'_, 'a> {
                     }
                 }
             }
+            self.context.fetched(self.keys[at], Some(&item));
             done = at + 1;
             hits += 1;
             if out.len() < self.context.output_limit {
@@ -231,15 +234,24 @@ impl<'a> Run<'_, 'a> {
         counters.add(Count::CmdGet, keys);
         counters.add(Count::GetHits, hits);
         counters.add(Count::GetMisses, keys - hits);
+        let mut metas = 0;
         if !self.metas.is_empty() {
-            let metas = self.contexts[range.start..done].iter().filter(|key| key.plan.is_some());
-            counters.add(Count::CmdMeta, metas.count() as u64);
+            let keys = &self.contexts[range.start..done];
+            metas = keys.iter().filter(|key| key.plan.is_some()).count() as u64;
+            counters.add(Count::CmdMeta, metas);
+            self.context.executed(Command::MetaGet, metas);
         }
+        self.context.executed(Command::Get, keys - metas);
         Ok(reached)
     }
 
     /// Appends what ends each command whose last key is in `range`, where no key was found.
     fn end_keys(&self, range: Range<usize>, out: &mut Vec<u8>) {
+        if self.context.watch.wants(Topic::FETCHES) {
+            for key in &self.keys[range.clone()] {
+                self.context.fetched(key, None);
+            }
+        }
         for key in &self.contexts[range] {
             match &key.plan {
                 Some(plan) => meta::miss(plan, out),

@@ -4,7 +4,6 @@
 mod batch;
 mod dump;
 mod parse;
-mod stats;
 mod tuning;
 
 use std::fmt::Display;
@@ -16,13 +15,17 @@ use super::exptime::expiry;
 use super::line::{AfterReject, Rejected, Words};
 use super::meta::Command;
 use super::session::Progress;
-use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Reservation, reply};
+use super::stat_names;
+use super::upload::{Upload, UploadProgress};
+use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply};
 use crate::cache::{Arithmetic, Cache, CacheError, StoreMode, StoreOutcome, StoreRequest, Stored};
+use crate::latency;
 use crate::number;
 use crate::stats::Count;
+use crate::watch::{DeleteCommand, StoreStatus};
 use batch::{Batch, BatchOutcome, KeyContext};
 use dump::Dump;
-use parse::{Request, Stats, Storage, Store, Verb};
+use parse::{Detail, Request, Stats, Storage, Store, Verb};
 
 /// The state of a session of the text protocol.
 #[derive(Default)]
@@ -43,7 +46,7 @@ enum State {
     /// checked.
     Keys(Lookup),
     /// A data block that has not arrived completely.
-    Data(Box<Upload>),
+    Data(Box<Unfinished>),
     /// A list of items of which only a part fits the reply buffer.
     Dump(Dump),
     /// This number of bytes that are read and dropped.
@@ -59,25 +62,11 @@ struct Lookup {
 }
 
 /// A storage command whose data block has not arrived completely.
-struct Upload {
+struct Unfinished {
     /// The line of the command, which is parsed again when the data block is complete.
     line: Box<[u8]>,
-    /// The length of the value, in bytes.
-    len: usize,
-    /// The part of the value and of its line end that has arrived.
-    data: Vec<u8>,
-    /// Accounts for the memory of `data`.
-    reservation: Reservation,
-}
-
-/// What happened to the bytes that were given to an upload.
-enum UploadProgress {
-    /// It took all of them and needs more.
-    Partial,
-    /// It took this number of bytes and is complete.
-    Complete(usize),
-    /// It took none, because the budget does not allow the memory for them.
-    NoMemory,
+    /// The value and its line end.
+    block: Upload,
 }
 
 /// The line at the start of some input.
@@ -101,10 +90,6 @@ struct Pass<'a, 'p> {
     context: &'p Context<'p>,
     out: &'p mut Vec<u8>,
 }
-
-/// The first byte of every request of the binary protocol, which this server does not support. No
-/// text command begins with it.
-const BINARY_REQUEST: u8 = 0x80;
 
 /// What receives the names and values of statistics.
 type EachStat<'a> = dyn FnMut(&str, &dyn Display) + 'a;
@@ -135,7 +120,10 @@ impl Text {
 
     pub(super) fn held_bytes(&self) -> usize {
         match &self.state {
-            State::Data(upload) => size_of::<Upload>() + upload.line.len() + upload.data.capacity(),
+            State::Data(unfinished) => {
+                let Unfinished { line, block } = &**unfinished;
+                size_of::<Unfinished>() + line.len() + block.held_bytes()
+            }
             _ => 0,
         }
     }
@@ -155,7 +143,7 @@ impl<'a> Pass<'a, '_> {
     /// Executes the request in the next line.
     fn line(&mut self) -> Step {
         // A packet of the binary protocol: its content must not be read as commands.
-        if self.input.get(self.at) == Some(&BINARY_REQUEST) {
+        if self.input.get(self.at) == Some(&binary::REQUEST) {
             self.execute_batch()?;
             return ControlFlow::Break(Next::Close);
         }
@@ -244,10 +232,23 @@ impl<'a> Pass<'a, '_> {
             Request::MemoryLimit { megabytes, noreply } => self.set_limit(megabytes, noreply),
             Request::Shutdown { graceful } => return self.shutdown(graceful),
             Request::RefreshCerts => self.refresh_certs(),
+            // The operator has refused lists of all items.
+            Request::Dump(_) if !self.context.host.allows(Restricted::Dump) => {
+                self.reply(b"ERROR metadump not allowed\r\n", false);
+            }
             Request::Dump(dump) => self.text.state = State::Dump(dump),
             Request::Accepted(reply) => self.reply(reply, false),
             Request::Stats(which) => self.stats(which),
-            Request::Quit | Request::Http => return ControlFlow::Break(Next::Close),
+            // The operator has refused log streams.
+            Request::Watch(_) if !self.context.host.allows(Restricted::Watch) => {
+                self.reply(b"CLIENT_ERROR watch commands not allowed\r\n", false);
+            }
+            Request::Watch(streams) => return ControlFlow::Break(Next::Watch(streams)),
+            Request::Quit => {
+                self.context.quitting();
+                return ControlFlow::Break(Next::Close);
+            }
+            Request::Http => return ControlFlow::Break(Next::Close),
         }
         CONTINUE
     }
@@ -301,10 +302,16 @@ impl<'a> Pass<'a, '_> {
         self.at = position.resume_at;
         let before = self.out.len();
         let live = self.context.cache.get_and_touch(key, expiry, &mut |item| {
-            reply::value(key, &item, position.with_cas, self.out)
+            reply::value(key, &item, position.with_cas, self.out)?;
+            self.context.fetched(key, Some(&item));
+            Ok(())
         });
+        self.context.executed(latency::Command::Touch, 1);
         match live {
             Ok(live) => {
+                if !live {
+                    self.context.fetched(key, None);
+                }
                 // memcached counts these keys as touched and not as looked up.
                 self.count(Count::CmdTouch);
                 self.count(if live { Count::TouchHits } else { Count::TouchMisses });
@@ -351,34 +358,34 @@ impl<'a> Pass<'a, '_> {
             self.at += block;
             self.finish_store(storage, data);
         } else {
-            let reservation = Reservation::new(self.context.uploads);
-            let upload = Upload { line: line.into(), len, data: Vec::new(), reservation };
-            self.text.state = State::Data(Box::new(upload));
+            let block = Upload::new(block, self.context.uploads);
+            let unfinished = Unfinished { line: line.into(), block };
+            self.text.state = State::Data(Box::new(unfinished));
         }
     }
 
     /// Takes the next part of a data block.
     fn data(&mut self) -> Step {
-        let State::Data(mut upload) = std::mem::take(&mut self.text.state) else {
+        let State::Data(mut unfinished) = std::mem::take(&mut self.text.state) else {
             return CONTINUE;
         };
         let arrived = &self.input[self.at..];
-        match upload.take(arrived) {
+        match unfinished.block.take(arrived) {
             UploadProgress::Complete(len) => {
                 self.at += len;
-                if let Ok(Request::Store(storage)) = parse::parse(&upload.line) {
-                    self.finish_store(&storage, &upload.data);
+                if let Ok(Request::Store(storage)) = parse::parse(&unfinished.line) {
+                    self.finish_store(&storage, unfinished.block.data());
                 }
                 CONTINUE
             }
             UploadProgress::Partial => {
                 self.at += arrived.len();
-                self.text.state = State::Data(upload);
+                self.text.state = State::Data(unfinished);
                 ControlFlow::Break(Next::Receive)
             }
             UploadProgress::NoMemory => {
-                self.text.state = State::Skip(upload.missing());
-                if let Ok(Request::Store(storage)) = parse::parse(&upload.line) {
+                self.text.state = State::Skip(unfinished.block.missing());
+                if let Ok(Request::Store(storage)) = parse::parse(&unfinished.line) {
                     self.store_failed(&storage, &CacheError::OutOfMemory);
                 }
                 CONTINUE
@@ -422,6 +429,7 @@ impl<'a> Pass<'a, '_> {
             let request = StoreRequest { flags: store.flags, expiry, mode, cas: None };
             cache.store(store.key, value, &request)
         };
+        self.context.executed(latency::Command::Set, 1);
         let Stored { outcome, .. } = match store.verb {
             Verb::Set => put(StoreMode::Set),
             Verb::Add => put(StoreMode::Add),
@@ -451,17 +459,21 @@ impl<'a> Pass<'a, '_> {
             StoreOutcome::Exists => b"EXISTS\r\n",
             StoreOutcome::NotFound => b"NOT_FOUND\r\n",
         };
+        let status = StoreStatus::from(outcome);
+        let expiry = expiry(store.exptime, self.context.now);
+        self.context.stored(store.key, store.verb.command(), status, expiry, store.len);
         self.reply(reply, store.noreply);
     }
 
     fn store_failed(&mut self, storage: &Storage<'_>, error: &CacheError) {
         let refusal = match error {
-            CacheError::TooLarge => Some(Count::StoreTooLarge),
-            CacheError::OutOfMemory => Some(Count::StoreNoMemory),
+            CacheError::TooLarge => Some((Count::StoreTooLarge, StoreStatus::TooLarge)),
+            CacheError::OutOfMemory => Some((Count::StoreNoMemory, StoreStatus::NoMemory)),
             _ => None,
         };
-        if let Some(count) = refusal {
+        if let Some((count, status)) = refusal {
             self.count(count);
+            self.report_store(storage, status);
             if storage.is_set() {
                 // The client meant to replace the item, so the old value must not be returned any
                 // more. If it cannot be deleted either, the reply reports the failure anyway.
@@ -471,8 +483,19 @@ impl<'a> Pass<'a, '_> {
         self.failed(error, storage.noreply());
     }
 
+    fn report_store(&self, storage: &Storage<'_>, status: StoreStatus) {
+        let expiry = storage.expiry(self.context.now);
+        self.context.stored(storage.key(), storage.command(), status, expiry, storage.len());
+    }
+
     fn delete(&mut self, key: &[u8], noreply: bool) {
-        match self.context.cache.delete(key) {
+        let len = self.context.len_before_delete(key);
+        let deleted = self.context.cache.delete(key);
+        self.context.executed(latency::Command::Delete, 1);
+        if let Ok(found) = deleted {
+            self.context.deleted(key, DeleteCommand::Delete, found.then_some(len));
+        }
+        match deleted {
             Ok(true) => {
                 self.count(Count::DeleteHits);
                 self.reply(b"DELETED\r\n", noreply);
@@ -490,9 +513,12 @@ impl<'a> Pass<'a, '_> {
             true => (Count::IncrHits, Count::IncrMisses),
             false => (Count::DecrHits, Count::DecrMisses),
         };
-        match self.context.cache.arithmetic(key, delta, up) {
+        let result = self.context.cache.arithmetic(key, delta, up);
+        self.context.executed(latency::Command::Arithmetic, 1);
+        match result {
             Ok(Arithmetic::Changed { number, .. }) => {
                 self.count(hits);
+                self.context.counted(key, number, up);
                 if !noreply {
                     number::append(number, self.out);
                     self.out.extend_from_slice(b"\r\n");
@@ -512,6 +538,7 @@ impl<'a> Pass<'a, '_> {
 
     fn touch(&mut self, key: &[u8], exptime: i64, noreply: bool) {
         let touched = self.context.cache.touch(key, expiry(exptime, self.context.now));
+        self.context.executed(latency::Command::Touch, 1);
         if let Ok(live) = touched {
             self.count(Count::CmdTouch);
             self.count(if live { Count::TouchHits } else { Count::TouchMisses });
@@ -524,6 +551,9 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn flush_all(&mut self, delay: i64, noreply: bool) {
+        if !self.context.host.allows(Restricted::FlushAll) {
+            return self.reply(b"CLIENT_ERROR flush_all not allowed\r\n", noreply);
+        }
         let now = self.context.now;
         let at = Some(expiry(delay, now)).filter(|&at| at > now);
         self.count(Count::CmdFlush);
@@ -534,16 +564,27 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn stats(&mut self, which: Stats) {
+        let Context { host, .. } = *self.context;
+        let mut each = |name: &str, value: &dyn Display| reply::stat(name, value, self.out);
         match which {
-            Stats::General => stats::append_general(self.context, self.out),
-            Stats::Settings => stats::append_settings(self.context, self.out),
-            Stats::Sizes => reply::stat("sizes_status", &"disabled", self.out),
+            Stats::General => stat_names::general(self.context, &mut each),
+            Stats::Settings => stat_names::settings(self.context, &mut each),
+            Stats::Sizes => each("sizes_status", &"disabled"),
             Stats::Items => return self.stats_of(|cache, each| cache.item_stats(each)),
             Stats::Slabs => return self.stats_of(|cache, each| cache.slab_stats(each)),
             Stats::Keys { class, limit } => return self.keys_of_class(class, limit),
-            Stats::Empty => {}
+            Stats::Connections => host.connections(&mut each),
+            Stats::Latency => host.latencies(&mut each),
+            Stats::HotKeys => host.hot_keys(&mut each),
+            Stats::Detail(Detail::Dump) => {
+                host.prefixes(&mut |prefix, counts| reply::prefix(prefix, counts, self.out));
+            }
+            Stats::Detail(detail) => {
+                host.set_detail(detail == Detail::On);
+                return self.reply(b"OK\r\n", false);
+            }
             Stats::Reset => {
-                self.context.host.reset();
+                host.reset();
                 return self.reply(b"RESET\r\n", false);
             }
         }
@@ -559,6 +600,9 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn keys_of_class(&mut self, class: usize, limit: u64) {
+        if !self.context.host.allows(Restricted::Dump) {
+            return self.reply(b"CLIENT_ERROR stats cachedump not allowed\r\n", false);
+        }
         let before = self.out.len();
         let done = dump::append_keys(class, limit, self.context, self.out);
         self.end_list(before, done);
@@ -633,30 +677,6 @@ impl<'a> Pass<'a, '_> {
 
     fn count(&self, count: Count) {
         self.context.counters.add(count, 1);
-    }
-}
-
-impl Upload {
-    /// Returns the number of bytes of the data block that have not arrived.
-    fn missing(&self) -> usize {
-        self.len + 2 - self.data.len()
-    }
-
-    /// Takes the missing bytes, or as many as there are, from the front of `arrived`.
-    fn take(&mut self, arrived: &[u8]) -> UploadProgress {
-        let missing = self.missing();
-        let taken = missing.min(arrived.len());
-        let needed = self.data.len() + taken;
-        if needed > self.data.capacity() {
-            // The capacity doubles as bytes arrive, but never exceeds the announced length.
-            let capacity = needed.max(2 * self.data.capacity()).min(self.len + 2);
-            if !self.reservation.try_grow_to(capacity) {
-                return UploadProgress::NoMemory;
-            }
-            self.data.reserve_exact(capacity - self.data.len());
-        }
-        self.data.extend_from_slice(&arrived[..taken]);
-        if taken == missing { UploadProgress::Complete(taken) } else { UploadProgress::Partial }
     }
 }
 

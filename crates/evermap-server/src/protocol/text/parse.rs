@@ -3,10 +3,12 @@
 use crate::cache::Side;
 use crate::number::{parse_i64, parse_u32, parse_u64};
 use crate::protocol::KEY_MAX;
+use crate::protocol::exptime::expiry;
 use crate::protocol::line::{AfterReject, BAD_FORMAT, ERROR, Rejected, Words, block, rejected};
 use crate::protocol::meta;
 use crate::protocol::text::dump::Dump;
 use crate::protocol::text::tuning;
+use crate::watch::{StoreCommand, Streams};
 
 /// A parsed request line.
 #[derive(Debug)]
@@ -59,6 +61,7 @@ pub(super) enum Request<'a> {
     /// A command that changes nothing in this server, with its reply.
     Accepted(&'static [u8]),
     Stats(Stats),
+    Watch(Streams),
     Quit,
     /// The first line of an HTTP request.
     Http,
@@ -93,6 +96,20 @@ pub(super) enum Verb {
     Concat(Side),
 }
 
+impl Verb {
+    /// Returns the name in log streams.
+    pub(super) fn command(self) -> StoreCommand {
+        match self {
+            Verb::Set => StoreCommand::Set,
+            Verb::Add => StoreCommand::Add,
+            Verb::Replace => StoreCommand::Replace,
+            Verb::Cas(_) => StoreCommand::Cas,
+            Verb::Concat(Side::Append) => StoreCommand::Append,
+            Verb::Concat(Side::Prepend) => StoreCommand::Prepend,
+        }
+    }
+}
+
 /// The statistics that a `stats` command asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stats {
@@ -109,8 +126,18 @@ pub(super) enum Stats {
         class: usize,
         limit: u64,
     },
-    /// A table that is always empty in this server.
-    Empty,
+    Connections,
+    Latency,
+    HotKeys,
+    Detail(Detail),
+}
+
+/// What `stats detail` does with the counters by prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    On,
+    Off,
+    Dump,
 }
 
 type Parsed<'a> = Result<Request<'a>, Rejected>;
@@ -119,6 +146,7 @@ const BAD_DELETE: &[u8] =
     b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n";
 const BAD_EXPTIME: &[u8] = b"CLIENT_ERROR invalid exptime argument\r\n";
 const BAD_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta argument\r\n";
+const BAD_DETAIL: &[u8] = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n";
 const BAD_SHUTDOWN: &[u8] = b"CLIENT_ERROR invalid shutdown mode\r\n";
 const BAD_CLASS: &[u8] = b"CLIENT_ERROR Illegal slab id\r\n";
 const SMALL_LIMIT: &[u8] = b"MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m\r\n";
@@ -155,6 +183,7 @@ pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
         b"version" => Ok(Request::Version),
         b"verbosity" => verbosity(words),
         b"stats" => stats(words),
+        b"watch" => Ok(Request::Watch(Streams::parse(words).ok_or(ERROR)?)),
         b"quit" => Ok(Request::Quit),
         b"shutdown" => shutdown(words),
         b"cache_memlimit" => memory_limit(words),
@@ -303,10 +332,22 @@ fn stats(mut words: Words<'_>) -> Parsed<'_> {
         Some(b"items") => Stats::Items,
         Some(b"slabs") => Stats::Slabs,
         Some(b"cachedump") => return keys_of_class(words),
-        Some(b"conns") => Stats::Empty,
+        Some(b"conns") => Stats::Connections,
+        Some(b"latency") => Stats::Latency,
+        Some(b"hotkeys") => Stats::HotKeys,
+        Some(b"detail") => Stats::Detail(detail(words)?),
         Some(_) => return Err(ERROR.into()),
     };
     Ok(Request::Stats(which))
+}
+
+fn detail(mut words: Words<'_>) -> Result<Detail, Rejected> {
+    match words.next() {
+        Some(b"on") => Ok(Detail::On),
+        Some(b"off") => Ok(Detail::Off),
+        Some(b"dump") => Ok(Detail::Dump),
+        _ => Err(BAD_DETAIL.into()),
+    }
 }
 
 fn keys_of_class(mut words: Words<'_>) -> Parsed<'_> {
@@ -336,6 +377,22 @@ impl Storage<'_> {
         match self {
             Storage::Text(store) => store.len,
             Storage::Meta(set) => set.len,
+        }
+    }
+
+    /// Returns the name of the command in log streams.
+    pub(super) fn command(&self) -> StoreCommand {
+        match self {
+            Storage::Text(store) => store.verb.command(),
+            Storage::Meta(set) => set.command(),
+        }
+    }
+
+    /// Returns the absolute expiry that the item shall have. `now` is in seconds since 1970.
+    pub(super) fn expiry(&self, now: u32) -> u32 {
+        match self {
+            Storage::Text(store) => expiry(store.exptime, now),
+            Storage::Meta(set) => set.request.ttl(now).unwrap_or(0),
         }
     }
 

@@ -1,13 +1,13 @@
-//! The replies to stats.
+//! The names of statistics and settings that tools expect of memcached.
 
 use std::collections::HashSet;
 use std::fmt::Display;
 
-use crate::protocol::{Context, reply};
+use super::Context;
 
 /// Statistics of mechanisms that this server does not have, or whose events it does not tell apart.
 /// Tools that read memcached's statistics miss a name more than they mind a zero.
-const ABSENT: [&str; 45] = [
+const ABSENT: [&str; 44] = [
     "auth_cmds",
     "auth_errors",
     "crawler_items_checked",
@@ -51,7 +51,6 @@ const ABSENT: [&str; 45] = [
     "slab_reassign_running",
     "slabs_moved",
     "time_in_listen_disabled_us",
-    "total_items",
     "unexpected_napi_ids",
 ];
 
@@ -80,37 +79,41 @@ const FIXED: [(&str, &str); 21] = [
     ("warm_max_factor", "0.00"),
 ];
 
-/// Appends statistics, and notes their names.
-struct Writer<'o> {
-    out: &'o mut Vec<u8>,
+/// Shows statistics, each name once.
+struct Once<'e> {
+    each: &'e mut dyn FnMut(&str, &dyn Display),
     names: HashSet<String>,
 }
 
-impl Writer<'_> {
-    /// Appends a statistic, unless there was one with this name.
-    fn add(&mut self, name: &str, value: &dyn Display) {
+impl<'e> Once<'e> {
+    fn new(each: &'e mut dyn FnMut(&str, &dyn Display)) -> Self {
+        Once { each, names: HashSet::new() }
+    }
+
+    /// Shows a statistic, unless one with this name was shown before.
+    fn show(&mut self, name: &str, value: &dyn Display) {
         if self.names.insert(name.to_owned()) {
-            reply::stat(name, value, self.out);
+            (self.each)(name, value);
         }
     }
 }
 
-/// Appends the general statistics.
-pub(super) fn append_general(context: &Context<'_>, out: &mut Vec<u8>) {
-    let mut writer = Writer { out, names: HashSet::new() };
-    context.host.general(&mut |name, value| writer.add(name, value));
-    context.cache.stats(&mut |name, value| writer.add(name, value));
+/// Calls `each` with the name and value of each general statistic.
+pub(super) fn general(context: &Context<'_>, each: &mut dyn FnMut(&str, &dyn Display)) {
+    let mut once = Once::new(each);
+    context.host.general(&mut |name, value| once.show(name, value));
+    context.host.items(context.cache, &mut |name, value| once.show(name, value));
     for name in ABSENT {
-        writer.add(name, &0);
+        once.show(name, &0);
     }
 }
 
-/// Appends the settings.
-pub(super) fn append_settings(context: &Context<'_>, out: &mut Vec<u8>) {
-    let mut writer = Writer { out, names: HashSet::new() };
-    context.host.settings(&mut |name, value| writer.add(name, value));
-    writer.add("maxbytes", &context.cache.memory_limit());
+/// Calls `each` with the name and value of each setting.
+pub(super) fn settings(context: &Context<'_>, each: &mut dyn FnMut(&str, &dyn Display)) {
+    let mut once = Once::new(each);
+    context.host.settings(&mut |name, value| once.show(name, value));
+    once.show("maxbytes", &context.cache.memory_limit());
     for (name, value) in FIXED {
-        writer.add(name, &value);
+        once.show(name, &value);
     }
 }
