@@ -20,7 +20,7 @@ mod line;
 mod meta;
 mod reply;
 mod session;
-mod stat_names;
+mod stats;
 mod text;
 mod upload;
 

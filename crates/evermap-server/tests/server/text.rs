@@ -212,7 +212,7 @@ fn statistics_have_the_names_that_exporters_read() {
     for (request, names) in [
         (
             "stats",
-            "threads curr_items bytes limit_maxbytes evictions reclaimed \
+            "threads curr_items total_items bytes limit_maxbytes evictions reclaimed \
             direct_reclaims crawler_reclaimed crawler_items_checked lru_crawler_starts \
             moves_to_cold moves_to_warm moves_within_lru lru_maintainer_juggles malloc_fails \
             expired_unfetched evicted_unfetched evicted_active lrutail_reflocked hash_bytes \

@@ -14,9 +14,7 @@ use crate::latency;
 use crate::number;
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
-use crate::protocol::{
-    Context, Host, ITEM_OVERHEAD, Next, Restricted, reply as text_reply, stat_names,
-};
+use crate::protocol::{Context, Host, ITEM_OVERHEAD, Next, Restricted, reply as text_reply, stats};
 use crate::stats::Count;
 use crate::watch::{DeleteCommand, StoreCommand, StoreStatus};
 
@@ -307,11 +305,11 @@ impl<'a> Pass<'a, '_> {
         let mut each = |name: &str, value: &dyn Display| reply::stat(tag, name, value, self.out);
         let shown = match request.key {
             b"" => {
-                stat_names::general(self.context, &mut each);
+                stats::general(self.context, &mut each);
                 Ok(())
             }
             b"settings" => {
-                stat_names::settings(self.context, &mut each);
+                stats::settings(self.context, &mut each);
                 Ok(())
             }
             b"reset" => {

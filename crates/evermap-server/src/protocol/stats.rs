@@ -1,4 +1,4 @@
-//! The names of statistics and settings that tools expect of memcached.
+//! The general statistics and the settings, as all protocols show them.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -7,7 +7,7 @@ use super::Context;
 
 /// Statistics of mechanisms that this server does not have, or whose events it does not tell apart.
 /// Tools that read memcached's statistics miss a name more than they mind a zero.
-const ABSENT: [&str; 44] = [
+const ABSENT: [&str; 45] = [
     "auth_cmds",
     "auth_errors",
     "crawler_items_checked",
@@ -51,6 +51,7 @@ const ABSENT: [&str; 44] = [
     "slab_reassign_running",
     "slabs_moved",
     "time_in_listen_disabled_us",
+    "total_items",
     "unexpected_napi_ids",
 ];
 
@@ -79,19 +80,19 @@ const FIXED: [(&str, &str); 21] = [
     ("warm_max_factor", "0.00"),
 ];
 
-/// Shows statistics, each name once.
-struct Once<'e> {
+/// Passes statistics on, and notes their names.
+struct Filter<'e> {
     each: &'e mut dyn FnMut(&str, &dyn Display),
     names: HashSet<String>,
 }
 
-impl<'e> Once<'e> {
+impl<'e> Filter<'e> {
     fn new(each: &'e mut dyn FnMut(&str, &dyn Display)) -> Self {
-        Once { each, names: HashSet::new() }
+        Filter { each, names: HashSet::new() }
     }
 
-    /// Shows a statistic, unless one with this name was shown before.
-    fn show(&mut self, name: &str, value: &dyn Display) {
+    /// Passes a statistic on, unless there was one with this name.
+    fn add(&mut self, name: &str, value: &dyn Display) {
         if self.names.insert(name.to_owned()) {
             (self.each)(name, value);
         }
@@ -100,20 +101,20 @@ impl<'e> Once<'e> {
 
 /// Calls `each` with the name and value of each general statistic.
 pub(super) fn general(context: &Context<'_>, each: &mut dyn FnMut(&str, &dyn Display)) {
-    let mut once = Once::new(each);
-    context.host.general(&mut |name, value| once.show(name, value));
-    context.host.items(context.cache, &mut |name, value| once.show(name, value));
+    let mut filter = Filter::new(each);
+    context.host.general(&mut |name, value| filter.add(name, value));
+    context.host.items(context.cache, &mut |name, value| filter.add(name, value));
     for name in ABSENT {
-        once.show(name, &0);
+        filter.add(name, &0);
     }
 }
 
 /// Calls `each` with the name and value of each setting.
 pub(super) fn settings(context: &Context<'_>, each: &mut dyn FnMut(&str, &dyn Display)) {
-    let mut once = Once::new(each);
-    context.host.settings(&mut |name, value| once.show(name, value));
-    once.show("maxbytes", &context.cache.memory_limit());
+    let mut filter = Filter::new(each);
+    context.host.settings(&mut |name, value| filter.add(name, value));
+    filter.add("maxbytes", &context.cache.memory_limit());
     for (name, value) in FIXED {
-        once.show(name, &value);
+        filter.add(name, &value);
     }
 }
