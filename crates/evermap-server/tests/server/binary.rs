@@ -405,7 +405,13 @@ fn statistics() {
     assert!(stats.contains(&"10 00 threads=1".to_owned()), "{stats:?}");
     assert!(stats.contains(&"10 00 curr_items=1".to_owned()), "{stats:?}");
     assert_eq!(stats.last().unwrap(), "10 00");
-    check(&[request(STAT, "settings", "")], &["10 00 maxconns=1024", "10 00"]);
+    for absent in ["10 00 moves_to_cold=0", "10 00 hash_bytes=0"] {
+        assert!(stats.contains(&absent.to_owned()), "{stats:?}");
+    }
+    let settings = ask(&mut session, &[request(STAT, "settings", "")]);
+    assert_eq!(settings[..2], ["10 00 maxconns=1024", "10 00 maxbytes=0"]);
+    assert!(settings.contains(&"10 00 growth_factor=1.25".to_owned()), "{settings:?}");
+    assert_eq!(settings.last().unwrap(), "10 00");
     for empty in ["reset", "conns"] {
         check(&[request(STAT, empty, "")], &["10 00"]);
     }
