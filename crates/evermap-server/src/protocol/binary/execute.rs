@@ -14,7 +14,7 @@ use crate::latency;
 use crate::number;
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
-use crate::protocol::{Context, ITEM_OVERHEAD, Next, Restricted};
+use crate::protocol::{Context, ITEM_OVERHEAD, Next, Restricted, reply as text_reply};
 use crate::stats::Count;
 use crate::watch::{DeleteCommand, StoreCommand, StoreStatus};
 
@@ -333,6 +333,18 @@ impl<'a> Pass<'a, '_> {
             }
             b"hotkeys" => {
                 host.hot_keys(&mut each);
+                Ok(())
+            }
+            b"detail on" | b"detail off" => {
+                host.set_detail(request.key.ends_with(b"on"));
+                Ok(())
+            }
+            b"detail dump" => {
+                // One statistic, whose value is the whole reply of the text protocol.
+                let mut dump = Vec::new();
+                host.prefixes(&mut |prefix, counts| text_reply::prefix(prefix, counts, &mut dump));
+                dump.extend_from_slice(b"END\r\n");
+                reply::stat_bytes(tag, b"detailed", &dump, self.out);
                 Ok(())
             }
             _ => return reply::error(tag, Status::NotFound, self.out),
