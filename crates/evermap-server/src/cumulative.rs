@@ -11,7 +11,7 @@ use crate::stats::Count;
 
 /// Cumulative statistics that are no [`Count`]: of the connections, of the threads in the
 /// background, and of the [`Cache`](crate::Cache).
-const OTHERS: [&str; 26] = [
+const OTHERS: [&str; 25] = [
     "crawler_items_checked",
     "crawler_reclaimed",
     "direct_reclaims",
@@ -36,7 +36,6 @@ const OTHERS: [&str; 26] = [
     "slabs_moved",
     "time_in_listen_disabled_us",
     "total_connections",
-    "total_items",
     "unexpected_napi_ids",
 ];
 

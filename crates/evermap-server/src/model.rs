@@ -337,7 +337,6 @@ impl Cache for ModelCache {
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
         let items = self.lock();
         each("curr_items", &items.map.len());
-        each("total_items", &items.last_cas);
         each("bytes", &items.bytes());
         each("limit_maxbytes", &items.bytes_max.unwrap_or(0));
     }

@@ -60,9 +60,11 @@ pub enum Count {
     IdleKicks,
     /// Connections that failed during their TLS handshake.
     SslHandshakeErrors,
+    /// Values that were stored. An incremented number is not, because memcached changes it in place.
+    TotalItems,
 }
 
-const NAMES: [&str; 27] = [
+const NAMES: [&str; 28] = [
     "cmd_get",
     "cmd_set",
     "cmd_flush",
@@ -90,10 +92,11 @@ const NAMES: [&str; 27] = [
     "auth_errors",
     "idle_kicks",
     "ssl_handshake_errors",
+    "total_items",
 ];
 
 // The last variant has the last name.
-const _: () = assert!(Count::SslHandshakeErrors as usize + 1 == NAMES.len());
+const _: () = assert!(Count::TotalItems as usize + 1 == NAMES.len());
 
 impl Count {
     /// Returns the name in `stats`.

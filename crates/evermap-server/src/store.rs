@@ -270,8 +270,8 @@ fn compare_exchange_chosen(
 }
 
 /// Replaces the value of an item by the one that `change` returns, and leaves flags, expiry and
-/// marks. The item gets an id of the store. Returns it, or `None` if `change` returned `None`, as it
-/// has to if it is given no value because there is no item.
+/// marks. The item gets an id of the store. Returns it, or `None` if `change` returned `None`, as
+/// it has to if it is given no value because there is no item.
 fn revalue(
     map: &Map,
     key: &[u8],

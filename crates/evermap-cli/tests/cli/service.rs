@@ -46,11 +46,23 @@ impl Server {
 
     /// Stops the server. Returns what it has written to standard error.
     #[track_caller]
-    fn stop(self) -> String {
+    fn stop(mut self) -> String {
         self.signal(Signal::TERM);
-        let output = CommandOutput::new(self.child.wait_with_output().unwrap());
-        assert_eq!(output.code, 0, "{output:?}");
-        output.stderr
+        let mut errors = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            stderr.read_to_string(&mut errors).unwrap();
+        }
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status:?}, {errors}");
+        errors
+    }
+}
+
+impl Drop for Server {
+    /// A process does not outlive its test.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

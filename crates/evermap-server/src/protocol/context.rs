@@ -3,6 +3,7 @@
 use super::Context;
 use crate::cache::Item;
 use crate::latency::Command;
+use crate::stats::Count;
 use crate::watch::{CloseReason, DeleteCommand, StoreCommand, StoreStatus, Topic};
 
 impl Context<'_> {
@@ -21,10 +22,25 @@ impl Context<'_> {
         }
     }
 
-    /// Reports that a command that stores was executed. `expiry` is the absolute expiry of the new
-    /// item, 0 if it never expires; `len` is the length of its value.
+    /// Counts and reports that a command that stores was executed. `expiry` is the absolute expiry
+    /// of the new item, 0 if it never expires; `len` is the length of its value.
     #[inline]
     pub fn stored(
+        &self,
+        key: &[u8],
+        command: StoreCommand,
+        status: StoreStatus,
+        expiry: u32,
+        len: usize,
+    ) {
+        if status == StoreStatus::Stored {
+            self.counters.add(Count::TotalItems, 1);
+        }
+        self.report_stored(key, command, status, expiry, len);
+    }
+
+    #[inline]
+    fn report_stored(
         &self,
         key: &[u8],
         command: StoreCommand,
@@ -44,7 +60,7 @@ impl Context<'_> {
         let command = if up { StoreCommand::Incr } else { StoreCommand::Decr };
         // The length is that of the number, without the spaces that may follow it.
         let len = number.checked_ilog10().unwrap_or(0) as usize + 1;
-        self.stored(key, command, StoreStatus::Stored, 0, len);
+        self.report_stored(key, command, StoreStatus::Stored, 0, len);
     }
 
     /// Returns the length of the value of an item that is about to be deleted, if that has to be

@@ -211,7 +211,8 @@ fn an_idle_connection_is_closed_and_counted() {
     assert!(began.elapsed() >= TIMEOUT / 2, "{:?}", began.elapsed());
     // This one has exchanged bytes all the time.
     assert_eq!(stat(&mut active, "stats", "idle_kicks"), "2");
-    assert_eq!(stat(&mut active, "stats", "curr_connections"), "1");
+    // The socket is closed a moment before the connection is not counted any more.
+    while stat(&mut active, "stats", "curr_connections") != "1" {}
 }
 
 /// The worker sends nothing, because the client does not read, and so the client is idle.

@@ -268,6 +268,34 @@ fn cumulative_statistics_go_on_from_an_earlier_server() {
     assert_eq!(kept.get("lrutail_reflocked"), 0);
 }
 
+/// Every protocol counts what it stores, and not what it refuses.
+#[test]
+fn stored_items_are_counted() {
+    let (server, _) = serve(|_| {});
+    let mut text = connect(&server);
+    ask(&mut text, "set a 0 0 1\r\nx\r\nadd a 0 0 1\r\ny\r\n", "STORED\r\nNOT_STORED\r\n");
+    ask(&mut text, "append a 0 0 1\r\nz\r\nset n 0 0 1\r\n1\r\n", "STORED\r\nSTORED\r\n");
+    ask(&mut text, "incr n 1\r\ntouch n 0\r\n", "2\r\nTOUCHED\r\n");
+    assert_eq!(stat(&server, "total_items"), 3);
+    ask(&mut text, "ms b 1\r\nx\r\nms b 1 ME\r\ny\r\n", "HD\r\nNS\r\n");
+    assert_eq!(stat(&server, "total_items"), 4);
+    // Set and add in the binary protocol: flags and expiry of 0, key `c`, value `x`.
+    let mut binary = connect(&server);
+    for (opcode, status) in [(0x01, 0), (0x02, 2)] {
+        let mut request = [0; 34];
+        request[..5].copy_from_slice(&[0x80, opcode, 0, 1, 8]);
+        request[11] = 10;
+        request[32..].copy_from_slice(b"cx");
+        binary.write_all(&request).unwrap();
+        let mut reply = [0; 24];
+        binary.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[7], status);
+        let rest = u32::from_be_bytes(reply[8..12].try_into().unwrap());
+        binary.read_exact(&mut vec![0; rest as usize]).unwrap();
+    }
+    assert_eq!(stat(&server, "total_items"), 5);
+}
+
 #[test]
 fn a_stop_sends_the_replies_to_executed_requests() {
     let (server, cache) = serve(|config| config.threads = 1);

@@ -62,6 +62,9 @@ fn send(text: String) -> Step {
     Step::Send(text.into_bytes())
 }
 
+/// Commands that compare a CAS id, which follows them, with that of the key that replaces `K`.
+const COMPARING: &[&str] = &["ms K 1 I C", "ms K 1 C", "md K C", "md K I C", "ma K C", "mg K v C"];
+
 fn step() -> impl Strategy<Value = Step> {
     let verb = select(&["set", "set", "set", "add", "replace", "append", "prepend"][..]);
     let noreply = select(&["", "", "", " noreply"][..]);
@@ -77,8 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (key(), value()).prop_map(|(key, value)| Step::Cas { key, value }),
         4 => key().prop_map(|key| send(format!("gets {key}\r\n"))),
         14 => meta(),
-        4 => (key(), select(&["ms K 1 I C", "ms K 1 C", "md K C", "md K I C", "ma K C", "mg K v C"][..]))
-            .prop_map(|(key, line)| Step::Compare { line, key }),
+        4 => (key(), select(COMPARING)).prop_map(|(key, line)| Step::Compare { line, key }),
         6 => vec(key(), 1..40).prop_map(|keys| send(format!("get {}\r\n", keys.join(" ")))),
         2 => (key(), exptime()).prop_map(|(key, t)| send(format!("gats {t} {key}\r\n"))),
         2 => (key(), exptime()).prop_map(|(key, t)| send(format!("touch {key} {t}\r\n"))),

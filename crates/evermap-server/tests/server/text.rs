@@ -189,8 +189,7 @@ fn other_commands() {
         ("stats noreply|stats foo", "ERROR|ERROR"),
         (
             "set a 0 0 3|xyz|stats",
-            "STORED|STAT threads 1|STAT curr_items 1|STAT total_items 1|STAT bytes 4|\
-            STAT limit_maxbytes 0|END",
+            "STORED|STAT threads 1|STAT curr_items 1|STAT bytes 4|STAT limit_maxbytes 0|END",
         ),
         // This host allows only a graceful end.
         ("shutdown|shutdown now", "ERROR: shutdown not enabled|CLIENT_ERROR invalid shutdown mode"),

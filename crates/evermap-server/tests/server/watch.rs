@@ -8,6 +8,8 @@ use evermap_server::protocol::Restricted;
 use evermap_server::watch::Hub;
 use evermap_server::{Config, ModelCache, Server};
 
+use crate::common::packet::{Packet, opcode};
+
 /// Starts a server over a model cache, on a free port.
 fn serve(adjust: impl FnOnce(&mut Config)) -> Server {
     let mut config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 2, ..Config::default() };
@@ -150,6 +152,127 @@ fn watchers_see_what_they_asked_for() {
     while client.number("curr_connections") != 3 {
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn commands_of_the_meta_protocol_are_reported() {
+    let server = serve(|_| {});
+    let mut watcher = Client::watch(&server, "mutations fetchers deletions");
+    let mut client = Client::connect(&server);
+    client.ask("ms a 2\r\nab\r\nms a 1 ME\r\nx\r\nms d 1 C7\r\nx\r\n", "HD\r\nNS\r\nNF\r\n");
+    client.ask("mg a v\r\nmg b\r\nmg a T0\r\nmg b T0\r\n", "VA 2\r\nab\r\nEN\r\nHD\r\nEN\r\n");
+    client.ask("mg c N0\r\nmg c\r\n", "HD W\r\nHD Z\r\n");
+    client.ask("ms a 1 MA\r\nc\r\nms a 1 MP\r\nz\r\nms a 1 MR\r\n9\r\n", &"HD\r\n".repeat(3));
+    client.ask("ma a\r\nma a MD D2\r\nma b\r\n", "HD\r\nHD\r\nNF\r\n");
+    client.ask("md a I\r\nmg a\r\nmd a\r\nmd a\r\n", "HD\r\nHD X W\r\nHD\r\nNF\r\n");
+    let lines = [
+        "item_store key=a status=stored cmd=set ttl=0 clsid=1 cfd=# size=2",
+        "item_store key=a status=not_stored cmd=add ttl=0 clsid=1 cfd=# size=1",
+        "item_store key=d status=not_found cmd=cas ttl=0 clsid=1 cfd=# size=1",
+        "item_get key=a status=found clsid=1 cfd=# size=2",
+        "item_get key=b status=not_found clsid=0 cfd=# size=0",
+        "item_get key=a status=found clsid=1 cfd=# size=2",
+        "item_get key=b status=not_found clsid=0 cfd=# size=0",
+        "item_get key=c status=not_found clsid=0 cfd=# size=0",
+        "item_get key=c status=found clsid=1 cfd=# size=0",
+        "item_store key=a status=stored cmd=append ttl=0 clsid=1 cfd=# size=1",
+        "item_store key=a status=stored cmd=prepend ttl=0 clsid=1 cfd=# size=1",
+        "item_store key=a status=stored cmd=replace ttl=0 clsid=1 cfd=# size=1",
+        "item_store key=a status=stored cmd=incr ttl=0 clsid=1 cfd=# size=2",
+        "item_store key=a status=stored cmd=decr ttl=0 clsid=1 cfd=# size=1",
+        // A smaller number is followed by a space.
+        "item_get key=a status=found clsid=1 cfd=# size=2",
+        "deleted key=a cmd=md clsid=1 size=2",
+    ];
+    for line in lines {
+        assert_eq!(watcher.event(), format!("type={line}"));
+    }
+}
+
+/// Returns the replies of a server to packets, after which it closes the connection.
+fn ask_in_packets(server: &Server, packets: &[Packet]) -> Vec<Packet> {
+    let mut stream = TcpStream::connect(server.local_addr()).unwrap();
+    let quit = [Packet::new(opcode::QUIT)];
+    for packet in packets.iter().chain(&quit) {
+        stream.write_all(&packet.bytes()).unwrap();
+    }
+    let mut replies = Vec::new();
+    stream.read_to_end(&mut replies).unwrap();
+    Packet::replies(&replies)
+}
+
+#[test]
+fn commands_of_the_binary_protocol_are_reported() {
+    let server = serve(|_| {});
+    let mut watcher = Client::watch(&server, "mutations fetchers deletions");
+    let mut connections = Client::watch(&server, "connevents");
+    let request = |opcode, key: &str| Packet::new(opcode).key(key);
+    let count = [&1u64.to_be_bytes()[..], &0u64.to_be_bytes(), &u32::MAX.to_be_bytes()].concat();
+    let packets = [
+        request(opcode::SET, "a").extras([0; 8]).value("9"),
+        request(opcode::ADD, "a").extras([0; 8]).value("xy"),
+        request(opcode::REPLACEQ, "b").extras([0; 8]).value("xy"),
+        request(opcode::SET, "b").cas(7).extras([0; 8]).value("x"),
+        request(opcode::GET, "a"),
+        request(opcode::GETKQ, "b"),
+        request(opcode::GAT, "a").extras([0; 4]),
+        request(opcode::GAT, "b").extras([0; 4]),
+        request(opcode::INCREMENT, "a").extras(&count),
+        request(opcode::DECREMENTQ, "a").extras(&count),
+        request(opcode::APPEND, "a").value("xyz"),
+        request(opcode::PREPENDQ, "a").value("xyz"),
+        request(opcode::DELETE, "a"),
+        request(opcode::DELETEQ, "a"),
+    ];
+    ask_in_packets(&server, &packets);
+    let lines = [
+        "item_store key=a status=stored cmd=set ttl=0 clsid=1 cfd=# size=1",
+        "item_store key=a status=not_stored cmd=add ttl=0 clsid=1 cfd=# size=2",
+        "item_store key=b status=not_stored cmd=replace ttl=0 clsid=1 cfd=# size=2",
+        "item_store key=b status=not_found cmd=cas ttl=0 clsid=1 cfd=# size=1",
+        "item_get key=a status=found clsid=1 cfd=# size=1",
+        "item_get key=b status=not_found clsid=0 cfd=# size=0",
+        "item_get key=a status=found clsid=1 cfd=# size=1",
+        "item_get key=b status=not_found clsid=0 cfd=# size=0",
+        "item_store key=a status=stored cmd=incr ttl=0 clsid=1 cfd=# size=2",
+        "item_store key=a status=stored cmd=decr ttl=0 clsid=1 cfd=# size=1",
+        "item_store key=a status=stored cmd=append ttl=0 clsid=1 cfd=# size=3",
+        "item_store key=a status=stored cmd=prepend ttl=0 clsid=1 cfd=# size=3",
+        "deleted key=a cmd=delete clsid=1 size=8",
+    ];
+    for line in lines {
+        assert_eq!(watcher.event(), format!("type={line}"));
+    }
+    let peer = "rip=127.0.0.1 rport=# transport=tcp";
+    assert_eq!(connections.event(), format!("type=conn_new {peer} cfd=#"));
+    assert_eq!(connections.event(), format!("type=conn_close {peer} reason=normal cfd=#"));
+}
+
+#[test]
+fn statistics_are_the_same_in_both_protocols() {
+    let server = serve(|config| config.threads = 1);
+    let stat = |key: &str| -> Vec<(String, String)> {
+        let replies = ask_in_packets(&server, &[Packet::new(opcode::STAT).key(key)]);
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        // The last two are the end of the list and the reply to the quit.
+        let stats = replies[..replies.len() - 2].iter();
+        assert!(replies.iter().all(|reply| reply.status == 0), "{key} {replies:?}");
+        stats.map(|reply| (text(&reply.key), text(&reply.value))).collect()
+    };
+    assert_eq!(stat("detail on"), []);
+    let hot = [("hotkeys_sampling", "64"), ("hotkeys_samples", "0")];
+    assert_eq!(stat("hotkeys"), hot.map(|(name, value)| (name.into(), value.into())));
+    ask_in_packets(&server, &[Packet::new(opcode::GET).key("foo:1")]);
+    let dump = "PREFIX foo get 1 hit 0 set 0 del 0\r\nEND\r\n";
+    assert_eq!(stat("detail dump"), [("detailed".into(), dump.into())]);
+    assert_eq!(stat("detail off"), []);
+    ask_in_packets(&server, &[Packet::new(opcode::GET).key("foo:1")]);
+    assert_eq!(stat("detail dump"), [("detailed".into(), dump.into())]);
+    assert!(stat("latency").contains(&("get:count".into(), "2".into())));
+    let states = stat("conns");
+    let states: Vec<_> = states.iter().filter(|(name, _)| name.ends_with(":state")).collect();
+    assert_eq!(states.len(), 2, "{states:?}");
+    assert!(states.iter().any(|(_, state)| state == "conn_listening"), "{states:?}");
 }
 
 #[test]

@@ -404,8 +404,8 @@ impl<'s, M: Medium> Walk<'s, M> {
     }
 
     /// Returns the record of a pair that this walk has met, or the one that has replaced it since,
-    /// with its expiry and its marks, or `None` if that is dead. Appends its key to `keys`. `guard` is the
-    /// one under which the pair was met.
+    /// with its expiry and its marks, or `None` if that is dead. Appends its key to `keys`. `guard`
+    /// is the one under which the pair was met.
     pub(crate) fn named(
         &mut self,
         hash: u64,

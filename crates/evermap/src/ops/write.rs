@@ -575,8 +575,8 @@ impl<M: Medium> Map<M> {
         }))
     }
 
-    /// Changes expiry and marks of a record in place if it is still as it was `seen`. Returns `None`
-    /// if another thread was faster.
+    /// Changes expiry and marks of a record in place if it is still as it was `seen`. Returns
+    /// `None` if another thread was faster.
     fn try_mark(
         &self,
         key: BytesRef<'_>,

@@ -2,11 +2,11 @@
 //!
 //! The layout is drawn in [`evermap_index::record`]. What the store adds:
 //!
-//! * `control` is a [checked word](crate::record::checked_word) with the expiry and the marks of the
-//!   record: see [`control`]. It is changed by a single store under the key's lock. After the index
-//!   has stopped naming the record, durably, the word becomes a [tombstone](tombstone_of): bit 32 is
-//!   set, and the low 32 bits are the number of the opening that unbound the record. So damage to an
-//!   index that leads to the record again does not bring it back;
+//! * `control` is a [checked word](crate::record::checked_word) with the expiry and the marks of
+//!   the record: see [`control`]. It is changed by a single store under the key's lock. After the
+//!   index has stopped naming the record, durably, the word becomes a [tombstone](tombstone_of):
+//!   bit 32 is set, and the low 32 bits are the number of the opening that unbound the record. So
+//!   damage to an index that leads to the record again does not bring it back;
 //! * `stamp` is the CAS id;
 //! * the high 16 bits of the index word repeat the low 16 bits of the CAS id. A word and a record
 //!   of different ages (a page that went back in time) seldom agree;

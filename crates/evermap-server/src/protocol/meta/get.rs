@@ -18,8 +18,8 @@ pub(in crate::protocol) fn wins(marks: Marks) -> bool {
 }
 
 impl Request<'_> {
-    /// Returns `true` if mg only looks an item up, so that it can be looked up together with others,
-    /// unless it turns out that the request [wins](wins) it.
+    /// Returns `true` if mg only looks an item up, so that it can be looked up together with
+    /// others, unless it turns out that the request [wins](wins) it.
     pub(in crate::protocol) fn only_looks_up(&self) -> bool {
         ![b'N', b'R', b'T', b'C', b'u'].iter().any(|&flag| self.plan.has(flag))
     }
@@ -108,8 +108,8 @@ fn look_up(
     }
 }
 
-/// Looks the item up and changes it as the request and the state of the item demand. Returns whether
-/// there is one now.
+/// Looks the item up and changes it as the request and the state of the item demand. Returns
+/// whether there is one now.
 fn update(
     request: &Request<'_>,
     context: &Context<'_>,

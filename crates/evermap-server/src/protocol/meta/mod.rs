@@ -2,11 +2,11 @@
 //!
 //! Its lines and data blocks mix freely with those of the text protocol, whose state machine reads
 //! both. Here is what is particular to it: the grammar of the flags ([`request`]) and the execution
-//! of the commands, one module each. The flags that are returned have the order of the request, so a
-//! reply is written by going through the request once more.
+//! of the commands, one module each. The flags that are returned have the order of the request, so
+//! a reply is written by going through the request once more.
 //!
 //! Two marks of an item ([`Marks`](crate::cache::Marks)) let clients agree which of them stores a
-//! new value: mg tells one client that it has *won*, and the others that somebody else has, until
+//! new value: mg tells one client that it has *won*, and the others that another client has, until
 //! the value is stored. An item that md has marked as *stale* is still returned meanwhile.
 
 mod arithmetic;

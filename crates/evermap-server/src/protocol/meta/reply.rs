@@ -41,8 +41,8 @@ pub(super) fn append_repeated(plan: &Plan<'_>, flag: u8, token: &[u8], out: &mut
     }
 }
 
-/// Appends a reply that says nothing of an item: a code, the flags that repeat parts of the request,
-/// and the line end.
+/// Appends a reply that says nothing of an item: a code, the flags that repeat parts of the
+/// request, and the line end.
 pub(super) fn append_code(code: &[u8], plan: &Plan<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(code);
     for (flag, token) in plan.flags() {

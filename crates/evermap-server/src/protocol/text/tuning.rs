@@ -1,8 +1,8 @@
 //! The grammar of the commands that tune memcached's memory management.
 //!
-//! This store has neither slabs nor a segmented queue, so there is nothing to tune. The commands are
-//! accepted or rejected as memcached does, so that scripts that send them work. Only the lists of
-//! items that lru_crawler prints are real.
+//! This store has neither slabs nor a segmented queue, so there is nothing to tune. The commands
+//! are accepted or rejected as memcached does, so that scripts that send them work. Only the lists
+//! of items that lru_crawler prints are real.
 
 use std::ops::RangeInclusive;
 
