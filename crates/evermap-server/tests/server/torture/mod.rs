@@ -5,6 +5,7 @@
 //! one worker and again for two. Without it the number is small.
 
 mod behaviors;
+mod packets;
 mod script;
 mod values;
 
