@@ -189,6 +189,9 @@ impl Service {
         if let Some(warning) = exposure(&listeners, self.config.credentials.is_some()) {
             self.say(&warning);
         }
+        if let Some(address) = self.config.metrics.filter(|address| !address.ip().is_loopback()) {
+            self.say(&format!("warning: the metrics at {address} can be read from other machines"));
+        }
         let server = Server::start_on(listeners, Arc::new(db.default_map()), self.config.clone())
             .map_err(|error| addresses.failure(error))?;
         if self.store.evict {
