@@ -39,7 +39,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    Serve(serve::Arguments),
+    Serve(Box<serve::Arguments>),
     Get(get_put_del::Get),
     Put(get_put_del::Put),
     Del(get_put_del::Del),
