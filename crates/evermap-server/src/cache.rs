@@ -168,13 +168,13 @@ pub trait Cache: Send + Sync + 'static {
     }
 
     /// Calls `each` with the name and value of each line of `stats items`: see
-    /// [`size_class`](size_class).
+    /// [`size_class`].
     fn item_stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError> {
         size_class::item_stats(self, each)
     }
 
     /// Calls `each` with the name and value of each line of `stats slabs`: see
-    /// [`size_class`](size_class).
+    /// [`size_class`].
     fn slab_stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError> {
         size_class::slab_stats(self, each)
     }

@@ -60,7 +60,7 @@ pub enum Count {
     IdleKicks,
     /// Connections that failed during their TLS handshake.
     SslHandshakeErrors,
-    /// Values that were stored. An incremented number is not, because memcached changes it in place.
+    /// Values that were stored. Incremented numbers do not count: memcached changes them in place.
     TotalItems,
 }
 

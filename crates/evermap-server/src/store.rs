@@ -216,6 +216,9 @@ impl Cache for Map {
         each("bytes", &stat.record_bytes.value);
         each("limit_maxbytes", &stat.max_bytes.unwrap_or(0));
         each("evictions", &0);
+        // What has expired or was flushed is removed in the background.
+        each("crawler_reclaimed", &stat.purged);
+        each("lru_crawler_starts", &stat.purges);
         each("evermap_file_bytes", &stat.file_bytes);
         each("evermap_durability", &stat.durability);
         each("evermap_generation", &stat.generation);

@@ -6,8 +6,8 @@ use evermap::Item;
 
 use super::Record;
 
-/// Parses `key TAB value [TAB flags [TAB expiry [TAB marks]]]`. A carriage return at the end is part of the
-/// line end.
+/// Parses `key TAB value [TAB flags [TAB expiry [TAB marks]]]`. A carriage return at the end is
+/// part of the line end.
 pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let mut fields = line.split(|&byte| byte == b'\t');

@@ -20,6 +20,7 @@ mod line;
 mod meta;
 mod reply;
 mod session;
+mod stats;
 mod text;
 mod upload;
 

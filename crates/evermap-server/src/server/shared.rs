@@ -190,6 +190,8 @@ impl Shared {
         each("accepting_conns", &u8::from(self.is_accepting()));
         each("listen_disabled_num", &self.accept_pauses.load(Relaxed));
         each("threads", &self.config.threads);
+        // There is one object for each connection, and it exists as long as the connection.
+        each("connection_structures", &self.connections());
         if let Some(tls) = &self.config.tls {
             each("time_since_server_cert_refresh", &tls.age().as_secs());
         }

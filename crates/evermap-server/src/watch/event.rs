@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use super::class::size_class;
 use super::streams::Streams;
 use crate::cache::StoreOutcome;
+use crate::cache::size_class::{class_of, item_bytes};
 
 /// An event of one item or connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -242,7 +242,11 @@ impl Event<'_> {
         let (seconds, micros) = (self.time / 1_000_000, self.time % 1_000_000);
         write(line, format_args!("ts={seconds}.{micros:06} gid={gid} type="));
         let Event { connection, size, .. } = *self;
-        let class = |present: bool| if present { size_class(self.key.len(), size) } else { 0 };
+        let class = |present: bool| match present {
+            // The flags of the item are not known; they count only if they are not 0.
+            true => class_of(item_bytes(self.key.len(), size as usize, 0)),
+            false => 0,
+        };
         match self.kind {
             Kind::Fetched { found } => {
                 self.name_and_key("item_get", line);

@@ -8,7 +8,6 @@
 //! Each watcher has a buffer of limited size. Lines that find no space in it are counted, and the
 //! watcher is told their number.
 
-mod class;
 mod event;
 mod hot;
 mod hub;

@@ -259,6 +259,9 @@ fn statistics_are_the_same_in_both_protocols() {
         assert!(replies.iter().all(|reply| reply.status == 0), "{key} {replies:?}");
         stats.map(|reply| (text(&reply.key), text(&reply.value))).collect()
     };
+    for (key, name) in [("", "curr_items"), ("", "moves_to_cold"), ("settings", "maxbytes")] {
+        assert!(stat(key).contains(&(name.into(), "0".into())), "{name}");
+    }
     assert_eq!(stat("detail on"), []);
     let hot = [("hotkeys_sampling", "64"), ("hotkeys_samples", "0")];
     assert_eq!(stat("hotkeys"), hot.map(|(name, value)| (name.into(), value.into())));

@@ -14,7 +14,7 @@ use crate::latency;
 use crate::number;
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
-use crate::protocol::{Context, Host, ITEM_OVERHEAD, Next, Restricted, reply as text_reply};
+use crate::protocol::{Context, Host, ITEM_OVERHEAD, Next, Restricted, reply as text_reply, stats};
 use crate::stats::Count;
 use crate::watch::{DeleteCommand, StoreCommand, StoreStatus};
 
@@ -305,12 +305,11 @@ impl<'a> Pass<'a, '_> {
         let mut each = |name: &str, value: &dyn Display| reply::stat(tag, name, value, self.out);
         let shown = match request.key {
             b"" => {
-                host.general(&mut each);
-                host.items(cache, &mut each);
+                stats::general(self.context, &mut each);
                 Ok(())
             }
             b"settings" => {
-                host.settings(&mut each);
+                stats::settings(self.context, &mut each);
                 Ok(())
             }
             b"reset" => {

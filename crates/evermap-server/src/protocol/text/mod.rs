@@ -16,7 +16,9 @@ use super::line::{AfterReject, Rejected, Words};
 use super::meta::Command;
 use super::session::Progress;
 use super::upload::{Upload, UploadProgress};
-use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply};
+use super::{
+    Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply, stats,
+};
 use crate::cache::{Arithmetic, Cache, CacheError, StoreMode, StoreOutcome, StoreRequest, Stored};
 use crate::latency;
 use crate::number;
@@ -563,14 +565,11 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn stats(&mut self, which: Stats) {
-        let Context { host, cache, .. } = *self.context;
+        let host = self.context.host;
         let mut each = |name: &str, value: &dyn Display| reply::stat(name, value, self.out);
         match which {
-            Stats::General => {
-                host.general(&mut each);
-                host.items(cache, &mut each);
-            }
-            Stats::Settings => host.settings(&mut each),
+            Stats::General => stats::general(self.context, &mut each),
+            Stats::Settings => stats::settings(self.context, &mut each),
             Stats::Sizes => each("sizes_status", &"disabled"),
             Stats::Items => return self.stats_of(|cache, each| cache.item_stats(each)),
             Stats::Slabs => return self.stats_of(|cache, each| cache.slab_stats(each)),
