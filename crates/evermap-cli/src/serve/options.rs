@@ -28,7 +28,7 @@ pub(super) const PORT: u16 = 11211;
 /// Every item that the server acknowledged with STORED is available again when the server is
 /// restarted, however its process ended, including kill -9. SIGINT, SIGTERM and SIGUSR1 shut the
 /// server down cleanly; a second SIGINT or SIGTERM stops it immediately. SIGHUP makes it read its
-/// certificates again.
+/// certificates and passwords again.
 ///
 /// Called through a link with the name memcached, this program has the options of memcached.
 #[derive(clap::Args)]
@@ -69,8 +69,9 @@ pub(crate) struct Arguments {
     /// Oldest version of TLS that is accepted
     #[arg(long, value_enum, value_name = "VERSION", default_value_t, requires = "tls_cert")]
     tls_min_version: MinVersion,
-    /// File with lines user:password. Clients have to name one of them before anything else, by SASL
-    /// in the binary protocol, or as the data of a `set` in the text protocol. SIGHUP reads it again
+    /// File with lines user:password. Clients have to name one of them before anything else, by
+    /// SASL in the binary protocol, or as the data of a `set` in the text protocol. SIGHUP reads it
+    /// again
     #[arg(long, value_name = "FILE")]
     auth_file: Option<PathBuf>,
     /// Protocols that clients may speak

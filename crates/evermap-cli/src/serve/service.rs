@@ -145,18 +145,16 @@ impl Service {
         mut signals: ServerSignals,
     ) {
         std::thread::scope(|scope| {
-            let (stop, stopped) = channel();
-            let (stop_informing, informing_stopped) = channel();
+            let (stop, stopped) = channel::<()>();
+            let (stop_informing, informing_stopped) = channel::<()>();
             scope.spawn(move || monitor(server, file, history, &stopped));
             scope.spawn(move || manager.keep_informed(server, &informing_stopped));
             while signals.next() == Request::Reload {
                 self.reload(server, manager);
             }
             manager.stopping();
-            drop::<(std::sync::mpsc::Sender<()>, std::sync::mpsc::Sender<()>)>((
-                stop,
-                stop_informing,
-            ));
+            drop(stop);
+            drop(stop_informing);
             server.stop();
             server.join();
         });
