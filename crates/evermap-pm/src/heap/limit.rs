@@ -54,6 +54,11 @@ impl<M: Medium> Heap<M> {
         self.limit.store(bytes, Relaxed);
     }
 
+    /// Returns `true` if there is a limit.
+    pub(super) fn is_limited(&self) -> bool {
+        self.limit.load(Relaxed) != u64::MAX
+    }
+
     /// Returns the limit, and how much of it is used. O(1).
     pub fn room(&self) -> Room {
         let shared = &*lock(&self.shared);
