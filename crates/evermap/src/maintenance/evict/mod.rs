@@ -120,6 +120,11 @@ impl Evictor {
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
     }
 
+    /// Keeps all threads from evicting until the guard is dropped.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, impl Sized> {
+        self.lock()
+    }
+
     fn lock(&self) -> MutexGuard<'_, (Hand, Demands)> {
         // A panic of the medium under it has poisoned the store.
         self.hand.lock().unwrap_or_else(PoisonError::into_inner)
