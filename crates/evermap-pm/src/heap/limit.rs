@@ -21,6 +21,11 @@ const ROOM_PART: u64 = 8;
 /// Room is scarce if less than one part in this many of the limit is left.
 const SCARCE_PART: u64 = 16;
 
+/// This part of the limit, but at most [`MARGIN_MAX`] bytes, takes no memory: file systems count a
+/// few pages more while others are returned to them.
+const MARGIN_PART: u64 = 256;
+const MARGIN_MAX: u64 = 64 << 10;
+
 /// The file grows ahead of need by at most one part in this many of what is left.
 const AHEAD_PART: u64 = 16;
 
@@ -52,6 +57,11 @@ impl<M: Medium> Heap<M> {
         // Relaxed, here and where it is loaded: allocations that run beside this may still see the
         // old limit.
         self.limit.store(bytes, Relaxed);
+    }
+
+    /// Returns `true` if there is a limit.
+    pub(super) fn is_limited(&self) -> bool {
+        self.limit.load(Relaxed) != u64::MAX
     }
 
     /// Returns the limit, and how much of it is used. O(1).
@@ -136,7 +146,8 @@ impl<M: Medium> Heap<M> {
         if limit == u64::MAX || bytes == 0 {
             return Ok(());
         }
-        let over = |shared: &_| (self.held_bytes(shared) + bytes).saturating_sub(limit);
+        let most = limit - (limit / MARGIN_PART).min(MARGIN_MAX);
+        let over = |shared: &_| (self.held_bytes(shared) + bytes).saturating_sub(most);
         self.discard_free(shared, over(shared));
         match over(shared) {
             0 => Ok(()),

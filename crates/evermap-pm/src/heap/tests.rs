@@ -616,7 +616,7 @@ fn a_limit_holds_for_any_drift_of_sizes() {
         if live.is_empty() {
             let unused = pool.heap().room();
             assert!(unused.used < 64 << 10, "{unused:?}");
-            let large = pool.allocate(LIMIT - (64 << 10)).unwrap();
+            let large = pool.allocate(LIMIT - (128 << 10)).unwrap();
             assert!(pool.heap().room().held <= LIMIT);
             pool.free_unpublished(large);
         }

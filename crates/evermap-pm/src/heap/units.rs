@@ -150,9 +150,9 @@ impl<M: Medium> Heap<M> {
         if wanted == end || m.grow(wanted).is_err() {
             m.grow(end)?;
         }
-        // Not once free units are returned to the system: a request that is late could bring
-        // memory back that was returned in the meantime.
-        if shared.discarded.total() == 0 {
+        // Not under a limit: a request that is carried out late could bring memory back that was
+        // returned to the system in the meantime.
+        if !self.is_limited() {
             m.prefault(old..m.len());
         }
         Ok(())

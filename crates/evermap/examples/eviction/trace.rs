@@ -80,10 +80,10 @@ impl Zipf {
     }
 }
 
-/// Returns the usual length of a value: 50 to 2,000 bytes, most of them short.
+/// Returns the usual length of a value: 100 to 3,300 bytes, most of them short.
 fn usual_len(key: u64) -> u32 {
     let word = mix(key ^ 0x51ed);
-    (50u64 << (word % 6)) as u32 + (word >> 8) as u32 % 50
+    (100u64 << (word % 6)) as u32 + (word >> 8) as u32 % 100
 }
 
 /// Returns all traces, of so many requests each.

@@ -248,6 +248,53 @@ fn a_killed_cache_remembers_what_was_read() {
     assert!(kept >= 1_900, "{kept} of 2000");
 }
 
+/// A cache is stopped at any flush in the middle of evicting. What it had acknowledged and has not
+/// evicted is there, nothing else is, and the cache goes on.
+#[test]
+fn a_stop_in_the_middle_of_evicting_loses_nothing_else() {
+    let (limit, mut random) = (MIB, Random::new(5));
+    let memory = Kept::new(16 * MIB);
+    let open = || memory.open(&cache(limit).capacity(16 * MIB)).unwrap();
+    let (mut map, mut next) = (open(), 0u64);
+    let mut stored = HashSet::new();
+    for round in 0..60 {
+        let evicted = listen(&map);
+        for _ in 0..3_000 {
+            let key = key_of(next);
+            map.put(&key, &value_of(&key, next, 50 + round)).unwrap();
+            stored.insert(key);
+            next += 1;
+        }
+        memory.panic_at_flush(random.below(200) as i64);
+        let interrupted = (next..next + 500).find_map(|number| {
+            let key = key_of(number);
+            let put = || map.put(&key, &value_of(&key, number, 50 + round)).unwrap();
+            let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(put)).is_err();
+            stored.insert(key.clone());
+            stopped.then_some(key)
+        });
+        next += 500;
+        assert!(memory.cancel_panic() && interrupted.is_some(), "the planned panic");
+        let counted = map.stat().evictions;
+        drop(map);
+        map = open();
+        map.db().recover().unwrap();
+        // What was evicted was listed; the last one may not have been any more.
+        let gone = stored.iter().filter(|key| !map.contains(key).unwrap()).count() as u64;
+        let listed = evicted.lock().unwrap().len() as u64;
+        assert!((listed..=listed + 130).contains(&gone), "{gone} gone, {listed} listed");
+        assert!(counted <= gone, "{counted} counted");
+        stored.retain(|key| map.contains(key).unwrap());
+        assert_eq!(map.len().value, stored.len() as u64);
+        for key in &stored {
+            assert!(is_value_of(key, &map.get(key).unwrap().unwrap()));
+        }
+        let report = map.db().check(true).unwrap();
+        assert!(report.is_sound(), "{report}");
+        assert!(used(&map) <= limit);
+    }
+}
+
 #[test]
 fn accesses_are_shown_as_they_were_before() {
     let clock = Clock::manual(1_000_000);

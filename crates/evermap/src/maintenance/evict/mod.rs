@@ -30,14 +30,18 @@ use crate::{Error, Evermap, Result};
 use hand::Hand;
 use need::{Demands, Goal, Need};
 
-/// How often the thread in the background looks although nothing has woken it.
+/// How often the thread in the background looks although nothing has woken it: less and less often
+/// while it finds nothing that can be evicted.
 const LOOK: Duration = Duration::from_secs(1);
+const LOOK_SELDOM: Duration = Duration::from_secs(64);
 /// How long it waits for readers that keep space from being reused.
 const READERS: Duration = Duration::from_millis(10);
 /// How long a mutation waits for them.
 const READER_WAIT: Duration = Duration::from_millis(500);
 /// The number of times that a mutation makes space and finds that others have taken it.
 const ATTEMPTS: u32 = 64;
+/// The number of times in a row that it finds nothing to be made, and none left.
+const STALLS: u32 = 3;
 
 /// A record that was evicted: what [`Evermap::on_evict`] passes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,10 +116,15 @@ impl Evictor {
     }
 
     /// Waits until space is to be made, or for a while.
-    fn wait(&self) {
+    fn wait(&self, pause: Duration) {
         let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(wanted, LOOK, |wanted| !*wanted);
+        let waited = self.changed.wait_timeout_while(wanted, pause, |wanted| !*wanted);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+    }
+
+    /// Keeps all threads from evicting until the guard is dropped.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, impl Sized> {
+        self.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, (Hand, Demands)> {
@@ -224,22 +233,26 @@ impl<M: Medium> Evermap<M> {
     /// short. A panic in it poisons the store.
     pub(crate) fn run_evictor(&self) {
         let poison = self.file.pool.region().poison_on_panic();
-        let maintenance = &self.file.maintenance;
+        let (maintenance, mut pause) = (&self.file.maintenance, LOOK);
         while !maintenance.is_stopping() {
             // A failure is returned by every mutation that meets it.
-            let _ = self.evict_ahead();
-            maintenance.evictor.wait();
+            let is_useful = self.evict_ahead().unwrap_or(false);
+            pause = if is_useful { LOOK } else { LOOK_SELDOM.min(pause * 2) };
+            maintenance.evictor.wait(pause);
         }
         poison.disarm();
     }
 
-    /// Makes as much space as there should be ahead of need.
-    fn evict_ahead(&self) -> Result<()> {
+    /// Makes as much space as there should be ahead of need. Returns `true` if there was as much,
+    /// or if it has evicted anything.
+    fn evict_ahead(&self) -> Result<bool> {
         let pool = &self.file.pool;
         // Until the sweep it is not known what is free, and nothing would become free.
         if pool.heap().room().limit == u64::MAX || !pool.is_swept() {
-            return Ok(());
+            return Ok(true);
         }
+        let evictions = &self.file.maintenance.evictor.counts.evictions;
+        let before = evictions.load(Relaxed);
         while !pool.heap().keep_limit(need::RETURNED_AT_ONCE) {
             if self.file.maintenance.is_stopping() || !self.is_more_to_return() {
                 break;
@@ -253,7 +266,7 @@ impl<M: Medium> Evermap<M> {
                 break;
             }
         }
-        Ok(())
+        Ok(passes.passed == 0 || evictions.load(Relaxed) > before)
     }
 
     /// Returns `true` if free units take memory beyond the limit.
@@ -273,7 +286,7 @@ impl<M: Medium> Evermap<M> {
         mut answer: Result<R>,
         attempt: &mut impl FnMut() -> Result<R>,
     ) -> Result<R> {
-        let pool = &self.file.pool;
+        let (pool, mut stalls) = (&self.file.pool, 0);
         for _ in 0..ATTEMPTS {
             let Some((missing, by_limit)) = missing_bytes(&answer) else { return answer };
             if !pool.is_swept() || pool.epoch().is_pinned() {
@@ -302,8 +315,10 @@ impl<M: Medium> Evermap<M> {
                 }
             }
             answer = attempt();
-            if !made {
-                return answer;
+            // Others may have made space, and others have taken it.
+            stalls = if made { 0 } else { stalls + 1 };
+            if stalls == STALLS {
+                break;
             }
         }
         answer
