@@ -3,8 +3,8 @@
 #
 # EVERMAP is the program to try, target/release/evermap by default.
 set -euo pipefail
+evermap=$(realpath "${1:-$(dirname "$0")/../target/release/evermap}")
 cd "$(dirname "$0")"
-evermap=$(realpath "${1:-../target/release/evermap}")
 
 step() { printf '== %s\n' "$*"; }
 skip() { printf '   not tried: %s\n' "$*"; }

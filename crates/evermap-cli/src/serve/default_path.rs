@@ -18,7 +18,7 @@ pub(super) fn default_path(uid: u32, name: &str) -> Result<PathBuf, Failure> {
     // Any user can create files there, and another one may have created this file.
     match rustix::fs::lstat(&path) {
         Ok(file) if file.st_uid != uid => Err(Failure::Other(format!(
-            "{}: the file belongs to another user; use --path to choose another file",
+            "{}: the file belongs to another user; choose another one with --path (memcached: -e)",
             path.display()
         ))),
         _ => Ok(path),

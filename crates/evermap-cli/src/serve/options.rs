@@ -28,7 +28,7 @@ pub(super) const PORT: u16 = 11211;
 /// Every item that the server acknowledged with STORED is available again when the server is
 /// restarted, however its process ended, including kill -9. SIGINT, SIGTERM and SIGUSR1 shut the
 /// server down cleanly; a second SIGINT or SIGTERM stops it immediately. SIGHUP makes it read its
-/// certificates again.
+/// certificates and passwords again.
 ///
 /// Called through a link with the name memcached, this program has the options of memcached.
 #[derive(clap::Args)]
@@ -69,8 +69,9 @@ pub(crate) struct Arguments {
     /// Oldest version of TLS that is accepted
     #[arg(long, value_enum, value_name = "VERSION", default_value_t, requires = "tls_cert")]
     tls_min_version: MinVersion,
-    /// File with lines user:password. Clients have to name one of them before anything else, by SASL
-    /// in the binary protocol, or as the data of a `set` in the text protocol. SIGHUP reads it again
+    /// File with lines user:password. Clients have to name one of them before anything else, by
+    /// SASL in the binary protocol, or as the data of a `set` in the text protocol. SIGHUP reads it
+    /// again
     #[arg(long, value_name = "FILE")]
     auth_file: Option<PathBuf>,
     /// Protocols that clients may speak
@@ -82,10 +83,13 @@ pub(crate) struct Arguments {
     /// Let clients end the server with the command `shutdown`
     #[arg(long)]
     allow_shutdown: bool,
-    /// Maximum memory of all items, for example 512M or 4G; further items are rejected [default: no
-    /// limit]
+    /// Maximum memory of the file with its index, for example 512M or 4G. What is unlikely to be
+    /// read again makes space for further items [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
+    /// Reject items that exceed --memory, and keep all others
+    #[arg(long, requires = "memory")]
+    no_evict: bool,
     /// Number of worker threads [default: one for each core]
     #[arg(long, value_name = "N", value_parser = number(THREADS_MAX))]
     threads: Option<usize>,
@@ -224,6 +228,8 @@ impl Arguments {
             ordered: self.ordered,
             rejoin: self.rejoin,
             memory: self.memory,
+            // Without a limit, a full disk is an error that the operator has to know of.
+            evict: self.memory.is_some() && !self.no_evict,
         };
         Ok(Service {
             tls,

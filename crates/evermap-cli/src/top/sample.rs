@@ -25,7 +25,7 @@ pub(super) struct Histogram(BTreeMap<u64, u64>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HotKeys {
     pub(super) samples: u64,
-    /// The keys in URI encoding and their numbers of samples, in descending order.
+    /// The keys, in URI encoding unless all their bytes can be printed, and their numbers of samples, in descending order.
     pub(super) keys: Vec<(String, u64)>,
 }
 
@@ -106,12 +106,28 @@ impl HotKeys {
     fn parse(stats: &Stats) -> Option<HotKeys> {
         let samples = stats.get("hotkeys_samples")?.parse().ok()?;
         let keys = stats.iter().filter_map(|(name, count)| {
-            Some((name.strip_prefix("hotkey:")?.to_owned(), count.parse().ok()?))
+            Some((readable(name.strip_prefix("hotkey:")?), count.parse().ok()?))
         });
         let mut keys: Vec<(String, u64)> = keys.collect();
         keys.sort_by(|(_, a), (_, b)| b.cmp(a));
         Some(HotKeys { samples, keys })
     }
+}
+
+/// Decodes a key, if the result consists of printable characters of ASCII.
+fn readable(encoded: &str) -> String {
+    let decoded = || -> Option<String> {
+        let mut pieces = encoded.split('%');
+        let mut key = pieces.next()?.to_owned();
+        for piece in pieces {
+            let (digits, rest) = piece.split_at_checked(2)?;
+            let byte = u8::from_str_radix(digits, 16).ok().filter(u8::is_ascii_graphic)?;
+            key.push(char::from(byte));
+            key.push_str(rest);
+        }
+        Some(key)
+    };
+    decoded().unwrap_or_else(|| encoded.to_owned())
 }
 
 #[cfg(test)]
@@ -130,6 +146,22 @@ mod tests {
         assert_eq!(Histogram::parse("").quantile(0.5), None);
         // A reset.
         assert_eq!(earlier.since(&later), earlier);
+    }
+
+    #[test]
+    fn keys_are_decoded_if_they_can_be_printed() {
+        for (encoded, shown) in [
+            ("user%3A1%2F%25", "user:1/%"),
+            ("plain", "plain"),
+            ("", ""),
+            ("a%1B%5B2J", "a%1B%5B2J"),
+            ("a%FF", "a%FF"),
+            ("a%3", "a%3"),
+            ("a%", "a%"),
+            ("%zz", "%zz"),
+        ] {
+            assert_eq!(readable(encoded), shown);
+        }
     }
 
     #[test]

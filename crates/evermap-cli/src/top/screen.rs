@@ -323,7 +323,7 @@ mod tests {
             "delete                     0        -         -         -         -",
             "memory       1.00 MiB of 4.00 MiB (25.0%)",
             "commands per second: 2.00k",
-            "   50.0%       1.00k user%3A1",
+            "   50.0%       1.00k user:1",
             "q quit",
         ] {
             assert!(screen.contains(text), "{text:?} in\n{screen}");

@@ -97,5 +97,12 @@ fn metrics_are_served_on_an_optional_port() {
     let info = reply.lines().find(|line| line.starts_with("evermap_info{")).unwrap();
     assert!(info.contains("durability=\"process\""), "{info}");
     server.signal(Signal::TERM);
-    server.output().success();
+    let output = server.output();
+    assert!(!output.stderr.contains("metrics"), "{output:?}");
+
+    let (server, _directory) = start(&["--metrics", "0.0.0.0:0"]);
+    server.signal(Signal::TERM);
+    let output = server.output();
+    let warning = "the metrics at 0.0.0.0:0 can be read from other machines";
+    assert!(output.stderr.contains(warning), "{output:?}");
 }

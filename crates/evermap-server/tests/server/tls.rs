@@ -565,3 +565,31 @@ fn settings_that_cannot_work_are_refused() {
     );
     assert!(plain.unwrap().refresh_certificates().unwrap_err().contains("no listener uses TLS"));
 }
+
+#[test]
+fn a_watcher_receives_log_lines_encrypted() {
+    const STORES: usize = 1_000;
+    let files = Files::new();
+    let (server, _) = files.serve(|_, _| {});
+    let mut watcher = files.client(&server);
+    ask(&mut watcher, "watch mutations\r\n", "OK\r\n");
+    let mut client = files.client(&server);
+    // The buffers have space for all lines.
+    for i in 0..STORES {
+        ask(&mut client, format!("set key{i} 0 0 1\r\nx\r\n"), "STORED\r\n");
+    }
+    for i in 0..STORES {
+        let mut line = Vec::new();
+        while line.last() != Some(&b'\n') {
+            let mut byte = [0];
+            watcher.read_exact(&mut byte).unwrap();
+            line.push(byte[0]);
+        }
+        let line = String::from_utf8(line).unwrap();
+        assert!(line.contains(&format!(" type=item_store key=key{i} status=stored ")), "{line}");
+    }
+    drop(watcher);
+    while server.hub().stats().watchers > 0 {
+        std::thread::yield_now();
+    }
+}

@@ -43,7 +43,7 @@ A server with memcached's protocol and options, whose items survive the end of i
 -M, --disable-evictions   answer an error when the memory is full
 -c, --conn-limit=<num>    maximum number of connections (default: 1024)
 -k, --lock-memory         keep the memory from being swapped out
--v, --verbose             say more on standard error (-vv: even more)
+-v, --verbose             say on standard error when clients can connect
 -h, --help                print this
 -i, --license             print the license
 -V, --version             print the version

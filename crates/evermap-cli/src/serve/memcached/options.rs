@@ -284,8 +284,8 @@ impl Options {
         }
         if self.sasl && self.auth_file.is_none() {
             return Err(Wrong(format!(
-                "-S needs a file of user:password lines: -Y FILE, or {PASSWORD_VARIABLE}=FILE in the \
-                 environment"
+                "-S needs a file of user:password lines: -Y FILE, or {PASSWORD_VARIABLE}=FILE in \
+                 the environment"
             )));
         }
         if self.auth_file.is_some() && self.sasl && self.binding == Binding::Ascii {

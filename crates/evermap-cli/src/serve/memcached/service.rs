@@ -26,6 +26,7 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
             ordered: false,
             rejoin: RejoinArguments::default(),
             memory: options.memory,
+            evict: options.evict,
         },
         config: config(&options),
         endpoints,
@@ -87,4 +88,31 @@ fn place(options: &Options) -> Place {
         (Port::Any | Port::Off, None) => return Place::Memory,
     };
     Place::DefaultFile { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::memcached::options::{Action, parse};
+
+    fn name(arguments: &[&str]) -> Option<String> {
+        match parse(arguments.iter().map(Into::into)) {
+            Ok(Action::Serve(options)) => match place(&options) {
+                Place::DefaultFile { name } => Some(name),
+                Place::File(path) => Some(path.display().to_string()),
+                Place::Memory => None,
+            },
+            _ => panic!("{arguments:?}"),
+        }
+    }
+
+    /// Servers of one user must not take each other's file, and each has to find its own again.
+    #[test]
+    fn each_server_has_a_file_of_its_own() {
+        assert_eq!(name(&[]).as_deref(), Some("-11211"));
+        assert_eq!(name(&["-p", "11212"]).as_deref(), Some("-11212"));
+        assert_eq!(name(&["-s", "/run/cache:1"]).as_deref(), Some("-run-cache-1"));
+        assert_eq!(name(&["-p", "5", "-e", "/x"]).as_deref(), Some("/x"));
+        assert_eq!(name(&["-p", "-1"]), None);
+    }
 }
