@@ -1,7 +1,7 @@
 //! The implementation of [`Cache`] for the store.
 //!
-//! Every method is one operation of the store, and as atomic and durable as that operation. Nothing
-//! is evicted: a full store rejects items that do not fit.
+//! Every method is one operation of the store, and as atomic and durable as that operation. A store
+//! that is a cache evicts items where another one rejects those that do not fit.
 //!
 //! The marks of an item are those of its record. The ids of the store's records are unique and
 //! rise, so they are the CAS ids of the items, with one exception: a client may choose the CAS id
@@ -49,15 +49,8 @@ impl Cache for Map {
         key: &[u8],
         hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
     ) -> Result<bool, CacheError> {
-        let mut result = Ok(false);
-        self.find_many(&[key], |_, record| {
-            result = record
-                .map_err(CacheError::from)
-                .and_then(|record| with_unread(&record, &mut *hit)?)
-                .map(|()| true);
-            ControlFlow::Continue(())
-        })?;
-        result
+        let hit = Map::peek(self, key, |item| with_read(&item, hit)?)?;
+        Ok(hit.transpose()?.is_some())
     }
 
     fn get_and_touch(
@@ -201,12 +194,12 @@ impl Cache for Map {
     }
 
     fn memory_limit(&self) -> u64 {
-        self.stat().max_bytes.unwrap_or(0)
+        let stat = self.stat();
+        stat.memory_limit.or(stat.max_bytes).unwrap_or(0)
     }
 
     fn set_memory_limit(&self, bytes: u64) -> Result<(), CacheError> {
-        self.set_max_bytes((bytes > 0).then_some(bytes));
-        Ok(())
+        Ok(self.db().set_memory_limit(bytes)?)
     }
 
     /// The names are memcached's where it has them. `limit_maxbytes` is 0 if there is no limit.
@@ -214,11 +207,19 @@ impl Cache for Map {
         let stat = self.stat();
         each("curr_items", &stat.records.value);
         each("bytes", &stat.record_bytes.value);
-        each("limit_maxbytes", &stat.max_bytes.unwrap_or(0));
-        each("evictions", &0);
+        each("limit_maxbytes", &stat.memory_limit.or(stat.max_bytes).unwrap_or(0));
+        each("evictions", &stat.evictions);
+        each("evicted_unfetched", &stat.evicted_unfetched);
+        each("expired_unfetched", &stat.expired_unfetched);
+        each("reclaimed", &stat.purged);
         // What has expired or was flushed is removed in the background.
         each("crawler_reclaimed", &stat.purged);
         each("lru_crawler_starts", &stat.purges);
+        each("evermap_memory_used", &stat.memory_used);
+        each("evermap_eviction_age", &stat.eviction_age);
+        each("evermap_evicted_bytes", &stat.evicted_bytes);
+        each("evermap_evicted_directly", &stat.evicted_directly);
+        each("evermap_moved_for_space", &stat.moved_for_space);
         each("evermap_file_bytes", &stat.file_bytes);
         each("evermap_durability", &stat.durability);
         each("evermap_generation", &stat.generation);
@@ -370,13 +371,6 @@ fn split(marks: evermap::Marks, cas: u64, value: &[u8]) -> Result<(u64, &[u8]), 
     Ok((u64::from_le_bytes(*cas), value))
 }
 
-/// What is known of accesses to an item before this one.
-///
-/// The records do not tell yet, so items count as not read, and as accessed at this moment.
-fn accesses() -> (bool, u32) {
-    (false, 0)
-}
-
 /// Calls `f` with a record of the store, whose value was read, as an item of the cache.
 ///
 /// # Errors
@@ -385,9 +379,8 @@ fn with_read<R>(
     record: &evermap::Item<'_>,
     f: impl FnOnce(Item<'_>) -> R,
 ) -> Result<R, CacheError> {
-    let &evermap::Item { flags, expires_at, marks, .. } = record;
+    let &evermap::Item { flags, expires_at, marks, fetched, idle, .. } = record;
     let (cas, value) = split(marks, record.cas, record.value)?;
-    let (fetched, idle) = accesses();
     let (expiry, marks) = (expiry_in(expires_at), marks_in(marks));
     Ok(f(Item { flags, cas, expiry, marks, fetched, idle, value: &value }))
 }
@@ -404,14 +397,13 @@ fn with_unread<R>(
     if record.marks().intersects(CHOSEN_CAS) {
         return with_unread_chosen(record, f);
     }
-    let (fetched, idle) = accesses();
     Ok(f(Item {
         flags: record.flags(),
         cas: record.cas(),
         expiry: expiry_in(record.expires_at()),
         marks: marks_in(record.marks()),
-        fetched,
-        idle,
+        fetched: record.fetched(),
+        idle: record.idle(),
         value: record,
     }))
 }
@@ -426,14 +418,13 @@ fn with_unread_chosen<R>(
     let mut bytes = Vec::new();
     UnreadRecord::append_to(record, &mut bytes)?;
     let (cas, value) = split(record.marks(), record.cas(), &bytes)?;
-    let (fetched, idle) = accesses();
     Ok(f(Item {
         flags: record.flags(),
         cas,
         expiry: expiry_in(record.expires_at()),
         marks: marks_in(record.marks()),
-        fetched,
-        idle,
+        fetched: record.fetched(),
+        idle: record.idle(),
         value: &value,
     }))
 }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::record::access::PriorAccess;
+
 /// What is stored beside a value: [`Meta::default`] has no flags and no marks and never expires.
 ///
 /// ```
@@ -112,13 +114,27 @@ pub struct Item<'a> {
     pub expires_at: Option<u64>,
     /// Marks that belong to the caller.
     pub marks: Marks,
+    /// Whether it was read before this access. `false` in a map that [evicts] nothing, which does
+    /// not keep that.
+    ///
+    /// [evicts]: crate::Options::evict
+    pub fetched: bool,
+    /// Seconds since the last access before this one, or since it was stored, up to 8 too few or
+    /// too many; 0 if that is not known. After nine hours without access the time may begin anew.
+    pub idle: u32,
 }
 
 impl<'a> Item<'a> {
     /// Returns a record of these parts, for programs that show records from elsewhere.
     pub fn new(key: &'a [u8], value: &'a [u8], cas: u64, meta: Meta) -> Self {
         let Meta { flags, expires_at, marks } = meta;
-        Item { key, value, flags, cas, expires_at, marks }
+        Item { key, value, flags, cas, expires_at, marks, fetched: false, idle: 0 }
+    }
+
+    /// Sets how it was read before.
+    pub(crate) fn with_access(mut self, prior: PriorAccess) -> Self {
+        (self.fetched, self.idle) = (prior.fetched, prior.idle);
+        self
     }
 
     /// Returns its flags, expiry and marks: what is stored beside the value.

@@ -82,10 +82,13 @@ pub(crate) struct Arguments {
     /// Let clients end the server with the command `shutdown`
     #[arg(long)]
     allow_shutdown: bool,
-    /// Maximum memory of all items, for example 512M or 4G; further items are rejected [default: no
-    /// limit]
+    /// Maximum memory of the file with its index, for example 512M or 4G. What is unlikely to be
+    /// read again makes space for further items [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
+    /// Reject items that exceed --memory, and keep all others
+    #[arg(long, requires = "memory")]
+    no_evict: bool,
     /// Number of worker threads [default: one for each core]
     #[arg(long, value_name = "N", value_parser = number(THREADS_MAX))]
     threads: Option<usize>,
@@ -224,6 +227,8 @@ impl Arguments {
             ordered: self.ordered,
             rejoin: self.rejoin,
             memory: self.memory,
+            // Without a limit, a full disk is an error that the operator has to know of.
+            evict: self.memory.is_some() && !self.no_evict,
         };
         Ok(Service {
             tls,

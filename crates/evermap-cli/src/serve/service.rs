@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
-use evermap::{Evermap, IndexKind, Options};
+use evermap::{Evermap, Evicted, IndexKind, Options};
 use evermap_server::protocol::Credentials;
 use evermap_server::server::{Tls, TlsSettings};
 use evermap_server::{Config, Listener, Server};
@@ -57,8 +57,10 @@ pub(super) struct StoreSettings {
     pub(super) index: IndexKind,
     pub(super) ordered: bool,
     pub(super) rejoin: RejoinArguments,
-    /// The maximum of bytes, or `None` for no limit.
+    /// The maximum of bytes of memory, or `None` for no limit.
     pub(super) memory: Option<u64>,
+    /// Whether items are removed to make space for others.
+    pub(super) evict: bool,
 }
 
 /// Where the items are.
@@ -190,8 +192,16 @@ impl Service {
         if let Some(address) = self.config.metrics.filter(|address| !address.ip().is_loopback()) {
             self.say(&format!("warning: the metrics at {address} can be read from other machines"));
         }
-        Server::start_on(listeners, Arc::new(db.default_map()), self.config.clone())
-            .map_err(|error| addresses.failure(error))
+        let server = Server::start_on(listeners, Arc::new(db.default_map()), self.config.clone())
+            .map_err(|error| addresses.failure(error))?;
+        if self.store.evict {
+            let hub = server.hub().clone();
+            db.on_evict(Some(Box::new(move |evicted| {
+                let Evicted { key, value_len, ttl, idle, fetched, .. } = *evicted;
+                hub.evicted(key, value_len, ttl, idle, fetched);
+            })));
+        }
+        Ok(server)
     }
 
     /// Says that clients can connect.
@@ -313,10 +323,11 @@ impl StoreSettings {
     }
 
     fn open(&self, path: Option<&Path>) -> Result<Evermap, Failure> {
-        let mut options = Options::new().index(self.index).ordered(self.ordered);
-        if let Some(memory) = self.memory {
-            options = options.max_bytes(memory);
-        }
+        let options = Options::new()
+            .index(self.index)
+            .ordered(self.ordered)
+            .memory_limit(self.memory.unwrap_or(0))
+            .evict(self.evict);
         Ok(match path {
             Some(path) => self.rejoin.open(path, options)?,
             None => Evermap::in_memory(options)?,

@@ -12,7 +12,7 @@ use crate::common::packet::opcode::*;
 use crate::common::packet::{Packet, delta, request};
 use crate::common::{NOW, TestSession};
 use evermap_server::cache::{BATCH_KEYS, Cache};
-use evermap_server::protocol::{Binding, Budget, Reservation};
+use evermap_server::protocol::{Binding, Budget, Reservation, Restricted};
 use evermap_server::stats::Count;
 use evermap_server::{CacheError, Config, ModelCache, Server};
 
@@ -405,10 +405,17 @@ fn statistics() {
     assert!(stats.contains(&"10 00 threads=1".to_owned()), "{stats:?}");
     assert!(stats.contains(&"10 00 curr_items=1".to_owned()), "{stats:?}");
     assert_eq!(stats.last().unwrap(), "10 00");
-    check(&[request(STAT, "settings", "")], &["10 00 maxconns=1024", "10 00"]);
-    for empty in ["reset", "conns"] {
+    for absent in ["10 00 moves_to_cold=0", "10 00 hash_bytes=0"] {
+        assert!(stats.contains(&absent.to_owned()), "{stats:?}");
+    }
+    let settings = ask(&mut session, &[request(STAT, "settings", "")]);
+    assert_eq!(settings[..2], ["10 00 maxconns=1024", "10 00 maxbytes=0"]);
+    assert!(settings.contains(&"10 00 growth_factor=1.25".to_owned()), "{settings:?}");
+    assert_eq!(settings.last().unwrap(), "10 00");
+    for empty in ["reset", "conns", "detail on", "detail off", "latency"] {
         check(&[request(STAT, empty, "")], &["10 00"]);
     }
+    check(&[request(STAT, "detail dump", "")], &["10 00 detailed=END\\r\\n", "10 00"]);
     check(&[request(STAT, "sizes", "")], &["10 00 sizes_status=disabled", "10 00"]);
     for (key, one) in [("items", "10 00 items:1:number=1"), ("slabs", "10 00 1:used_chunks=1")] {
         let mut session = TestSession::default();
@@ -857,7 +864,13 @@ proptest! {
 }
 
 fn serve() -> Server {
-    let config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 2, ..Config::default() };
+    serve_without(Vec::new())
+}
+
+/// Starts a server that refuses some commands.
+fn serve_without(refused: Vec<Restricted>) -> Server {
+    let listen = ([127, 0, 0, 1], 0).into();
+    let config = Config { listen, threads: 2, refused, ..Config::default() };
     Server::start(Arc::new(ModelCache::new(NOW)), config).unwrap()
 }
 
@@ -889,6 +902,16 @@ fn both_protocols_on_one_port() {
     assert_eq!(read_reply(&mut binary).show(), "0c 00 #2 [00000009] b=y");
     binary.write_all(&bytes_of(&[request(QUITQ, "", ""), get("a")])).unwrap();
     assert_eq!(binary.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_flush_can_be_refused() {
+    let server = serve_without(vec![Restricted::FlushAll]);
+    let mut stream = TcpStream::connect(server.local_addr()).unwrap();
+    let requests = [set("a", "x"), request(FLUSH, "", ""), request(FLUSHQ, "", ""), get("a")];
+    stream.write_all(&bytes_of(&requests)).unwrap();
+    let replies = [(); 3].map(|()| read_reply(&mut stream).show());
+    assert_eq!(replies, ["08 20 =Auth failure.", "18 20 =Auth failure.", "00 00 #1 [00000007] =x"]);
 }
 
 /// A pipeline of quiet gets whose replies are far larger than the buffers of the sockets.

@@ -267,10 +267,10 @@ fn statistics_are_the_same_in_both_protocols() {
     assert_eq!(stat("hotkeys"), hot.map(|(name, value)| (name.into(), value.into())));
     ask_in_packets(&server, &[Packet::new(opcode::GET).key("foo:1")]);
     let dump = "PREFIX foo get 1 hit 0 set 0 del 0\r\nEND\r\n";
-    assert_eq!(stat("detail dump"), [("detail".into(), dump.into())]);
+    assert_eq!(stat("detail dump"), [("detailed".into(), dump.into())]);
     assert_eq!(stat("detail off"), []);
     ask_in_packets(&server, &[Packet::new(opcode::GET).key("foo:1")]);
-    assert_eq!(stat("detail dump"), [("detail".into(), dump.into())]);
+    assert_eq!(stat("detail dump"), [("detailed".into(), dump.into())]);
     assert!(stat("latency").contains(&("get:count".into(), "2".into())));
     let states = stat("conns");
     let states: Vec<_> = states.iter().filter(|(name, _)| name.ends_with(":state")).collect();

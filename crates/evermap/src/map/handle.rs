@@ -11,6 +11,7 @@ use evermap_pm::medium::Mapped;
 
 use crate::maintenance::census::Count;
 use crate::map::inner::MapInner;
+use crate::record::access::AccessState;
 use crate::record::control::Control;
 use crate::record::{Draft, VALUE_MAX, record_bytes};
 use crate::{Error, Evermap, Meta, Result};
@@ -176,15 +177,18 @@ impl<M: Medium> Map<M> {
         ensure_length(value)?;
         let cas = self.db.file.cas_counter.take(self.db.file.pool.region())?;
         let (pool, owner) = (&self.db.file.pool, self.inner.header.owner());
-        Draft::reserve(pool, owner, key.bytes, value, flags, control, cas)
+        let draft = Draft::reserve(pool, owner, key.bytes, value, flags, control, cas)?;
+        draft.set_access(self.new_access());
+        Ok(draft)
     }
 
-    /// Changes the limit on the bytes of the records of this map, as
-    /// [`Options::max_bytes`](crate::Options::max_bytes) sets it for the default map; `None`: there
-    /// is none. It applies to what is stored from now on, and until the store is closed.
-    pub fn set_max_bytes(&self, bytes: Option<u64>) {
-        // Relaxed: it orders nothing else.
-        self.inner.max_bytes.store(bytes.unwrap_or(u64::MAX), Relaxed);
+    /// Returns the access state of a record that is stored now.
+    #[inline]
+    pub(crate) fn new_access(&self) -> AccessState {
+        match self.inner.evicts {
+            true => AccessState::new(self.db.file.clock.coarse()),
+            false => AccessState::default(),
+        }
     }
 
     /// Notes that a read met damage.

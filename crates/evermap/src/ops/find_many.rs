@@ -9,6 +9,7 @@ use evermap_pm::medium::Mapped;
 
 use crate::ops::read::{BATCH_KEYS, RECORDS_AHEAD, Walk};
 use crate::record::Record;
+use crate::record::access::PriorAccess;
 use crate::record::control::Control;
 use crate::{Item, Map, Marks, Result};
 
@@ -18,6 +19,7 @@ pub struct UnreadRecord<'r, M: Medium = Mapped> {
     key: &'r [u8],
     record: Record<'r, M>,
     control: Control,
+    prior: PriorAccess,
 }
 
 impl<M: Medium> UnreadRecord<'_, M> {
@@ -52,6 +54,16 @@ impl<M: Medium> UnreadRecord<'_, M> {
         self.control.marks
     }
 
+    /// Returns whether it was read before this access: see [`Item::fetched`].
+    pub fn fetched(&self) -> bool {
+        self.prior.fetched
+    }
+
+    /// Returns the number of seconds since the last access before this one: see [`Item::idle`].
+    pub fn idle(&self) -> u32 {
+        self.prior.idle
+    }
+
     /// Appends the value to `out` and verifies the copy. O(length), with one copy.
     ///
     /// This also verifies the flags, the CAS id and the length, which the checksum covers.
@@ -69,7 +81,7 @@ impl<M: Medium> UnreadRecord<'_, M> {
     pub(crate) fn read<'v>(&'v self, value: &'v mut Vec<u8>) -> Result<Item<'v>> {
         value.clear();
         self.append_to(value)?;
-        Ok(self.record.item(self.key, value, self.control))
+        Ok(self.record.item(self.key, value, self.control).with_access(self.prior))
     }
 }
 
@@ -112,7 +124,8 @@ impl<M: Medium> Map<M> {
             }
             let each =
                 |at, found: Result<UnreadRecord<'_, M>>| each(batch * BATCH_KEYS + at, found);
-            if self.find_batch(&refs[..keys.len()], &guard, each)?.is_break() {
+            let refs = &refs[..keys.len()];
+            if self.find_batch(refs, &guard, Self::accessed, each)?.is_break() {
                 break;
             }
         }
@@ -163,7 +176,8 @@ impl<M: Medium> Map<M> {
             match walk.named(hash, word, &guard, &mut key) {
                 Ok(None) => {}
                 Ok(Some((record, control))) => {
-                    each(Ok(UnreadRecord { map: self, key: &key, record, control }));
+                    let prior = self.prior_access(&record);
+                    each(Ok(UnreadRecord { map: self, key: &key, record, control, prior }));
                 }
                 Err(error) => each(Err(error)),
             }
@@ -171,12 +185,14 @@ impl<M: Medium> Map<M> {
         Ok(walk.position())
     }
 
-    /// Looks up at most [`BATCH_KEYS`] keys. Returns what `each` returned last.
+    /// Looks up at most [`BATCH_KEYS`] keys. `prior` counts an access, or does not. Returns what
+    /// `each` returned last.
     #[inline]
     pub(crate) fn find_batch(
         &self,
         keys: &[BytesRef<'_>],
         guard: &Guard<'_>,
+        prior: impl Fn(&Self, &Record<'_, M>) -> PriorAccess,
         mut each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let mut words = [None; BATCH_KEYS];
@@ -189,7 +205,8 @@ impl<M: Medium> Map<M> {
             let found = self.readable(*key, word, guard).transpose();
             let found = found.map(|found| {
                 let (record, control) = found?;
-                Ok(UnreadRecord { map: self, key: key.bytes, record, control })
+                let prior = prior(self, &record);
+                Ok(UnreadRecord { map: self, key: key.bytes, record, control, prior })
             });
             if let Some(found) = found
                 && each(at, found).is_break()

@@ -12,8 +12,9 @@ use evermap_pm::Medium;
 
 use crate::ops::read::{RECORDS_AHEAD, Walk};
 use crate::record::Record;
+use crate::record::access::PriorAccess;
 use crate::record::control::Control;
-use crate::{Error, Item, Map, Result};
+use crate::{Error, Item, Map, Meta, Result};
 
 /// Bytes of keys and values after which further values are copied when their turn comes.
 const AT_ONCE: usize = 256 << 10;
@@ -43,7 +44,7 @@ struct Copied {
 /// What is known of a record beside its key.
 enum Rest {
     /// Everything: its value is at this range in `values`.
-    Whole { value: Range<usize>, flags: u32, cas: u64, control: Control },
+    Whole { value: Range<usize>, flags: u32, cas: u64, control: Control, prior: PriorAccess },
     /// Nothing, because only its key is asked for.
     KeyOnly,
     /// Nothing yet.
@@ -88,9 +89,10 @@ impl<'s, M: Medium> Pages<'s, M> {
         let Copied { key, rest, .. } = &mut self.records[at];
         let key = &self.keys[key.clone()];
         Ok(Some(match std::mem::replace(rest, Rest::Gone) {
-            Rest::Whole { value, flags, cas, control } => {
-                let (expires_at, marks) = (control.expiry(), control.marks);
-                Ok(Item { key, value: &self.values[value], flags, cas, expires_at, marks })
+            Rest::Whole { value, flags, cas, control, prior } => {
+                let meta = Meta::new().with_flags(flags).with_expiry(control.expiry());
+                let meta = meta.with_marks(control.marks);
+                Ok(Item::new(key, &self.values[value], cas, meta).with_access(prior))
             }
             Rest::Unreadable(error) => Err(*error),
             Rest::KeyOnly | Rest::Later | Rest::Gone => unreachable!("those are not found"),
@@ -224,6 +226,7 @@ fn copy_value<M: Medium>(
             flags: record.flags(),
             cas: record.cas(),
             control,
+            prior: map.prior_access(record),
         },
         Err(error) => {
             values.truncate(from);

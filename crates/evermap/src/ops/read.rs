@@ -17,6 +17,7 @@ use evermap_pm::medium::Mapped;
 
 use crate::ops::pages::Pages;
 use crate::record::Record;
+use crate::record::access::PriorAccess;
 use crate::record::control::Control;
 use crate::{Error, Item, Map, Result};
 
@@ -66,6 +67,7 @@ impl<M: Medium> Map<M> {
         let key = self.key(key)?;
         let guard = self.enter()?;
         let Some((record, _)) = self.find_to_read(key, &guard)? else { return Ok(false) };
+        self.accessed(&record);
         self.copy(key.bytes, &record, out)?;
         Ok(true)
     }
@@ -83,14 +85,71 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// See [`Map`].
     pub fn get_with<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
+        self.read_with(key, Self::accessed, read)
+    }
+
+    /// Calls `read` with the whole record of `key`, as [`get_with`](Map::get_with) does, but does
+    /// not count as an access: whether and when the record is [evicted](crate::Options::evict) does
+    /// not change.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let options = Options::new().memory_limit(64 << 20).evict(true);
+    /// let map = Evermap::in_memory(options)?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// assert_eq!(map.peek(b"key", |item| item.fetched)?, Some(false));
+    /// assert_eq!(map.get_with(b"key", |item| item.fetched)?, Some(false));
+    /// assert_eq!(map.peek(b"key", |item| item.fetched)?, Some(true));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn peek<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
+        self.read_with(key, Self::prior_access, read)
+    }
+
+    fn read_with<R>(
+        &self,
+        key: &[u8],
+        prior: impl FnOnce(&Self, &Record<'_, M>) -> PriorAccess,
+        read: impl FnOnce(Item<'_>) -> R,
+    ) -> Result<Option<R>> {
         let key = self.key(key)?;
         let guard = self.enter()?;
         let Some((record, control)) = self.find_to_read(key, &guard)? else { return Ok(None) };
+        let prior = prior(self, &record);
         let mut value = Vec::new();
         self.copy(key.bytes, &record, &mut value)?;
-        let item = record.item(key.bytes, &value, control);
+        let item = record.item(key.bytes, &value, control).with_access(prior);
         drop(guard);
         Ok(Some(read(item)))
+    }
+
+    /// Counts a read of `record`, which was found under a guard that is still held. Returns how it
+    /// was read before.
+    #[inline]
+    pub(crate) fn accessed(&self, record: &Record<'_, M>) -> PriorAccess {
+        if self.inner.evicts { self.count_access(record) } else { PriorAccess::default() }
+    }
+
+    #[inline(never)]
+    fn count_access(&self, record: &Record<'_, M>) -> PriorAccess {
+        let (now, before) = (self.db.file.clock.coarse(), record.access());
+        let after = before.after_read(now);
+        // The guard of a forked child keeps no block from being used again.
+        if after != before && self.db.file.pool.region().ensure_writable().is_ok() {
+            record.set_access(after);
+        }
+        before.prior(now)
+    }
+
+    /// Returns how a record was read, as [`accessed`](Map::accessed) does, without counting a read.
+    pub(crate) fn prior_access(&self, record: &Record<'_, M>) -> PriorAccess {
+        match self.inner.evicts {
+            true => record.access().prior(self.db.file.clock.coarse()),
+            false => PriorAccess::default(),
+        }
     }
 
     /// Returns `true` if `key` is present. Does not verify the value.
@@ -145,7 +204,7 @@ impl<M: Medium> Map<M> {
     }
 
     /// Looks up to [`BATCH_KEYS`] keys up as [`get_many`](Map::get_many) does, with a buffer for a
-    /// value. Returns what `each` returned last.
+    /// value, but does not count as an access. Returns what `each` returned last.
     #[inline]
     pub(crate) fn get_batch(
         &self,
@@ -154,7 +213,7 @@ impl<M: Medium> Map<M> {
         guard: &Guard<'_>,
         mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        self.find_batch(keys, guard, |at, found| match found {
+        self.find_batch(keys, guard, Self::prior_access, |at, found| match found {
             Ok(found) => each(at, found.read(value)),
             Err(error) => each(at, Err(error)),
         })

@@ -10,8 +10,8 @@
 //!
 //! * value bytes are stored by drafts only, before the record is published; a thread that finds it
 //!   through the index has acquired them;
-//! * what changes afterwards is the control word (expiry, tombstone), which is not part of the
-//!   value;
+//! * what changes afterwards is the control word (expiry, tombstone), and in a cache the word with
+//!   the lengths (how it was read), which are not part of the value;
 //! * every operation that replaces or removes a record, moves it, or drops its map, retires the
 //!   block, and it is freed, written, or given back to the system after all guards of that time
 //!   have ended;
@@ -79,6 +79,7 @@ impl<M: Medium> Map<M> {
     /// is held.
     fn value_ref(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> Result<Option<ValueRef<'_>>> {
         let Some((record, control)) = self.find_to_read(key, guard)? else { return Ok(None) };
+        self.accessed(&record);
         let file = &*self.db.file;
         // In a forked child the guard means nothing to the threads of the parent.
         let bytes = if file.lends && file.pool.region().ensure_writable().is_ok() {

@@ -121,6 +121,7 @@ impl<M: Medium> Map<M> {
         guard: &Guard<'_>,
     ) -> Result<Option<ValueReader<'_, M>>> {
         let Some((found, _)) = self.find(key, guard)? else { return Ok(None) };
+        self.accessed(&found);
         if self.db.file.verify && !found.verify(self.inner.header.owner()) {
             self.met_damage();
             return Err(Error::damaged(key.bytes, found.offset(), MISMATCH));
@@ -197,6 +198,7 @@ impl<M: Medium> ValueWriter<'_, M> {
         let record = self.record.take().expect("not published yet");
         let owner = store.inner.header.owner();
         let draft = record.draft(&file.pool, &file.partial, owner, key.bytes, self.meta, cas);
+        draft.set_access(store.new_access());
         // A mistake, which tests have to notice: the value is not durable when the record is
         // published.
         if file.pool.medium().mutant("VW-1") {

@@ -7,8 +7,9 @@ use evermap_pm::Medium;
 
 use crate::ops::commit::Verdict;
 use crate::ops::read::LiveRecord;
+use crate::record::access::PriorAccess;
 use crate::record::control::Control;
-use crate::record::{Draft, Record, encode_expiry};
+use crate::record::{Record, encode_expiry};
 use crate::{Edit, Item, Map, Marks, Meta, Outcome, Result};
 
 impl<M: Medium> Map<M> {
@@ -393,12 +394,11 @@ impl<M: Medium> Map<M> {
     ) -> Result<Option<R>> {
         let (key, expires_at) = (self.begin_change(key)?, encode_expiry(expires_at)?);
         let guard = self.enter_writing()?;
-        let Some((record, control)) = self.touch_under(key, expires_at, &guard)? else {
-            return Ok(None);
-        };
+        let touched = self.touch_under(key, expires_at, &guard)?;
+        let Some(((record, control), prior)) = touched else { return Ok(None) };
         let mut value = Vec::new();
         self.copy(key.bytes, &record, &mut value)?;
-        let item = record.item(key.bytes, &value, control);
+        let item = record.item(key.bytes, &value, control).with_access(prior);
         drop(guard);
         Ok(Some(read(item)))
     }
@@ -408,7 +408,7 @@ impl<M: Medium> Map<M> {
         key: BytesRef<'_>,
         expires_at: u32,
         guard: &'g Guard<'_>,
-    ) -> Result<Option<LiveRecord<'g, M>>> {
+    ) -> Result<Option<(LiveRecord<'g, M>, PriorAccess)>> {
         let mut touched = None;
         let done = self.commit(key, MutateMode::ExistingOnly, guard, None, &mut |live| {
             if let Some(record) = live
@@ -427,7 +427,7 @@ impl<M: Medium> Map<M> {
         done?;
         let Some((word, _, now)) = touched else { return Ok(None) };
         let record = Record::at(self.db.file.pool.medium(), word).ok();
-        Ok(record.map(|record| (record, now)))
+        Ok(record.map(|record| ((record, now), self.accessed(&record))))
     }
 
     /// Makes a key due whose record was changed in place.
@@ -527,12 +527,14 @@ impl<M: Medium> Map<M> {
         // The guard keeps the record that was seen from being reused, so that its word means the
         // same record as long as it is compared.
         let guard = self.enter_writing()?;
-        let mut value = Vec::new();
+        let (mut value, mut access) = (Vec::new(), self.new_access());
         let seen = match self.find(key, &guard)? {
             None => None,
             Some((record, control)) => {
                 self.copy(key.bytes, &record, &mut value)?;
-                let item = record.item(key.bytes, &value, control);
+                let prior = self.accessed(&record);
+                access = record.access();
+                let item = record.item(key.bytes, &value, control).with_access(prior);
                 Some((Version { word: record.word(), control }, item))
             }
         };
@@ -561,7 +563,11 @@ impl<M: Medium> Map<M> {
             }
         };
         let draft = new.as_ref().map(|new| self.draft(key, new, meta)).transpose()?;
-        draft.iter().for_each(Draft::persist);
+        // A change of what is there is an access, and not a new record.
+        draft.iter().for_each(|draft| {
+            draft.set_access(access);
+            draft.persist();
+        });
         let mut done = false;
         self.commit(key, MutateMode::MayInsert, &guard, draft.as_ref(), &mut |live| {
             let verdict = then.verdict(version, live.as_ref().map(Version::of));

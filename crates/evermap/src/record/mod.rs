@@ -10,8 +10,10 @@
 //! * `stamp` is the CAS id;
 //! * the high 16 bits of the index word repeat the low 16 bits of the CAS id. A word and a record
 //!   of different ages (a page that went back in time) seldom agree;
+//! * the state in the word with the lengths says [how the record was read](access);
 //! * the checksum begins with the [owner](Owner), so that a record verifies in its own map only.
 
+pub(crate) mod access;
 pub(crate) mod cas;
 pub(crate) mod checked_word;
 pub(crate) mod control;
@@ -21,12 +23,13 @@ pub(crate) mod size_hint;
 
 use std::cell::Cell;
 
-use evermap_index::record::{HEADER, Header, KEY_MAX, OFFSET_MASK, lengths};
+use evermap_index::record::{HEADER, Header, KEY_MAX, OFFSET_MASK, lengths, state, with_state};
 use evermap_pm::{Medium, PmU64, Pool};
 
+use crate::record::access::AccessState;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::record::control::Control;
-use crate::{Error, Item, Result};
+use crate::{Error, Item, Meta, Result};
 
 /// The maximum length of a value, bytes: 1 GiB. A large value takes neighbouring units of the file
 /// for itself.
@@ -123,6 +126,7 @@ pub(crate) struct Draft<'d, M: Medium> {
     flags: u32,
     cas: Cell<u64>,
     control: Cell<u64>,
+    access: Cell<AccessState>,
     published: Cell<bool>,
 }
 
@@ -150,6 +154,7 @@ impl<'d, M: Medium> Draft<'d, M> {
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
+    #[cfg(test)]
     pub(crate) fn new(
         pool: &'d Pool<M>,
         owner: Owner,
@@ -186,8 +191,14 @@ impl<'d, M: Medium> Draft<'d, M> {
             flags,
             cas: Cell::new(cas),
             control: Cell::new(control),
+            access: Cell::default(),
             published: Cell::new(false),
         })
+    }
+
+    /// Sets how the record was read, before it is written.
+    pub(crate) fn set_access(&self, access: AccessState) {
+        self.access.set(access);
     }
 
     /// Writes the record and flushes it: durable after the next fence.
@@ -281,7 +292,7 @@ impl<'d, M: Medium> Draft<'d, M> {
             self.control.get(),
             self.cas(),
             u64::from(check) | u64::from(self.flags) << 32,
-            lengths,
+            with_state(lengths, self.access.get().bits()),
         ];
         let mut bytes = [0; HEADER as usize];
         for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -368,6 +379,29 @@ impl<'m, M: Medium> Record<'m, M> {
             .ok_or("it ends outside the file")?;
         let (key_len, value_len) = (key_len as usize, value_len as usize);
         Ok(Record { medium, header, cells, word, cas, key_len, value_len })
+    }
+
+    /// Returns what could be the record in the block at `offset`, or why there cannot be one. What
+    /// the index has about its key tells whether there is.
+    pub(crate) fn in_block(medium: &'m M, offset: u64) -> Result<Self, &'static str> {
+        let header = medium.at::<Header>(offset).ok_or("it is outside the file")?;
+        Self::at(medium, word_of(offset, medium.load_relaxed(&header.stamp)))
+    }
+
+    /// Returns how the record was read.
+    #[inline]
+    pub(crate) fn access(&self) -> AccessState {
+        AccessState::from_bits(state(self.medium.load_relaxed(&self.header.lengths)))
+    }
+
+    /// Changes how the record was read. The caller holds the guard under which the index named the
+    /// record, so that the block has no other use.
+    #[inline]
+    pub(crate) fn set_access(&self, access: AccessState) {
+        // The lengths are those of this record, which never change. Of threads that do this at the
+        // same time, one wins: see the module of the state.
+        let lengths = self.key_len as u64 | (self.value_len as u64) << 32;
+        self.medium.store_transient(&self.header.lengths, with_state(lengths, access.bits()));
     }
 
     pub(crate) fn offset(&self) -> u64 {
@@ -551,8 +585,8 @@ impl<'m, M: Medium> Record<'m, M> {
 
     /// Returns an item around copies of key and value.
     pub(crate) fn item<'a>(&self, key: &'a [u8], value: &'a [u8], control: Control) -> Item<'a> {
-        let (flags, cas, marks) = (self.flags(), self.cas, control.marks);
-        Item { key, value, flags, cas, expires_at: control.expiry(), marks }
+        let meta = Meta::new().with_flags(self.flags()).with_expiry(control.expiry());
+        Item::new(key, value, self.cas, meta.with_marks(control.marks))
     }
 
     /// Returns the error that reports that this record is damaged.
@@ -649,12 +683,30 @@ mod tests {
         for bit in 0..cells.len() * 64 {
             let (cell, flip) = (&cells[bit / 64], 1 << (bit % 64));
             let padding = bit / 8 >= 32 + 8 + 61;
+            // How the record was read is not covered.
+            let state = (24 * 8 + 17..24 * 8 + 32).contains(&bit);
             let before = pool.medium().load(cell);
             pool.medium().store(cell, before ^ flip);
             let sound = Record::at(pool.medium(), draft.word())
                 .is_ok_and(|record| record.verify(OWNER) && record.expires_at() == Some(0));
             pool.medium().store(cell, before);
-            assert_eq!(sound, padding, "bit {bit}");
+            assert_eq!(sound, padding || state, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn how_a_record_was_read_does_not_affect_what_it_is() {
+        let pool = pool();
+        let draft = Draft::reserve(&pool, OWNER, b"k", b"v", 0, control_of(0), 42).unwrap();
+        draft.set_access(AccessState::new(800));
+        draft.persist();
+        let record = Record::in_block(pool.medium(), draft.word() & OFFSET_MASK).unwrap();
+        assert_eq!(record.access(), AccessState::new(800));
+        for bits in [0, 1, 0x7fff] {
+            record.set_access(AccessState::from_bits(bits));
+            let again = Record::at(pool.medium(), draft.word()).unwrap();
+            assert_eq!((again.access().bits(), again.value_len()), (bits, 1));
+            assert!(again.verifies(OWNER, b"k", b"v"));
         }
     }
 

@@ -26,6 +26,7 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
             ordered: false,
             rejoin: RejoinArguments::default(),
             memory: options.memory,
+            evict: options.evict,
         },
         config: config(&options),
         endpoints,

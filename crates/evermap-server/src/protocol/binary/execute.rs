@@ -14,7 +14,7 @@ use crate::latency;
 use crate::number;
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
-use crate::protocol::{Context, Host, ITEM_OVERHEAD, Next, Restricted, reply as text_reply, stats};
+use crate::protocol::{Context, ITEM_OVERHEAD, Next, Restricted, reply as text_reply, stats};
 use crate::stats::Count;
 use crate::watch::{DeleteCommand, StoreCommand, StoreStatus};
 
@@ -339,7 +339,11 @@ impl<'a> Pass<'a, '_> {
                 Ok(())
             }
             b"detail dump" => {
-                each("detail", &prefixes(host));
+                // One statistic, whose value is the whole reply of the text protocol.
+                let mut dump = Vec::new();
+                host.prefixes(&mut |prefix, counts| text_reply::prefix(prefix, counts, &mut dump));
+                dump.extend_from_slice(b"END\r\n");
+                reply::stat_bytes(tag, b"detailed", &dump, self.out);
                 Ok(())
             }
             _ => return reply::error(tag, Status::NotFound, self.out),
@@ -434,15 +438,6 @@ fn store_command(request: &Request<'_>) -> StoreCommand {
         Command::Store(Verb::Replace) => StoreCommand::Replace,
         _ => StoreCommand::Set,
     }
-}
-
-/// Returns the counters by prefix, as the text protocol shows them: it is the value of one
-/// statistic.
-fn prefixes(host: &dyn Host) -> String {
-    let mut lines = Vec::new();
-    host.prefixes(&mut |prefix, counts| text_reply::prefix(prefix, counts, &mut lines));
-    lines.extend_from_slice(b"END\r\n");
-    String::from_utf8_lossy(&lines).into_owned()
 }
 
 /// Removes an item if it has the CAS id of the request.

@@ -1,7 +1,6 @@
 //! The layout of reply packets.
 
 use std::fmt::Display;
-use std::io::Write;
 
 use super::packet::{HEADER_LEN, REPLY, Tag};
 use crate::cache::{CacheError, Item};
@@ -129,15 +128,16 @@ pub(super) fn touched(tag: Tag, flags: u32, cas: u64, out: &mut Vec<u8>) {
 
 /// Appends one statistic.
 pub(super) fn stat(tag: Tag, name: &str, value: &dyn Display, out: &mut Vec<u8>) {
-    let start = out.len();
-    out.resize(start + HEADER_LEN, 0);
-    out.extend_from_slice(name.as_bytes());
-    let value_at = out.len();
-    write!(out, "{value}").expect("writing to a vector cannot fail");
-    let (key, body) = (value_at - start - HEADER_LEN, out.len() - start - HEADER_LEN);
-    let lens = Lens { extras: 0, key: key as u16, body: body as u32 };
-    let header = header(tag, Status::Success, &lens, 0);
-    out[start..start + HEADER_LEN].copy_from_slice(&header);
+    stat_bytes(tag, name.as_bytes(), value.to_string().as_bytes(), out);
+}
+
+/// Appends one statistic, whose value may be any bytes.
+pub(super) fn stat_bytes(tag: Tag, name: &[u8], value: &[u8], out: &mut Vec<u8>) {
+    let (key, body) = (name.len() as u16, (name.len() + value.len()) as u32);
+    let lens = Lens { extras: 0, key, body };
+    out.extend_from_slice(&header(tag, Status::Success, &lens, 0));
+    out.extend_from_slice(name);
+    out.extend_from_slice(value);
 }
 
 /// Appends the reply to a request that failed in the store.

@@ -10,36 +10,40 @@ use crate::protocol::{Context, reply};
 use crate::stats::Count;
 use crate::watch::Topic;
 
+// The number of an mg in its batch fits `KeyContext::meta`.
+const _: () = assert!(BATCH_KEYS <= 1 << u8::BITS);
+
 /// At most [`BATCH_KEYS`] keys, each with its context.
 pub(super) struct Batch<'a> {
     keys: [&'a [u8]; BATCH_KEYS],
-    contexts: [KeyContext<'a>; BATCH_KEYS],
+    contexts: [KeyContext; BATCH_KEYS],
     len: usize,
-    /// The commands of mg, with their positions. Their keys are here and not in `keys` if they were
-    /// written in base64.
+    /// The commands of mg, with the positions of their keys. The keys are here and not in `keys` if
+    /// they were written in base64.
     metas: Vec<(usize, Request<'a>)>,
 }
 
-/// The position of a key in its command and in the input.
+/// The position of a key in its command and in the input. Small, because an array of them is
+/// initialized for each read from a socket.
 #[derive(Clone, Copy, Default)]
-pub(super) struct KeyContext<'a> {
+pub(super) struct KeyContext {
     /// Where the input continues after this key, or after its line if the key is the last one.
     pub(super) resume_at: usize,
     /// Whether the reply contains the CAS id.
     pub(super) with_cas: bool,
     /// Whether this is the last key of its command.
     pub(super) last: bool,
-    /// What mg asks for; `None` for get and gets.
-    plan: Option<Plan<'a>>,
+    /// The number of its mg in the batch; `None` for get and gets.
+    meta: Option<u8>,
 }
 
 /// The result of executing a batch.
-pub(super) enum BatchOutcome<'a> {
+pub(super) enum BatchOutcome {
     /// The replies to all keys are written.
     Complete,
     /// The reply buffer was full after the key with this context. The keys after it have to be
     /// collected again.
-    OutputFull(KeyContext<'a>),
+    OutputFull(KeyContext),
     /// The lookup failed in a command that has more keys than the batch. The error is the reply to
     /// that command, and the rest of its line has to be skipped.
     Failed,
@@ -56,10 +60,10 @@ enum Reached {
     Win(usize),
 }
 
-impl<'a> KeyContext<'a> {
+impl KeyContext {
     /// Returns the context of a key of get or gets.
     pub(super) fn new(resume_at: usize, with_cas: bool, last: bool) -> Self {
-        KeyContext { resume_at, with_cas, last, plan: None }
+        KeyContext { resume_at, with_cas, last, meta: None }
     }
 }
 
@@ -81,7 +85,7 @@ impl<'a> Batch<'a> {
     ///
     /// # Panics
     /// If the batch is full.
-    pub(super) fn push(&mut self, key: &'a [u8], context: KeyContext<'a>) {
+    pub(super) fn push(&mut self, key: &'a [u8], context: KeyContext) {
         self.keys[self.len] = key;
         self.contexts[self.len] = context;
         self.len += 1;
@@ -97,13 +101,13 @@ impl<'a> Batch<'a> {
             Cow::Borrowed(key) => key,
             Cow::Owned(_) => &[],
         };
-        let plan = Some(request.plan);
+        let meta = Some(self.metas.len() as u8);
         self.metas.push((self.len, request));
-        self.push(key, KeyContext { resume_at, with_cas: false, last: true, plan });
+        self.push(key, KeyContext { resume_at, with_cas: false, last: true, meta });
     }
 
     /// Looks up the keys, appends the replies, and empties the batch.
-    pub(super) fn execute(&mut self, context: &Context<'_>, out: &mut Vec<u8>) -> BatchOutcome<'a> {
+    pub(super) fn execute(&mut self, context: &Context<'_>, out: &mut Vec<u8>) -> BatchOutcome {
         let len = std::mem::take(&mut self.len);
         if len == 0 {
             return BatchOutcome::Complete;
@@ -127,14 +131,19 @@ impl<'a> Batch<'a> {
 /// The execution of a batch.
 struct Run<'r, 'a> {
     keys: &'r [&'r [u8]; BATCH_KEYS],
-    contexts: &'r [KeyContext<'a>; BATCH_KEYS],
+    contexts: &'r [KeyContext; BATCH_KEYS],
     metas: &'r [(usize, Request<'a>)],
     context: &'r Context<'r>,
 }
 
-impl<'a> Run<'_, 'a> {
+impl Run<'_, '_> {
+    /// Returns what mg asks for, if this is the context of its key.
+    fn plan(&self, key: &KeyContext) -> Option<&Plan<'_>> {
+        key.meta.map(|number| &self.metas[usize::from(number)].1.plan)
+    }
+
     /// Looks up the first `len` keys and appends the replies.
-    fn execute(&self, len: usize, out: &mut Vec<u8>) -> BatchOutcome<'a> {
+    fn execute(&self, len: usize, out: &mut Vec<u8>) -> BatchOutcome {
         let mut start = 0;
         while start < len {
             let before = out.len();
@@ -160,7 +169,7 @@ impl<'a> Run<'_, 'a> {
 
     /// Looks up the keys in `range` with one lookup for each command.
     #[cold]
-    fn execute_each_command(&self, range: Range<usize>, out: &mut Vec<u8>) -> BatchOutcome<'a> {
+    fn execute_each_command(&self, range: Range<usize>, out: &mut Vec<u8>) -> BatchOutcome {
         let Range { mut start, end: len } = range;
         while start < len {
             let last = self.contexts[start..len].iter().position(|key| key.last);
@@ -186,8 +195,8 @@ impl<'a> Run<'_, 'a> {
     /// Executes the mg at this position on its own. It has one key, so it is complete afterwards.
     #[cold]
     fn win(&self, at: usize, out: &mut Vec<u8>) {
-        if let Some((_, request)) = self.metas.iter().find(|&&(place, _)| place == at) {
-            meta::get(request, self.context, out);
+        if let Some(number) = self.contexts[at].meta {
+            meta::get(&self.metas[usize::from(number)].1, self.context, out);
         }
     }
 
@@ -202,7 +211,7 @@ impl<'a> Run<'_, 'a> {
             let at = range.start + i;
             self.end_keys(done..at, out);
             done = at;
-            match &self.contexts[at].plan {
+            match self.plan(&self.contexts[at]) {
                 // This request must tell the client to store a new value, and no other client.
                 Some(_) if meta::wins(item.marks) => {
                     reached = Reached::Win(at);
@@ -237,7 +246,7 @@ impl<'a> Run<'_, 'a> {
         let mut metas = 0;
         if !self.metas.is_empty() {
             let keys = &self.contexts[range.start..done];
-            metas = keys.iter().filter(|key| key.plan.is_some()).count() as u64;
+            metas = keys.iter().filter(|key| key.meta.is_some()).count() as u64;
             counters.add(Count::CmdMeta, metas);
             self.context.executed(Command::MetaGet, metas);
         }
@@ -253,7 +262,7 @@ impl<'a> Run<'_, 'a> {
             }
         }
         for key in &self.contexts[range] {
-            match &key.plan {
+            match self.plan(key) {
                 Some(plan) => meta::miss(plan, out),
                 None if key.last => out.extend_from_slice(b"END\r\n"),
                 None => {}

@@ -286,7 +286,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Collects a key of get or gets. Returns `false` if a lookup for its command failed.
-    fn get(&mut self, key: &'a [u8], position: KeyContext<'a>) -> ControlFlow<Next, bool> {
+    fn get(&mut self, key: &'a [u8], position: KeyContext) -> ControlFlow<Next, bool> {
         self.batch.push(key, position);
         self.at = position.resume_at;
         if self.batch.is_full() { self.execute_batch() } else { ControlFlow::Continue(true) }
@@ -297,7 +297,7 @@ impl<'a> Pass<'a, '_> {
         &mut self,
         key: &[u8],
         expiry: u32,
-        position: KeyContext<'_>,
+        position: KeyContext,
     ) -> ControlFlow<Next, bool> {
         self.execute_batch()?;
         self.at = position.resume_at;

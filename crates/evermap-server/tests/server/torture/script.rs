@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 
+use super::packets::PacketReply;
 use super::values::{LARGE, Random, SHARED, Values, check, shared};
+use crate::common::packet::opcode::{GET, QUITQ, SET};
+use crate::common::packet::request;
 
 const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
 
@@ -20,26 +23,41 @@ pub(crate) enum Reply {
     MetaExactly(Vec<u8>),
     /// One line.
     Line(String),
+    /// A packet of the binary protocol.
+    Packet(PacketReply),
+}
+
+/// The protocol of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// The text protocol, with the commands of the meta protocol in between.
+    Text,
+    Binary,
 }
 
 /// Requests of one connection, in order.
 pub(crate) struct Script<'v> {
     values: &'v Values,
+    protocol: Protocol,
     /// A part of the names of this connection's own keys.
     name: String,
     /// The values of the connection's own keys.
     own: HashMap<String, Vec<u8>>,
-    counter: Option<u64>,
+    pub(super) counter: Option<u64>,
+    /// The opaque number of the last packet.
+    opaque: u32,
     pub(crate) bytes: Vec<u8>,
     pub(crate) replies: Vec<Reply>,
     pub(crate) requests: u64,
 }
 
 impl<'v> Script<'v> {
-    pub(crate) fn new(values: &'v Values, name: String) -> Self {
+    pub(crate) fn new(values: &'v Values, protocol: Protocol, name: String) -> Self {
         Script {
             values,
+            protocol,
             name,
+            opaque: 0,
             own: HashMap::new(),
             counter: None,
             bytes: Vec::new(),
@@ -53,6 +71,52 @@ impl<'v> Script<'v> {
         self.bytes.clear();
         self.replies.clear();
         self.requests = 0;
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the value of one of the connection's own keys.
+    pub(super) fn own(&self, key: &str) -> Option<Vec<u8>> {
+        self.own.get(key).cloned()
+    }
+
+    pub(super) fn next_opaque(&mut self) -> u32 {
+        self.opaque += 1;
+        self.opaque
+    }
+
+    /// Returns a request to end the connection, and one that must not be executed any more.
+    pub(crate) fn quit(&self) -> Vec<u8> {
+        match self.protocol {
+            Protocol::Text => b"quit\r\nget shared-0\r\n".to_vec(),
+            Protocol::Binary => {
+                [request(QUITQ, "", ""), request(GET, "shared-0", "")].map(|p| p.bytes()).concat()
+            }
+        }
+    }
+
+    /// Returns the beginning of a request.
+    pub(crate) fn unfinished(&self, random: &mut Random) -> Vec<u8> {
+        match self.protocol {
+            Protocol::Text => {
+                [&b"get shared-0"[..], b"set shared-0 0 0 5\r\nabc"][random.below(2)].to_vec()
+            }
+            Protocol::Binary => {
+                let mut bytes = request(SET, "shared-0", "abcde").bytes();
+                bytes.truncate(1 + random.below(bytes.len() - 1));
+                bytes
+            }
+        }
+    }
+
+    /// Returns how the reply to a get of a large value begins.
+    pub(crate) fn start_of_value(&self) -> &'static [u8] {
+        match self.protocol {
+            Protocol::Text => b"VALUE shared-",
+            Protocol::Binary => b"\x81\x0c",
+        }
     }
 
     fn ask(&mut self, request: &str, reply: Reply) {
@@ -72,6 +136,9 @@ impl<'v> Script<'v> {
 
     /// Adds a random request that is small and has a small reply.
     pub(crate) fn add_small(&mut self, random: &mut Random) {
+        if self.protocol == Protocol::Binary {
+            return self.add_small_packet(random);
+        }
         match random.below(26) {
             0..8 => self.get(random, SHARED - LARGE),
             8..11 => self.set_shared(random.below(SHARED - LARGE), 20 + random.below(400)),
@@ -127,6 +194,9 @@ impl<'v> Script<'v> {
 
     /// Adds a request with a large reply.
     pub(crate) fn get_large(&mut self, random: &mut Random) {
+        if self.protocol == Protocol::Binary {
+            return self.get_large_packet(random);
+        }
         let key = shared(SHARED - 1 - random.below(LARGE));
         self.ask(&format!("get {key}"), Reply::Values(vec![key]));
     }
@@ -138,6 +208,9 @@ impl<'v> Script<'v> {
     }
 
     fn set(&mut self, key: &str, value: &[u8], noreply: bool) {
+        if self.protocol == Protocol::Binary {
+            return self.set_packet(key, value, noreply);
+        }
         let word = if noreply { " noreply" } else { "" };
         self.bytes.extend(format!("set {key} 0 0 {}{word}\r\n", value.len()).into_bytes());
         self.bytes.extend_from_slice(value);
@@ -159,11 +232,11 @@ impl<'v> Script<'v> {
         self.set_shared(SHARED - 1 - random.below(LARGE), 50_000 + random.below(900_000));
     }
 
-    fn own_key(&self, random: &mut Random) -> String {
+    pub(super) fn own_key(&self, random: &mut Random) -> String {
         format!("own-{}-{}", self.name, random.below(4))
     }
 
-    fn set_own(&mut self, random: &mut Random) {
+    pub(super) fn set_own(&mut self, random: &mut Random) {
         let key = self.own_key(random);
         let value = self.values.make(&key, 20 + random.below(2000));
         self.set(&key, &value, random.one_in(4));
@@ -243,6 +316,10 @@ impl Replies {
         Replies { stream, line: Vec::new(), value: Vec::new(), checked: 0 }
     }
 
+    pub(super) fn reader(&mut self) -> &mut impl Read {
+        &mut self.stream
+    }
+
     pub(crate) fn stream(&mut self) -> &mut TcpStream {
         self.stream.get_mut()
     }
@@ -270,6 +347,7 @@ impl Replies {
                 let line = self.text();
                 assert_eq!(&line, expected);
             }
+            Reply::Packet(expected) => self.expect_packet(expected),
             Reply::Values(keys) => {
                 for key in keys {
                     self.read_value(key);
