@@ -190,6 +190,8 @@ class Run:
     def whole(self):
         self.start(None)
         self.ask_all("resume")
+        self.ask_all("fill")
+        self.look()
         checked = 0
         while self.kills < self.options.kills:
             self.round()

@@ -118,6 +118,16 @@ class Worker:
         for first in range(0, len(keys), BATCH):
             self.compare_many(keys[first : first + BATCH])
 
+    def fill(self):
+        """Stores something under every key, so that a limit is reached from the beginning."""
+        for index in range(self.options.keys):
+            key = self.key_of(index)
+            connection = self.rng.choice(self.connections)
+            try:
+                self.set(connection, key)
+            except Refused as error:
+                self.refuse(connection, error)
+
     def verify(self):
         """Compares every key."""
         keys = list(map(self.key_of, range(self.options.keys))) + list(map(self.number_of, range(NUMBERS)))

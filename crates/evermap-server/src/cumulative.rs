@@ -11,12 +11,14 @@ use crate::stats::Count;
 
 /// Cumulative statistics that are no [`Count`]: of the connections, of the threads in the
 /// background, and of the [`Cache`](crate::Cache).
-const OTHERS: [&str; 25] = [
+const OTHERS: [&str; 27] = [
     "crawler_items_checked",
     "crawler_reclaimed",
     "direct_reclaims",
     "evicted_active",
     "evicted_unfetched",
+    "evermap_evicted_bytes",
+    "evermap_evicted_directly",
     "evictions",
     "expired_unfetched",
     "listen_disabled_num",

@@ -211,7 +211,6 @@ impl Cache for Map {
         each("evictions", &stat.evictions);
         each("evicted_unfetched", &stat.evicted_unfetched);
         each("expired_unfetched", &stat.expired_unfetched);
-        each("reclaimed", &stat.purged);
         // What has expired or was flushed is removed in the background.
         each("crawler_reclaimed", &stat.purged);
         each("lru_crawler_starts", &stat.purges);

@@ -25,7 +25,8 @@ pub(super) struct Histogram(BTreeMap<u64, u64>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HotKeys {
     pub(super) samples: u64,
-    /// The keys, in URI encoding unless all their bytes can be printed, and their numbers of samples, in descending order.
+    /// The keys and their numbers of samples, in descending order. A key is in URI encoding unless
+    /// all its bytes can be printed.
     pub(super) keys: Vec<(String, u64)>,
 }
 

@@ -456,6 +456,33 @@ fn concurrent_clients_do_not_win_twice() {
     assert_eq!(wins, ROUNDS);
 }
 
+/// A store that evicts knows how its items were read; the times are those of units of 8 seconds.
+#[test]
+fn a_store_that_evicts_knows_the_accesses_before_this_one() {
+    let clock = Clock::manual(u64::from(NOW));
+    let options = Options::new().clock(clock.clone()).evict(true).memory_limit(64 << 20);
+    let map = Evermap::in_memory(options).unwrap().default_map();
+    let mut session = TestSession::with(map, 1 << 20, 1 << 20);
+    session.send(&lines("ms a 1|x|ms b 1|y"));
+    for (request, reply) in [
+        ("me a", "ME a exp=-1 la=0 cas=1 fetch=no cls=1 size=61"),
+        ("mg a h u|mg a h|mg a h u", "HD h0|HD h0|HD h1"),
+        ("mg b h u|mg b h T9|mg b h u", "HD h0|HD h0|HD h1"),
+    ] {
+        assert_eq!(session.send(&lines(request)), lines(reply), "{request}");
+    }
+    clock.set(u64::from(NOW) + 800);
+    session.now = NOW + 800;
+    let idle = session.send(&lines("mg a l u"));
+    let idle = String::from_utf8(idle).unwrap();
+    let seconds: u32 = idle.trim_end().strip_prefix("HD l").unwrap().parse().unwrap();
+    assert!(seconds.abs_diff(800) <= 8, "{idle}");
+    session.send(&lines("mg a"));
+    let idle = String::from_utf8(session.send(&lines("mg a l u"))).unwrap();
+    let seconds: u32 = idle.trim_end().strip_prefix("HD l").unwrap().parse().unwrap();
+    assert!(seconds <= 8, "{idle}");
+}
+
 /// What clients were told is still known after the end of the process, however it ends.
 #[test]
 fn wins_stale_values_and_chosen_ids_survive_restarts() {

@@ -86,7 +86,7 @@ fn usual_len(key: u64) -> u32 {
     (100u64 << (word % 6)) as u32 + (word >> 8) as u32 % 100
 }
 
-/// Returns all traces, of so many requests each.
+/// Returns all traces, each of this number of requests.
 pub(crate) fn all(requests: usize) -> Vec<Trace> {
     let zipf = |exponent| {
         let draws = Zipf::new(KEYS, exponent);

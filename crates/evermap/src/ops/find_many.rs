@@ -139,8 +139,8 @@ impl<M: Medium> Map<M> {
     /// A walk over all pages shows each record that is there throughout at least once, and twice
     /// only if the index moves it meanwhile; [`for_each`](Map::for_each) shows it exactly once, but
     /// has to run to its end. Nothing is held between two calls, so the caller may pause for any
-    /// time. A guard is held during the call, so `each` should be quick. Expected O(records of the
-    /// page), which are a few thousand at most.
+    /// time. A guard is held during the call, so `each` should be quick. No access is counted.
+    /// Expected O(records of the page), which are a few thousand at most.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();

@@ -136,7 +136,9 @@ fn space_follows_the_sizes_of_values() {
             }
         }
         let (stat, space) = (map.stat(), map.space().unwrap());
-        assert!(stat.memory_used >= limit * 97 / 100, "{} with values of {len}", stat.memory_used);
+        // Values of a megabyte leave more, because one of them is more than that.
+        let least = limit - (limit * 3 / 100).max(2 * len as u64);
+        assert!(stat.memory_used >= least, "{} with values of {len}", stat.memory_used);
         // What is read now was stored lately.
         let found = (next - count / 4..next).filter(|&it| map.contains(&key_of(it)).unwrap());
         let (found, bytes) = (found.count() as u64, space.allocated_bytes);

@@ -262,7 +262,7 @@ impl<M: Medium> Map<M> {
                     Chosen::Ages | Chosen::Stays => {}
                 }
             }
-            // Damage: whoever reads or changes the key finds out.
+            // Damage: a thread that reads or changes the key finds out.
             None => {}
         }
         Ok(())

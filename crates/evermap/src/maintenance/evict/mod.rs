@@ -177,7 +177,7 @@ impl<M: Medium> Evermap<M> {
     pub(crate) fn apply_memory_limit(&self, bytes: u64) {
         let heap = self.file.pool.heap();
         heap.set_limit(if bytes == 0 { u64::MAX } else { bytes });
-        // Spent: whoever evicts first sets one.
+        // Spent: the thread that evicts first sets one.
         heap.set_budget((bytes > 0 && self.evicts()).then_some(0));
     }
 
