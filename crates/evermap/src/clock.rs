@@ -55,8 +55,8 @@ impl Clock {
         seconds.max(1)
     }
 
-    /// Returns what [`now`](Clock::now) returns, or the second before if that has just ended. Takes a
-    /// fraction of the time.
+    /// Returns what [`now`](Clock::now) returns, or the second before if that has just ended. Takes
+    /// a fraction of the time.
     fn coarse(&self) -> u64 {
         match &self.0 {
             Some(hand) => hand.load(SeqCst),
@@ -97,8 +97,8 @@ impl Time {
         self.latest.fetch_max(now, Relaxed).max(now)
     }
 
-    /// Returns the seconds since 1970 by the clock as it is now, for what need not be exact: they may
-    /// go back, and be a little late.
+    /// Returns the seconds since 1970 by the clock as it is now, for what need not be exact: they
+    /// may go back, and be a little late.
     #[inline]
     pub(crate) fn coarse(&self) -> u32 {
         u32::try_from(self.clock.coarse()).unwrap_or(u32::MAX)

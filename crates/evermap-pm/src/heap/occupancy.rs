@@ -63,13 +63,13 @@ impl<M: Medium> Heap<M> {
         }
     }
 
-    /// Calls `read` with those of these blocks of one extent that are allocated or claimed now. They
-    /// stay so meanwhile, and their memory is not returned to the system: on a memory file system
-    /// even a load would bring it back. Threads that use the extent wait, so `read` should be short,
-    /// and must not use the heap.
+    /// Calls `read` with those of these blocks of one extent that are allocated or claimed now.
+    /// They stay so meanwhile, and their memory is not returned to the system: on a memory file
+    /// system even a load would bring it back. Threads that use the extent wait, so `read` should
+    /// be short, and must not use the heap.
     ///
-    /// The blocks must be [offsets](ExtentBlocks::offsets) of the extent with that number. If it has
-    /// another use by now, some of them may be no blocks, and are left out.
+    /// The blocks must be [offsets](ExtentBlocks::offsets) of the extent with that number. If it
+    /// has another use by now, some of them may be no blocks, and are left out.
     pub fn with_blocks(&self, extent: u64, blocks: &[u64], mut read: impl FnMut(u64)) {
         let start = self.region.unit_offset(extent);
         let Some(extent) = self.extents.lock_existing(extent) else { return };

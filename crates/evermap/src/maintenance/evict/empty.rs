@@ -80,8 +80,8 @@ impl<M: Medium> Evermap<M> {
 }
 
 impl<M: Medium> Mover<'_, M> {
-    /// Moves the record in the block at `offset` of an extent, if there is one of this map. Returns `true` if it
-    /// did.
+    /// Moves the record in the block at `offset` of an extent, if there is one of this map. Returns
+    /// `true` if it did.
     fn move_block(&mut self, extent: u64, offset: u64) -> Result<bool> {
         let map = self.map();
         let (guard, pool) = (map.enter_writing()?, &map.db.file.pool);
