@@ -1,9 +1,9 @@
 //! Which block sizes are in demand, and when space has to be made.
 //!
 //! A caller that makes space has to know for which sizes: a free block serves blocks of its own
-//! size only, a free unit all of them. So for each size the heap counts the bytes of the free blocks
-//! in its extents, and the bytes that threads have claimed. And it calls its owner when more than an
-//! agreed number of bytes was claimed, so that space is made before it is short.
+//! size only, a free unit all of them. So for each size the heap counts the bytes of the free
+//! blocks in its extents, and the bytes that threads have claimed. And it calls its owner when more
+//! than an agreed number of bytes was claimed, so that space is made before it is short.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
