@@ -257,8 +257,7 @@ impl fmt::Display for Stat {
         }
         if self.evictions > 0 {
             let text = format!(
-                "{} records ({} never read, {} by writers), the last one {} s after its last \
-                 access",
+                "{} records ({} never read, {} by writers), the last {} s after its last access",
                 self.evictions, self.evicted_unfetched, self.evicted_directly, self.eviction_age
             );
             line(f, "evicted", &text)?;
