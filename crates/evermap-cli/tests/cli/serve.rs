@@ -356,6 +356,8 @@ fn items_are_evicted_beyond_the_memory_limit() {
     let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &["--memory", "8M"]);
     let mut client = server.connect();
     client.ask("mg seen h u\r\n", "HD h1\r\n");
+    server.signal(Signal::TERM);
+    server.output().success();
 }
 
 #[test]

@@ -77,6 +77,8 @@ fn a_memcached_without_latencies_is_shown_too() {
 fn metrics_are_served_on_an_optional_port() {
     let (server, _directory) = start(&["--metrics", "127.0.0.1:0"]);
     let mut client = server.connect();
+    // The thread that looks after the file may begin after the first client is served.
+    client.wait_for_stat("evermap_file_in_place", |in_place| in_place == "1");
     client.send("stats settings\r\n");
     let lines = std::iter::from_fn(|| client.line().filter(|line| line != "END"));
     let lines: Vec<String> = lines.collect();
