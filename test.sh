@@ -80,9 +80,8 @@ long_campaigns() {
     for index in dash-lh cceh level p-clht; do
         EVERMAP_TEST_INDEX=$index cargo test -p evermap --all-features --quiet --test store
     done
-    step "every word of a small store damaged, and kills under transfers"
-    EVERMAP_DAMAGE=all EVERMAP_CONSERVATION=50 \
-        cargo test --release --quiet -p evermap --test store -- damage conservation
+    step "damaged files, and kills under transfers"
+    EVERMAP_CONSERVATION=50 cargo test --release --quiet -p evermap --test store -- damage conservation
     step "the store crashed everywhere"
     EVERMAP_CRASH_TIMES=20 cargo test --release --quiet -p evermap --test store crash::p
     step "requests of clients of all manners"
