@@ -70,6 +70,8 @@ programs() {
         --keys 100000 --threads 2 --rounds 1 --patience 0 --retries 0 --no-limits
     step "a killed server, a real client"
     tests/churn/run.sh --short
+    step "a killed server, clients of all protocols, with and without eviction"
+    tests/kills/run.sh --short
 }
 
 # Campaigns that take minutes each, optimised as for release.
@@ -84,6 +86,14 @@ long_campaigns() {
     EVERMAP_CRASH_TIMES=20 cargo test --release --quiet -p evermap --test store crash::p
     step "requests of clients of all manners"
     EVERMAP_TORTURE=10000000 cargo test --release --quiet -p evermap-server --test server torture
+    # These have a program that is optimised as for release.
+    unset EVERMAP
+    step "500 kills without and 500 with eviction"
+    tests/kills/run.sh
+    step "other projects' clients"
+    tests/clients/run.sh
+    step "three servers behind other projects' clients and proxies"
+    tests/fleet/run.sh
     step "mistakes in the source"
     tests/source-edits/run.py --only-for 10
     tests/source-edits/run.py --table
@@ -96,7 +106,7 @@ fuzz() {
     if ! cargo +nightly fuzz --version >/dev/null 2>&1; then
         cargo install --quiet --locked cargo-fuzz
     fi
-    for target in protocol open; do
+    for target in protocol binary auth open; do
         (cd fuzz && cargo +nightly fuzz run "$target" -- -max_total_time=60)
     done
 }

@@ -1,10 +1,17 @@
 //! The errors of the command.
 
-use std::io;
+use std::fmt::Display;
+use std::io::{self, Write};
 
 /// The exit code after a failure. The exit code 1 is a negative result: there is no such key, or a
 /// check found problems.
 pub(crate) const EXIT_CODE: u8 = 2;
+
+/// Writes a line to standard error about something that does not end the command.
+pub(crate) fn warn(message: impl Display) {
+    // If standard error is closed, the message is lost.
+    let _ = writeln!(io::stderr(), "evermap: {message}");
+}
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {

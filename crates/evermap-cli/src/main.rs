@@ -1,5 +1,6 @@
 //! The `evermap` command.
 
+mod counters;
 mod dump;
 mod failure;
 mod format;
@@ -10,8 +11,10 @@ mod load;
 mod maps;
 mod monitor;
 mod open;
+mod rejoin;
 mod scan;
 mod serve;
+mod top;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -36,7 +39,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    Serve(serve::Arguments),
+    Serve(Box<serve::Arguments>),
     Get(get_put_del::Get),
     Put(get_put_del::Put),
     Del(get_put_del::Del),
@@ -47,6 +50,7 @@ enum Command {
     Drop(maps::Drop),
     Stat(inspect::StatCommand),
     Check(inspect::Check),
+    Top(top::Arguments),
     Lab(lab::Lab),
 }
 
@@ -64,12 +68,18 @@ impl Command {
             Command::Drop(arguments) => arguments.run(),
             Command::Stat(arguments) => arguments.run(),
             Command::Check(arguments) => arguments.run(),
+            Command::Top(arguments) => arguments.run().map(|()| SUCCESS),
             Command::Lab(arguments) => arguments.run(),
         }
     }
 }
 
 fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    if words.next().is_some_and(|program| serve::memcached::is_called(&program)) {
+        let _ = evermap::explain_bus_errors();
+        return serve::memcached::main(words);
+    }
     let arguments = Arguments::parse();
     // If this fails, SIGBUS ends the process without a message.
     let _ = evermap::explain_bus_errors();

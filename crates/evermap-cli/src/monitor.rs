@@ -8,13 +8,21 @@ use std::time::{Duration, Instant};
 
 use evermap_server::Server;
 
+use crate::rejoin::History;
+
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The name of the statistic that is 1 while the file is at its path.
 const IN_PLACE: &str = "evermap_file_in_place";
 
-/// Monitors the file and the memory of a server until the sender of `stop` is dropped.
-pub(crate) fn monitor(server: &Server, mut file: Option<ServedFile>, stop: &Receiver<()>) {
+/// Monitors the file and the memory of a server, and keeps its counters, until the sender of `stop`
+/// is dropped.
+pub(crate) fn monitor(
+    server: &Server,
+    mut file: Option<ServedFile>,
+    history: &mut History,
+    stop: &Receiver<()>,
+) {
     if file.is_some() {
         server.set_stat(IN_PLACE, 1);
     }
@@ -23,6 +31,7 @@ pub(crate) fn monitor(server: &Server, mut file: Option<ServedFile>, stop: &Rece
         if let Some(file) = &mut file {
             file.check(server);
         }
+        history.continue_with(server);
         trimmer.check(server.freed_bytes());
     }
 }

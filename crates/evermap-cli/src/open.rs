@@ -30,7 +30,7 @@ pub(crate) struct MapArguments {
 
 /// What to do with a file whose contents cannot be trusted.
 #[derive(clap::Args)]
-pub(crate) struct SuspectArguments {
+struct SuspectArguments {
     /// What to do with a store whose contents cannot be trusted: because the machine was restarted
     /// or the file was copied while the store was open, or because the file was truncated or is
     /// damaged. A file that is not a store is never overwritten
@@ -38,8 +38,8 @@ pub(crate) struct SuspectArguments {
     on_suspect: OnSuspect,
 }
 
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum OnSuspect {
+#[derive(Clone, Copy, Default, PartialEq, ValueEnum)]
+pub(crate) enum OnSuspect {
     /// Report an error and leave the file unchanged
     #[default]
     Refuse,
@@ -50,13 +50,14 @@ enum OnSuspect {
     Discard,
 }
 
-impl SuspectArguments {
-    pub(crate) fn apply(&self, options: Options) -> Options {
-        options.on_suspect(match self.on_suspect {
+impl OnSuspect {
+    /// Returns the setting of the library.
+    pub(crate) fn setting(self) -> evermap::OnSuspect {
+        match self {
             OnSuspect::Refuse => evermap::OnSuspect::Refuse,
             OnSuspect::Salvage => evermap::OnSuspect::Salvage,
             OnSuspect::Discard => evermap::OnSuspect::Discard,
-        })
+        }
     }
 }
 
@@ -67,7 +68,7 @@ impl StoreArguments {
     }
 
     fn open_with(&self, options: Options) -> Result<Evermap, Failure> {
-        Ok(Evermap::open(&self.path, self.suspect.apply(options))?)
+        Ok(Evermap::open(&self.path, options.on_suspect(self.suspect.on_suspect.setting()))?)
     }
 }
 

@@ -4,12 +4,13 @@
 //! byte  0  control      changed in place by the owner of the record (expiry, state)
 //! byte  8  stamp        a CAS id
 //! byte 16  check        CRC32C of the map, bytes 8..16, 20..end (low half) | flags (high half)
-//! byte 24  lengths      key length (low half) | value length (high half), bytes
+//! byte 24  lengths      key length (17 bits) | state of the owner (15) | value length (32), bytes
 //! byte 32  key, then value, padded with zeros to 8 bytes
 //! ```
 //!
 //! The index uses only the key and its length; the other fields belong to the owner of the record.
-//! Everything except `control` is immutable once the record is published.
+//! Everything except `control` and the owner's state in `lengths` is immutable once the record is
+//! published. The checksum covers the lengths without that state.
 
 use evermap_pm::{Medium, PmU64, pod};
 
@@ -31,15 +32,32 @@ pod! {
         pub stamp: PmU64,
         /// Checksum and flags.
         pub check: PmU64,
-        /// Key length (low 32 bits) and value length (high 32 bits).
+        /// Key length (17 bits), state of the owner (15 bits), value length (32 bits).
         pub lengths: PmU64,
     }
 }
 
-/// Splits a `lengths` word into the key length and the value length.
+/// Where the owner's state begins in a `lengths` word, after the bits of the key length.
+const STATE_SHIFT: u32 = KEY_MAX.ilog2() + 1;
+/// The bits of the owner's state in a `lengths` word.
+const STATE_MASK: u64 = (1 << 32) - (1 << STATE_SHIFT);
+
+/// Returns the key length and the value length of a `lengths` word.
 #[inline(always)]
 pub fn lengths(word: u64) -> (u64, u64) {
-    (word & 0xffff_ffff, word >> 32)
+    (word & ((1 << STATE_SHIFT) - 1), word >> 32)
+}
+
+/// Returns the owner's state in a `lengths` word: 15 bits.
+#[inline(always)]
+pub fn state(word: u64) -> u16 {
+    ((word & STATE_MASK) >> STATE_SHIFT) as u16
+}
+
+/// Returns a `lengths` word with this state instead of its own. Of the state, 15 bits are used.
+#[inline(always)]
+pub fn with_state(word: u64, state: u16) -> u64 {
+    word & !STATE_MASK | u64::from(state) << STATE_SHIFT & STATE_MASK
 }
 
 /// Returns `true` if `word` names a record whose key is `key`.
@@ -79,4 +97,24 @@ pub fn bytes_equal<M: Medium>(medium: &M, cells: &[PmU64], bytes: &[u8]) -> bool
     last[..rest.len()].copy_from_slice(rest);
     let mask = (1u64 << (8 * rest.len())) - 1;
     medium.load_relaxed(cell) & mask == u64::from_le_bytes(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_and_state_share_a_word() {
+        for key in [0, 1, 250, KEY_MAX as u64] {
+            for value in [0, 1, 1 << 30, u64::from(u32::MAX)] {
+                let word = key | value << 32;
+                assert_eq!((lengths(word), state(word)), ((key, value), 0));
+                for bits in [0, 1, 0x2aaa, 0x7fff] {
+                    let with = with_state(word, bits);
+                    assert_eq!((lengths(with), state(with)), ((key, value), bits));
+                    assert_eq!(with_state(with, 0), word);
+                }
+            }
+        }
+    }
 }

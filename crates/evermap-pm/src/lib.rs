@@ -17,6 +17,7 @@
 //! was read from a region is checked before it is used.
 
 pub mod cell;
+mod coarse;
 pub mod epoch;
 pub mod error;
 pub mod fork;
@@ -32,6 +33,7 @@ pub mod sim;
 pub mod sync;
 
 pub use cell::{PmU64, Pod};
+pub use coarse::coarse_seconds;
 pub use epoch::{Domain, Guard};
 pub use error::{Error, ErrorKind, Result};
 pub use medium::Medium;

@@ -212,6 +212,11 @@ impl<M: Medium> Pool<M> {
         self.heap.evacuation(least)
     }
 
+    /// Returns the heap.
+    pub fn heap(&self) -> &Heap<M> {
+        &self.heap
+    }
+
     /// Frees blocks that no guard protects any more, and returns free memory to the system, except
     /// for some that will soon be needed.
     pub fn trim(&self) {

@@ -8,6 +8,8 @@
 use std::fmt::Display;
 use std::ops::ControlFlow;
 
+pub mod size_class;
+
 /// The maximum number of keys that the protocols pass to [`Cache::get_many`]: the number that the
 /// store looks up together.
 pub use evermap::BATCH_KEYS;
@@ -37,6 +39,14 @@ pub trait Cache: Send + Sync + 'static {
         hit: &mut dyn FnMut(usize, Item<'_>) -> Hit,
     ) -> Result<(), CacheError>;
 
+    /// Looks up one key without recording an access, so that a client that inspects an item does
+    /// not change what it inspects. Calls `hit` with the item and returns `true` if it is live.
+    fn peek(
+        &self,
+        key: &[u8],
+        hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
+    ) -> Result<bool, CacheError>;
+
     /// Changes the expiry of an item and calls `hit` with the item. Returns `true` if the item was
     /// live.
     fn get_and_touch(
@@ -46,20 +56,30 @@ pub trait Cache: Send + Sync + 'static {
         hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
     ) -> Result<bool, CacheError>;
 
-    /// Stores an item with a new CAS id if `mode` allows it.
-    fn store(
+    /// Stores an item without marks if the mode of `request` allows it.
+    fn store(&self, key: &[u8], value: &[u8], request: &StoreRequest)
+    -> Result<Stored, CacheError>;
+
+    /// Changes an item by an atomic read-modify-write: calls `decide` with the live item, or with
+    /// `None`, and does what it decides. Returns the CAS id that the item has then, or `None` if
+    /// there is none.
+    ///
+    /// `decide` is called again if another thread has changed the item in between, and only its
+    /// last call counts. So it must not have effects of its own. An access is recorded.
+    ///
+    /// # Errors
+    ///
+    /// Also the error that `decide` returns.
+    fn update(
         &self,
         key: &[u8],
-        value: &[u8],
-        flags: u32,
-        expiry: u32,
-        mode: StoreMode,
-    ) -> Result<StoreOutcome, CacheError>;
+        decide: &mut dyn FnMut(Option<&Item<'_>>) -> Result<Update, CacheError>,
+    ) -> Result<Option<u64>, CacheError>;
 
-    /// Appends or prepends `data` to a value. The item gets a new CAS id and keeps its flags and
-    /// expiry.
+    /// Appends or prepends `data` to a value. The item gets a new CAS id and keeps its flags, its
+    /// expiry and its marks.
     ///
-    /// Returns `Stored`, or `NotStored` if there is no such item.
+    /// The outcome is `Stored`, or `NotStored` if there is no such item.
     ///
     /// # Errors
     ///
@@ -70,10 +90,10 @@ pub trait Cache: Send + Sync + 'static {
         data: &[u8],
         side: Side,
         value_max: usize,
-    ) -> Result<StoreOutcome, CacheError>;
+    ) -> Result<Stored, CacheError>;
 
     /// Adds to or subtracts from a value that is a decimal number, as [`apply_delta`] does. The
-    /// item gets a new CAS id and keeps its flags and expiry.
+    /// item gets a new CAS id and keeps its flags, its expiry and its marks.
     fn arithmetic(&self, key: &[u8], delta: u64, up: bool) -> Result<Arithmetic, CacheError>;
 
     /// Removes an item. Returns `true` if it was live.
@@ -89,10 +109,75 @@ pub trait Cache: Send + Sync + 'static {
     /// not come.
     fn flush_all(&self, at: Option<u32>) -> Result<(), CacheError>;
 
+    /// Calls `each` with the key and the item of each live item in one page of the cache, in no
+    /// particular order. A page has about a thousand items. Returns the position of the next page,
+    /// or `None` if this was the last one; 0 is the position of the first page. No access is
+    /// recorded.
+    ///
+    /// Nothing is held between two calls, so a caller may pause between pages for any time. An item
+    /// that is there throughout is shown at least once, and twice only if the cache is reorganized
+    /// meanwhile. Items that cannot be read are left out. `each` should be quick, and must not use
+    /// the cache.
+    fn page(
+        &self,
+        position: u64,
+        each: &mut dyn FnMut(&[u8], Item<'_>),
+    ) -> Result<Option<u64>, CacheError>;
+
+    /// Returns the limit on the memory of the items, in bytes; 0: there is none.
+    fn memory_limit(&self) -> u64;
+
+    /// Changes the limit on the memory of the items, in bytes; 0: there is none.
+    fn set_memory_limit(&self, bytes: u64) -> Result<(), CacheError>;
+
     /// Calls `each` with the name and value of each statistic about the items. The names are
     /// memcached's where it has them: `curr_items`, `bytes`, `limit_maxbytes`, `evictions` and so
     /// on.
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display));
+
+    /// Calls `each` with the key and the item of each live item, until it returns
+    /// [`ControlFlow::Break`], as a walk through all [pages](Cache::page) does. Nothing is held in
+    /// the cache meanwhile, so `each` may take its time and use the cache. Memory is needed for the
+    /// keys of one page and for one value.
+    fn for_each(
+        &self,
+        each: &mut dyn FnMut(&[u8], Item<'_>) -> ControlFlow<()>,
+    ) -> Result<(), CacheError> {
+        let (mut keys, mut value, mut next) = (Vec::new(), Vec::new(), Some(0));
+        while let Some(position) = next {
+            keys.clear();
+            next = self.page(position, &mut |key, _| keys.push(key.to_vec()))?;
+            for key in &keys {
+                let mut found = None;
+                value.clear();
+                self.peek(key, &mut |item| {
+                    item.value.append_to(&mut value)?;
+                    let Item { flags, cas, expiry, marks, fetched, idle, .. } = item;
+                    found = Some((flags, cas, expiry, marks, fetched, idle));
+                    Ok(())
+                })?;
+                let Some((flags, cas, expiry, marks, fetched, idle)) = found else { continue };
+                let value = &value.as_slice();
+                let item = Item { flags, cas, expiry, marks, fetched, idle, value };
+                if each(key, item).is_break() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `each` with the name and value of each line of `stats items`: see
+    /// [`size_class`].
+    fn item_stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError> {
+        size_class::item_stats(self, each)
+    }
+
+    /// Calls `each` with the name and value of each line of `stats slabs`: see
+    /// [`size_class`].
+    fn slab_stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError> {
+        size_class::slab_stats(self, each)
+    }
 }
 
 /// What a callback of [`Cache::get_many`] returns: whether to continue, or the error that ends the
@@ -104,10 +189,28 @@ pub type Hit = Result<ControlFlow<()>, CacheError>;
 pub struct Item<'a> {
     /// 32 bits that the client chose.
     pub flags: u32,
-    /// Identifies this version of the item. Never 0.
+    /// Identifies this version of the item. 0 only if a client has chosen that.
     pub cas: u64,
+    /// When the item expires, in seconds since 1970; 0: never.
+    pub expiry: u32,
+    /// What the meta protocol has to tell the next client about the item.
+    pub marks: Marks,
+    /// Whether the item was read since it was stored, before this access.
+    pub fetched: bool,
+    /// The time between the last access and this one, in seconds.
+    pub idle: u32,
     /// The value.
     pub value: &'a dyn Value,
+}
+
+/// The state of an item that was invalidated, or that a client is about to store anew. It is as
+/// durable as the item.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// The value is out of date. Clients may use it until one of them has stored a new one.
+    pub stale: bool,
+    /// A client was told to store a new value, and has not done so yet.
+    pub won: bool,
 }
 
 /// The bytes of a value, which may be in memory that only the store can read.
@@ -135,6 +238,71 @@ impl Value for &[u8] {
         out.extend_from_slice(self);
         Ok(())
     }
+}
+
+/// How [`Cache::store`] stores an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreRequest {
+    /// 32 bits that the client chose.
+    pub flags: u32,
+    /// When the item expires, in seconds since 1970; 0: never.
+    pub expiry: u32,
+    /// The condition.
+    pub mode: StoreMode,
+    /// The CAS id that the client chose for the new version; `None`: a new one.
+    pub cas: Option<u64>,
+}
+
+impl StoreRequest {
+    /// Returns a request to store an item without flags that never expires, with a new CAS id.
+    pub fn new(mode: StoreMode) -> Self {
+        StoreRequest { flags: 0, expiry: 0, mode, cas: None }
+    }
+}
+
+/// The result of [`Cache::store`] or [`Cache::concat`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Whether the item is stored.
+    pub outcome: StoreOutcome,
+    /// The CAS id of the new version; 0 if there is none.
+    pub cas: u64,
+}
+
+impl From<StoreOutcome> for Stored {
+    /// Returns the result of a request that has stored nothing.
+    fn from(outcome: StoreOutcome) -> Self {
+        Stored { outcome, cas: 0 }
+    }
+}
+
+/// What the closure of [`Cache::update`] decides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// Leaves everything as it is.
+    Keep,
+    /// Changes expiry and marks in place. Value, flags and CAS id stay.
+    Mark {
+        /// When the item expires, in seconds since 1970; 0: never.
+        expiry: u32,
+        /// The new marks.
+        marks: Marks,
+    },
+    /// Stores a new version.
+    Put {
+        /// The new value.
+        value: Vec<u8>,
+        /// 32 bits that the client chose.
+        flags: u32,
+        /// When the item expires, in seconds since 1970; 0: never.
+        expiry: u32,
+        /// The new marks.
+        marks: Marks,
+        /// The CAS id that the client chose; `None`: a new one.
+        cas: Option<u64>,
+    },
+    /// Removes the item.
+    Remove,
 }
 
 /// The condition under which [`Cache::store`] stores.
@@ -175,8 +343,13 @@ pub enum Side {
 /// The outcome of [`Cache::arithmetic`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// The number after the change.
-    Value(u64),
+    /// The item has a new version.
+    Changed {
+        /// The number after the change.
+        number: u64,
+        /// The CAS id of the new version.
+        cas: u64,
+    },
     /// There is no such item.
     NotFound,
     /// The value does not begin with a decimal number below 2^64.

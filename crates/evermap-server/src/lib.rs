@@ -15,13 +15,18 @@
 //! ```
 
 pub mod cache;
+pub mod cumulative;
+pub mod latency;
+mod metrics;
 pub mod model;
 mod number;
 pub mod protocol;
 pub mod server;
 pub mod stats;
 mod store;
+pub mod watch;
 
 pub use cache::{Cache, CacheError};
+pub use cumulative::Cumulative;
 pub use model::ModelCache;
-pub use server::{BoundPort, Config, Server};
+pub use server::{Config, ListenAddress, Listener, Server};

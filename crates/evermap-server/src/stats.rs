@@ -50,9 +50,21 @@ pub enum Count {
     BytesWritten,
     /// The number of times that a connection with more work had to wait for other connections.
     ConnYields,
+    /// Commands of the meta protocol.
+    CmdMeta,
+    /// Attempts to authenticate.
+    AuthCmds,
+    /// Attempts to authenticate that failed.
+    AuthErrors,
+    /// Connections that were closed because they were idle for too long.
+    IdleKicks,
+    /// Connections that failed during their TLS handshake.
+    SslHandshakeErrors,
+    /// Values that were stored. Incremented numbers do not count: memcached changes them in place.
+    TotalItems,
 }
 
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 28] = [
     "cmd_get",
     "cmd_set",
     "cmd_flush",
@@ -75,15 +87,26 @@ const NAMES: [&str; 22] = [
     "bytes_read",
     "bytes_written",
     "conn_yields",
+    "cmd_meta",
+    "auth_cmds",
+    "auth_errors",
+    "idle_kicks",
+    "ssl_handshake_errors",
+    "total_items",
 ];
 
 // The last variant has the last name.
-const _: () = assert!(Count::ConnYields as usize + 1 == NAMES.len());
+const _: () = assert!(Count::TotalItems as usize + 1 == NAMES.len());
 
 impl Count {
     /// Returns the name in `stats`.
     pub fn name(self) -> &'static str {
         NAMES[self as usize]
+    }
+
+    /// Returns the names of all counts.
+    pub(crate) fn names() -> &'static [&'static str] {
+        &NAMES
     }
 }
 

@@ -1,7 +1,12 @@
 //! The implementation of [`Cache`] for the store.
 //!
-//! Every method is one operation of the store, and as atomic and durable as that operation. Nothing
-//! is evicted: a full store rejects items that do not fit.
+//! Every method is one operation of the store, and as atomic and durable as that operation. A store
+//! that is a cache evicts items where another one rejects those that do not fit.
+//!
+//! The marks of an item are those of its record. The ids of the store's records are unique and
+//! rise, so they are the CAS ids of the items, with one exception: a client may choose the CAS id
+//! of an item. Such a record has the mark [`CHOSEN_CAS`], and its value begins with the id, in 8
+//! bytes.
 
 use std::fmt::Display;
 use std::ops::ControlFlow;
@@ -9,8 +14,16 @@ use std::ops::ControlFlow;
 use evermap::{Edit, Error, ErrorKind, Map, Meta, Outcome, UnreadRecord};
 
 use crate::cache::{
-    Arithmetic, Cache, CacheError, Hit, Item, Side, StoreMode, StoreOutcome, Value, apply_delta,
+    Arithmetic, Cache, CacheError, Hit, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest,
+    Stored, Update, Value, apply_delta,
 };
+
+/// The item is [stale](Marks::stale).
+const STALE: evermap::Marks = evermap::Marks::from_bits_truncate(1);
+/// A client has [won](Marks::won) the item.
+const WON: evermap::Marks = evermap::Marks::from_bits_truncate(2);
+/// The value begins with the CAS id of the item.
+const CHOSEN_CAS: evermap::Marks = evermap::Marks::from_bits_truncate(4);
 
 impl Cache for Map {
     fn get_many(
@@ -20,9 +33,9 @@ impl Cache for Map {
     ) -> Result<(), CacheError> {
         let mut result = Ok(());
         self.find_many(keys, |i, record| {
-            let hit = record.map_err(CacheError::from).and_then(|record| {
-                hit(i, Item { flags: record.flags(), cas: record.cas(), value: &record })
-            });
+            let hit = record
+                .map_err(CacheError::from)
+                .and_then(|record| with_unread(&record, |item| hit(i, item))?);
             hit.unwrap_or_else(|error| {
                 result = Err(error);
                 ControlFlow::Break(())
@@ -31,13 +44,22 @@ impl Cache for Map {
         result
     }
 
+    fn peek(
+        &self,
+        key: &[u8],
+        hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
+    ) -> Result<bool, CacheError> {
+        let hit = Map::peek(self, key, |item| with_read(&item, hit)?)?;
+        Ok(hit.transpose()?.is_some())
+    }
+
     fn get_and_touch(
         &self,
         key: &[u8],
         expiry: u32,
         hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
     ) -> Result<bool, CacheError> {
-        let hit = Map::get_and_touch(self, key, expiry_of(expiry), |item| with_item(&item, hit))?;
+        let hit = Map::get_and_touch(self, key, expiry_of(expiry), |item| with_read(&item, hit)?)?;
         Ok(hit.transpose()?.is_some())
     }
 
@@ -45,26 +67,73 @@ impl Cache for Map {
         &self,
         key: &[u8],
         value: &[u8],
-        flags: u32,
-        expiry: u32,
-        mode: StoreMode,
-    ) -> Result<StoreOutcome, CacheError> {
-        let meta = Meta::new().with_flags(flags).with_expiry(expiry_of(expiry));
-        let outcome = match mode {
-            StoreMode::Set => {
-                self.put_with(key, value, meta)?;
-                return Ok(StoreOutcome::Stored);
+        request: &StoreRequest,
+    ) -> Result<Stored, CacheError> {
+        let &StoreRequest { flags, expiry, mode, cas: chosen } = request;
+        let prefixed;
+        let (value, marks) = match chosen {
+            None => (value, evermap::Marks::NONE),
+            Some(cas) => {
+                prefixed = prefixed_by(cas, value);
+                (&prefixed[..], CHOSEN_CAS)
             }
+        };
+        let meta = Meta::new().with_flags(flags).with_expiry(expiry_of(expiry)).with_marks(marks);
+        let stored = |cas| Stored { outcome: StoreOutcome::Stored, cas: chosen.unwrap_or(cas) };
+        let outcome = match mode {
+            StoreMode::Set => return Ok(stored(self.put_with(key, value, meta)?)),
             StoreMode::Add => self.try_insert_with(key, value, meta),
             StoreMode::Replace => self.replace_with(key, value, meta),
-            StoreMode::Cas(cas) => self.compare_exchange_with(key, cas, value, meta),
+            StoreMode::Cas(cas) => self.compare_exchange_unless(key, cas, CHOSEN_CAS, value, meta),
         }?;
         Ok(match (outcome, mode) {
-            (Outcome::Inserted { .. } | Outcome::Updated { .. }, _) => StoreOutcome::Stored,
-            (Outcome::Kept { .. }, StoreMode::Cas(_)) => StoreOutcome::Exists,
-            (_, StoreMode::Cas(_)) => StoreOutcome::NotFound,
-            _ => StoreOutcome::NotStored,
+            (Outcome::Inserted { cas } | Outcome::Updated { cas }, _) => stored(cas),
+            // The CAS id of the item may be one that a client has chosen.
+            (Outcome::Kept { .. }, StoreMode::Cas(cas)) => {
+                let (outcome, cas) = compare_exchange_chosen(self, key, cas, value, meta)?;
+                match cas {
+                    Some(cas) => stored(cas),
+                    None => outcome.into(),
+                }
+            }
+            (_, StoreMode::Cas(_)) => StoreOutcome::NotFound.into(),
+            _ => StoreOutcome::NotStored.into(),
         })
+    }
+
+    fn update(
+        &self,
+        key: &[u8],
+        decide: &mut dyn FnMut(Option<&Item<'_>>) -> Result<Update, CacheError>,
+    ) -> Result<Option<u64>, CacheError> {
+        let (mut chosen, mut result) = (None, Ok(()));
+        let cas = self.modify(key, |record| {
+            // The closure is called again if another thread changes the item in between. Only the
+            // last call counts.
+            (chosen, result) = (None, Ok(()));
+            let decided = match &record {
+                None => decide(None),
+                Some(record) => with_read(record, |item| {
+                    chosen = Some(item.cas);
+                    decide(Some(&item))
+                })
+                .and_then(|decided| decided),
+            };
+            match decided {
+                Err(error) => {
+                    result = Err(error);
+                    Edit::Keep
+                }
+                Ok(update) => {
+                    if let Update::Put { cas, .. } = update {
+                        chosen = cas;
+                    }
+                    edit_of(update, record.map(|record| record.marks))
+                }
+            }
+        })?;
+        result?;
+        Ok(cas.map(|cas| chosen.unwrap_or(cas)))
     }
 
     fn concat(
@@ -73,46 +142,30 @@ impl Cache for Map {
         data: &[u8],
         side: Side,
         value_max: usize,
-    ) -> Result<StoreOutcome, CacheError> {
-        let mut outcome = Ok(StoreOutcome::NotStored);
-        self.modify(key, |item| {
-            // The closure is called again if another thread changes the item in between. Only the
-            // last call counts.
-            outcome = Ok(StoreOutcome::NotStored);
-            let Some(item) = item else { return Edit::Keep };
-            if item.value.len() + data.len() > value_max {
-                outcome = Err(CacheError::TooLarge);
-                return Edit::Keep;
-            }
-            outcome = Ok(StoreOutcome::Stored);
-            Edit::Value(match side {
-                Side::Append => [item.value, data].concat(),
-                Side::Prepend => [data, item.value].concat(),
-            })
-        })?;
-        outcome
+    ) -> Result<Stored, CacheError> {
+        let join = |old: Option<&[u8]>| match (old, side) {
+            (None, _) => Ok(None),
+            (Some(old), _) if old.len() + data.len() > value_max => Err(CacheError::TooLarge),
+            (Some(old), Side::Append) => Ok(Some([old, data].concat())),
+            (Some(old), Side::Prepend) => Ok(Some([data, old].concat())),
+        };
+        Ok(match revalue(self, key, join)? {
+            Some(cas) => Stored { outcome: StoreOutcome::Stored, cas },
+            None => StoreOutcome::NotStored.into(),
+        })
     }
 
     fn arithmetic(&self, key: &[u8], delta: u64, up: bool) -> Result<Arithmetic, CacheError> {
-        let mut result = Arithmetic::NotFound;
-        self.modify(key, |item| {
-            let Some(item) = item else {
-                result = Arithmetic::NotFound;
-                return Edit::Keep;
-            };
-            let mut value = Vec::new();
-            match apply_delta(item.value, delta, up, &mut value) {
-                Some(number) => {
-                    result = Arithmetic::Value(number);
-                    Edit::Value(value)
-                }
-                None => {
-                    result = Arithmetic::NonNumeric;
-                    Edit::Keep
-                }
-            }
+        let mut unchanged = Arithmetic::NotFound;
+        let mut after = 0;
+        let cas = revalue(self, key, |old| {
+            unchanged = if old.is_some() { Arithmetic::NonNumeric } else { Arithmetic::NotFound };
+            let mut new = Vec::new();
+            let number = old.and_then(|old| apply_delta(old, delta, up, &mut new));
+            after = number.unwrap_or(0);
+            Ok(number.map(|_| new))
         })?;
-        Ok(result)
+        Ok(cas.map_or(unchanged, |cas| Arithmetic::Changed { number: after, cas }))
     }
 
     fn delete(&self, key: &[u8]) -> Result<bool, CacheError> {
@@ -127,13 +180,45 @@ impl Cache for Map {
         Ok(Map::flush_all(self, at.map(u64::from))?)
     }
 
+    fn page(
+        &self,
+        position: u64,
+        each: &mut dyn FnMut(&[u8], Item<'_>),
+    ) -> Result<Option<u64>, CacheError> {
+        Ok(self.find_page(position, |record| {
+            if let Ok(record) = record {
+                // A damaged value is left out, like a damaged record.
+                let _ = with_unread(&record, |item| each(record.key(), item));
+            }
+        })?)
+    }
+
+    fn memory_limit(&self) -> u64 {
+        let stat = self.stat();
+        stat.memory_limit.or(stat.max_bytes).unwrap_or(0)
+    }
+
+    fn set_memory_limit(&self, bytes: u64) -> Result<(), CacheError> {
+        Ok(self.db().set_memory_limit(bytes)?)
+    }
+
     /// The names are memcached's where it has them. `limit_maxbytes` is 0 if there is no limit.
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
         let stat = self.stat();
         each("curr_items", &stat.records.value);
         each("bytes", &stat.record_bytes.value);
-        each("limit_maxbytes", &stat.max_bytes.unwrap_or(0));
-        each("evictions", &0);
+        each("limit_maxbytes", &stat.memory_limit.or(stat.max_bytes).unwrap_or(0));
+        each("evictions", &stat.evictions);
+        each("evicted_unfetched", &stat.evicted_unfetched);
+        each("expired_unfetched", &stat.expired_unfetched);
+        // What has expired or was flushed is removed in the background.
+        each("crawler_reclaimed", &stat.purged);
+        each("lru_crawler_starts", &stat.purges);
+        each("evermap_memory_used", &stat.memory_used);
+        each("evermap_eviction_age", &stat.eviction_age);
+        each("evermap_evicted_bytes", &stat.evicted_bytes);
+        each("evermap_evicted_directly", &stat.evicted_directly);
+        each("evermap_moved_for_space", &stat.moved_for_space);
         each("evermap_file_bytes", &stat.file_bytes);
         each("evermap_durability", &stat.durability);
         each("evermap_generation", &stat.generation);
@@ -161,14 +246,186 @@ impl Value for UnreadRecord<'_> {
     }
 }
 
+/// Stores `value` if the CAS id of the item is `expected`, whether or not a client has chosen it.
+/// Returns the outcome, and the id of the new record.
+#[cold]
+fn compare_exchange_chosen(
+    map: &Map,
+    key: &[u8],
+    expected: u64,
+    value: &[u8],
+    meta: Meta,
+) -> Result<(StoreOutcome, Option<u64>), CacheError> {
+    let mut outcome = StoreOutcome::NotFound;
+    let cas = map.modify(key, |record| {
+        let found = record.map(|record| with_read(&record, |item| item.cas));
+        outcome = match found {
+            None => StoreOutcome::NotFound,
+            Some(Ok(cas)) if cas == expected => StoreOutcome::Stored,
+            Some(_) => StoreOutcome::Exists,
+        };
+        match outcome {
+            StoreOutcome::Stored => Edit::Record(value.to_vec(), meta),
+            _ => Edit::Keep,
+        }
+    })?;
+    Ok((outcome, cas.filter(|_| outcome == StoreOutcome::Stored)))
+}
+
+/// Replaces the value of an item by the one that `change` returns, and leaves flags, expiry and
+/// marks. The item gets an id of the store. Returns it, or `None` if `change` returned `None`, as
+/// it has to if it is given no value because there is no item.
+fn revalue(
+    map: &Map,
+    key: &[u8],
+    mut change: impl FnMut(Option<&[u8]>) -> Result<Option<Vec<u8>>, CacheError>,
+) -> Result<Option<u64>, CacheError> {
+    let (mut changed, mut result) = (false, Ok(()));
+    let cas = map.modify(key, |record| {
+        // Called again if another thread was faster; only the last call counts.
+        (changed, result) = (false, Ok(()));
+        let marks = record.map(|record| record.marks).unwrap_or_default();
+        let old = record.map(|record| split(record.marks, record.cas, record.value)).transpose();
+        match old.and_then(|old| change(old.map(|(_, value)| value))) {
+            Err(error) => {
+                result = Err(error);
+                Edit::Keep
+            }
+            Ok(None) => Edit::Keep,
+            Ok(Some(new)) => {
+                changed = true;
+                match marks.intersects(CHOSEN_CAS) {
+                    false => Edit::Value(new),
+                    // The new value does not begin with an id.
+                    true => Edit::MarkedValue(new, marks_of(marks_in(marks))),
+                }
+            }
+        }
+    })?;
+    result?;
+    Ok(cas.filter(|_| changed))
+}
+
+/// Returns the edit that carries out `update` on a record with these marks.
+fn edit_of(update: Update, before: Option<evermap::Marks>) -> Edit {
+    match update {
+        Update::Keep => Edit::Keep,
+        Update::Remove => Edit::Remove,
+        Update::Mark { expiry, marks } => {
+            // What the value begins with does not change.
+            let kept = before.unwrap_or_default().bits() & CHOSEN_CAS.bits();
+            let marks = evermap::Marks::from_bits_truncate(marks_of(marks).bits() | kept);
+            Edit::Mark { expires_at: expiry_of(expiry), marks }
+        }
+        Update::Put { value, flags, expiry, marks, cas } => {
+            let meta = Meta::new().with_flags(flags).with_expiry(expiry_of(expiry));
+            let marks = marks_of(marks);
+            match cas {
+                None => Edit::Record(value, meta.with_marks(marks)),
+                Some(cas) => {
+                    let bits = marks.bits() | CHOSEN_CAS.bits();
+                    let marks = evermap::Marks::from_bits_truncate(bits);
+                    Edit::Record(prefixed_by(cas, &value), meta.with_marks(marks))
+                }
+            }
+        }
+    }
+}
+
 /// Converts an expiry of the protocol, where 0 means never, to one of the store.
 fn expiry_of(expiry: u32) -> Option<u64> {
     (expiry != 0).then_some(u64::from(expiry))
 }
 
-/// Calls `f` with a record of the store as an item of the cache.
-fn with_item<R>(item: &evermap::Item<'_>, f: impl FnOnce(Item<'_>) -> R) -> R {
-    f(Item { flags: item.flags, cas: item.cas, value: &item.value })
+/// Converts an expiry of the store to one of the protocol.
+fn expiry_in(expires_at: Option<u64>) -> u32 {
+    expires_at.map_or(0, |at| u32::try_from(at).unwrap_or(u32::MAX))
+}
+
+/// Converts marks of an item to those of a record.
+fn marks_of(marks: Marks) -> evermap::Marks {
+    let bit = |set: bool, mark: evermap::Marks| if set { mark.bits() } else { 0 };
+    evermap::Marks::from_bits_truncate(bit(marks.stale, STALE) | bit(marks.won, WON))
+}
+
+/// Converts marks of a record to those of an item.
+fn marks_in(marks: evermap::Marks) -> Marks {
+    Marks { stale: marks.intersects(STALE), won: marks.intersects(WON) }
+}
+
+/// Returns a value that begins with the CAS id that a client has chosen.
+fn prefixed_by(cas: u64, value: &[u8]) -> Vec<u8> {
+    [&cas.to_le_bytes()[..], value].concat()
+}
+
+/// Returns the CAS id and the value of an item, given the marks, the id and the value of its
+/// record.
+fn split(marks: evermap::Marks, cas: u64, value: &[u8]) -> Result<(u64, &[u8]), CacheError> {
+    if !marks.intersects(CHOSEN_CAS) {
+        return Ok((cas, value));
+    }
+    let (cas, value) = value.split_first_chunk().ok_or_else(|| {
+        CacheError::Other("the value is too short to begin with its CAS id".into())
+    })?;
+    Ok((u64::from_le_bytes(*cas), value))
+}
+
+/// Calls `f` with a record of the store, whose value was read, as an item of the cache.
+///
+/// # Errors
+/// If the record cannot be an item.
+fn with_read<R>(
+    record: &evermap::Item<'_>,
+    f: impl FnOnce(Item<'_>) -> R,
+) -> Result<R, CacheError> {
+    let &evermap::Item { flags, expires_at, marks, fetched, idle, .. } = record;
+    let (cas, value) = split(marks, record.cas, record.value)?;
+    let (expiry, marks) = (expiry_in(expires_at), marks_in(marks));
+    Ok(f(Item { flags, cas, expiry, marks, fetched, idle, value: &value }))
+}
+
+/// Calls `f` with a record of the store, whose value was not read, as an item of the cache.
+///
+/// # Errors
+/// If the record cannot be an item, or its value is damaged.
+#[inline]
+fn with_unread<R>(
+    record: &UnreadRecord<'_>,
+    f: impl FnOnce(Item<'_>) -> R,
+) -> Result<R, CacheError> {
+    if record.marks().intersects(CHOSEN_CAS) {
+        return with_unread_chosen(record, f);
+    }
+    Ok(f(Item {
+        flags: record.flags(),
+        cas: record.cas(),
+        expiry: expiry_in(record.expires_at()),
+        marks: marks_in(record.marks()),
+        fetched: record.fetched(),
+        idle: record.idle(),
+        value: record,
+    }))
+}
+
+/// [`with_unread`] for an item whose CAS id was chosen by a client. The value is copied once more,
+/// because the id before it is not part of it.
+#[cold]
+fn with_unread_chosen<R>(
+    record: &UnreadRecord<'_>,
+    f: impl FnOnce(Item<'_>) -> R,
+) -> Result<R, CacheError> {
+    let mut bytes = Vec::new();
+    UnreadRecord::append_to(record, &mut bytes)?;
+    let (cas, value) = split(record.marks(), record.cas(), &bytes)?;
+    Ok(f(Item {
+        flags: record.flags(),
+        cas,
+        expiry: expiry_in(record.expires_at()),
+        marks: marks_in(record.marks()),
+        fetched: record.fetched(),
+        idle: record.idle(),
+        value: &value,
+    }))
 }
 
 impl From<Error> for CacheError {

@@ -55,6 +55,15 @@ impl Clock {
         seconds.max(1)
     }
 
+    /// Returns what [`now`](Clock::now) returns, or the second before if that has just ended. Takes
+    /// a fraction of the time.
+    fn coarse(&self) -> u64 {
+        match &self.0 {
+            Some(hand) => hand.load(SeqCst),
+            None => evermap_pm::coarse_seconds(),
+        }
+    }
+
     /// Returns the time as expiries are stored: from the year 2106 on it stands still.
     fn stored(&self) -> u32 {
         u32::try_from(self.now()).unwrap_or(u32::MAX)
@@ -86,6 +95,13 @@ impl Time {
     #[cold]
     fn advance(&self, now: u32) -> u32 {
         self.latest.fetch_max(now, Relaxed).max(now)
+    }
+
+    /// Returns the seconds since 1970 by the clock as it is now, for what need not be exact: they
+    /// may go back, and be a little late.
+    #[inline]
+    pub(crate) fn coarse(&self) -> u32 {
+        u32::try_from(self.clock.coarse()).unwrap_or(u32::MAX)
     }
 
     /// Returns the time that is held since the clock went back behind it.

@@ -322,7 +322,15 @@ impl<M: Medium> Evermap<M> {
             maps: Maps::new(),
             pool,
         };
-        Ok(Evermap { file: Arc::new(file), closer: None })
+        let db = Evermap { file: Arc::new(file), closer: None };
+        if options.evict && !db.file.read_only {
+            // Before anything is stored that older programs would not understand.
+            db.file.pool.region().raise_format(ACCESS_FORMAT)?;
+            let evictor = db.file.maintenance.evictor.clone();
+            db.file.pool.heap().on_budget_spent(Box::new(move || evictor.wake()));
+        }
+        db.apply_memory_limit(options.memory_limit);
+        Ok(db)
     }
 
     /// Returns the default map, which every file has and which has no name. O(1).
@@ -409,6 +417,9 @@ impl<M: Medium> Evermap<M> {
     }
 }
 
+/// The format from which on records keep how they were read.
+const ACCESS_FORMAT: u32 = 9;
+
 /// Smallest capacity of a new store: below it, there is no room for records beside the index.
 const fn least_capacity(index: IndexKind) -> u64 {
     match index {
@@ -432,6 +443,9 @@ impl CloseOnDrop<Mapped> {
         if !read_only {
             self.db.file.maintenance.set_has_thread();
             self.start("evermap-maint", |map| map.db.run_maintenance())?;
+            if self.db.evicts() {
+                self.start("evermap-evict", |map| map.db.run_evictor())?;
+            }
         }
         let default = self.db.default_map();
         if default.wants_ordered_built() {

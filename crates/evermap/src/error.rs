@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use evermap_pm::epoch::Backlog;
+use evermap_pm::heap::MEMORY_LIMIT;
 
 /// Result of everything that can fail in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -78,8 +79,9 @@ pub enum Error {
         /// Where it was looked for; `None` for a medium without a path.
         path: Option<PathBuf>,
     },
-    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached. Nothing was
-    /// changed.
+    /// The limit set by [`Options::max_bytes`](crate::Options::max_bytes) is reached, or the record
+    /// is larger than eviction can make space for under a
+    /// [`memory_limit`](crate::Options::memory_limit). Nothing was changed.
     Full {
         /// The limit, bytes.
         limit: u64,
@@ -410,8 +412,32 @@ impl StorageError {
         }
     }
 
+    /// Returns why the contents of the file cannot be trusted, if that is what the error says: for
+    /// [`ErrorKind::Suspect`] and [`ErrorKind::Damaged`].
+    pub fn evidence(&self) -> Option<String> {
+        use evermap_pm::ErrorKind as Storage;
+        match self.source.kind() {
+            Storage::Suspect { why, .. } => Some(why.clone()),
+            Storage::Damaged { offset, what } => {
+                Some(format!("it is damaged at offset {offset:#x}: {what}"))
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn is_no_space(&self) -> bool {
         self.source.is_no_space()
+    }
+
+    /// Returns the number of bytes that were lacking, if that is what failed, and whether it was
+    /// because of the memory limit.
+    pub(crate) fn missing_bytes(&self) -> Option<(u64, bool)> {
+        match self.source.kind() {
+            evermap_pm::ErrorKind::NoSpace { needed, what } => {
+                Some((*needed, what == MEMORY_LIMIT))
+            }
+            _ => None,
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What is stored beside a value: [`Meta::default`] has no flags and never expires.
+use crate::record::access::PriorAccess;
+
+/// What is stored beside a value: [`Meta::default`] has no flags and no marks and never expires.
 ///
 /// ```
 /// use evermap::Meta;
@@ -17,6 +19,37 @@ pub struct Meta {
     /// When the record expires, in seconds since 1970; `None`: never. From that second on it counts
     /// as absent.
     pub expires_at: Option<u64>,
+    /// Marks that belong to the caller.
+    pub marks: Marks,
+}
+
+/// Three bits that belong to the caller, and that can be changed in place, like the expiry: the
+/// value is not written again, and the CAS id stays. See [`Edit::Mark`].
+///
+/// A record that is stored anew has the marks of its [`Meta`]: none, unless they are given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Marks(u8);
+
+impl Marks {
+    /// No mark.
+    pub const NONE: Marks = Marks(0);
+    /// All marks.
+    pub const ALL: Marks = Marks(0b111);
+
+    /// Returns the marks with these bits; others than the lowest three are dropped.
+    pub const fn from_bits_truncate(bits: u8) -> Self {
+        Marks(bits & Marks::ALL.0)
+    }
+
+    /// Returns the bits.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Returns `true` if both have a mark in common.
+    pub const fn intersects(self, other: Marks) -> bool {
+        self.0 & other.0 != 0
+    }
 }
 
 impl Meta {
@@ -55,6 +88,13 @@ impl Meta {
         self.expires_at = expires_at.into();
         self
     }
+
+    /// Sets the marks.
+    #[must_use]
+    pub fn with_marks(mut self, marks: Marks) -> Self {
+        self.marks = marks;
+        self
+    }
 }
 
 /// A record, copied out of the store and verified.
@@ -72,17 +112,34 @@ pub struct Item<'a> {
     pub cas: u64,
     /// When it expires, in seconds since 1970; `None`: never.
     pub expires_at: Option<u64>,
+    /// Marks that belong to the caller.
+    pub marks: Marks,
+    /// Whether it was read before this access. `false` in a map that [evicts] nothing, which does
+    /// not keep that.
+    ///
+    /// [evicts]: crate::Options::evict
+    pub fetched: bool,
+    /// Seconds since the last access before this one, or since it was stored, up to 8 too few or
+    /// too many; 0 if that is not known. After nine hours without access the time may begin anew.
+    pub idle: u32,
 }
 
 impl<'a> Item<'a> {
     /// Returns a record of these parts, for programs that show records from elsewhere.
     pub fn new(key: &'a [u8], value: &'a [u8], cas: u64, meta: Meta) -> Self {
-        Item { key, value, flags: meta.flags, cas, expires_at: meta.expires_at }
+        let Meta { flags, expires_at, marks } = meta;
+        Item { key, value, flags, cas, expires_at, marks, fetched: false, idle: 0 }
     }
 
-    /// Returns its flags and expiry: what it was stored with.
+    /// Sets how it was read before.
+    pub(crate) fn with_access(mut self, prior: PriorAccess) -> Self {
+        (self.fetched, self.idle) = (prior.fetched, prior.idle);
+        self
+    }
+
+    /// Returns its flags, expiry and marks: what is stored beside the value.
     pub fn meta(&self) -> Meta {
-        Meta { flags: self.flags, expires_at: self.expires_at }
+        Meta { flags: self.flags, expires_at: self.expires_at, marks: self.marks }
     }
 }
 
@@ -151,10 +208,22 @@ impl Outcome {
 pub enum Edit {
     /// Leave things as they are.
     Keep,
-    /// Store this value. Flags and expiry stay as they are; an absent key gets [`Meta::default`].
+    /// Store this value. Flags, expiry and marks stay as they are; an absent key gets
+    /// [`Meta::default`].
     Value(Vec<u8>),
-    /// Store this value with these flags and this expiry.
+    /// Store this value with these marks. Flags and expiry stay as they are; an absent key gets no
+    /// flags and no expiry.
+    MarkedValue(Vec<u8>, Marks),
+    /// Store this value with these flags, this expiry and these marks.
     Record(Vec<u8>, Meta),
+    /// Change when the key expires (seconds since 1970; `None`: never) and its marks, and nothing
+    /// else: it is the same version, with the same CAS id. An absent key stays absent. O(1).
+    Mark {
+        /// When it expires.
+        expires_at: Option<u64>,
+        /// Its marks.
+        marks: Marks,
+    },
     /// Remove the key.
     Remove,
 }

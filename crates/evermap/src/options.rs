@@ -73,6 +73,8 @@ pub struct Options {
     pub(crate) capacity: u64,
     pub(crate) extent_size: u64,
     pub(crate) max_bytes: u64,
+    pub(crate) memory_limit: u64,
+    pub(crate) evict: bool,
     pub(crate) on_suspect: OnSuspect,
     pub(crate) verify_reads: bool,
     pub(crate) assumes_exclusive_file: bool,
@@ -102,6 +104,8 @@ impl Options {
             capacity,
             extent_size,
             max_bytes: u64::MAX,
+            memory_limit: 0,
+            evict: false,
             on_suspect: OnSuspect::Refuse,
             verify_reads: true,
             assumes_exclusive_file: false,
@@ -198,6 +202,63 @@ impl Options {
     /// is under way.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;
+        self
+    }
+
+    /// Sets the maximum number of bytes of memory that the file may take, with its indexes and
+    /// everything else that is in it. The default, 0, is no limit. It is not stored in the file,
+    /// and can be [changed](crate::Evermap::set_memory_limit) while it is open.
+    ///
+    /// The limit holds at every moment. Where a mutation needs more space, records that are expired
+    /// or flushed are removed; if that is not enough, records are [evicted](Options::evict), or the
+    /// mutation fails with [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace). If a file takes more
+    /// when it is opened, a cache is reduced to the limit in the background.
+    ///
+    /// The length of the file may exceed the limit: memory that is free is returned to the file
+    /// system, which leaves holes in the file. So the [capacity](Options::capacity) should be
+    /// several times the limit. Ordinary memory of the process does not count: an
+    /// [ordered](Options::ordered) index, for example, and the times at which records expire, 12
+    /// bytes for each that does.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::in_memory(Options::new().memory_limit(1 << 20))?.default_map();
+    /// let refused = (0..1_000u32).find_map(|key| map.put(&key.to_le_bytes(), &[0; 10_000]).err());
+    /// assert!(refused.is_some_and(|error| error.is_no_space()));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn memory_limit(mut self, bytes: u64) -> Self {
+        self.memory_limit = bytes;
+        self
+    }
+
+    /// Sets whether the default map is a cache: when the [memory limit](Options::memory_limit), the
+    /// disk or the capacity of the file leaves no space for a record, others are removed that are
+    /// unlikely to be read again. The default is `false`. Named maps are not affected, although
+    /// they share the space.
+    ///
+    /// A thread in the background evicts ahead of need, about a fiftieth of the limit. Reads
+    /// through [`get`](crate::Map::get) and its relatives count as accesses, and so do changes in
+    /// place; walks, scans and [`peek`](crate::Map::peek) do not. How often and when a record was
+    /// read is stored with it, so that nothing about it is lost when the process dies; once in
+    /// eight seconds, at most, a read stores to the record.
+    ///
+    /// The first opening with this raises the format of the file, so that older versions of this
+    /// program refuse it.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let options = Options::new().memory_limit(4 << 20).evict(true);
+    /// let map = Evermap::in_memory(options)?.default_map();
+    /// for key in 0..1_000u32 {
+    ///     map.put(&key.to_le_bytes(), &[0; 10_000])?;
+    /// }
+    /// assert!(map.len().value < 420);
+    /// assert!(map.stat().evictions > 0);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn evict(mut self, evict: bool) -> Self {
+        self.evict = evict;
         self
     }
 

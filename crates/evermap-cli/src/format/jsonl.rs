@@ -18,6 +18,8 @@ struct Line<'a> {
     flags: u32,
     #[serde(default, skip_serializing_if = "is_zero")]
     expires_at: u32,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    marks: u32,
 }
 
 /// Bytes, which are a JSON string only if they are valid UTF-8.
@@ -53,18 +55,19 @@ impl<'a> Bytes<'a> {
 
 /// Parses a line.
 pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
-    let Line { key, value, flags, expires_at } = serde_json::from_slice(line).map_err(|error| {
+    let line: Line<'_> = serde_json::from_slice(line).map_err(|error| {
         // The line number of the error is always 1, because the input is one line.
         error.to_string().replace(" at line 1 column ", " at column ")
     })?;
-    Ok(Record { key: key.decode()?, value: value.decode()?, meta: super::meta(flags, expires_at) })
+    let meta = super::meta(line.flags, line.expires_at).with_marks(super::marks(line.marks)?);
+    Ok(Record { key: line.key.decode()?, value: line.value.decode()?, meta })
 }
 
 /// Appends a record as a line.
 pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
-    let Item { key, value, flags, .. } = *item;
-    let expires_at = super::expiry(item);
-    let line = Line { key: Bytes::new(key), value: Bytes::new(value), flags, expires_at };
+    let Item { key, value, flags, marks, .. } = *item;
+    let (expires_at, marks) = (super::expiry(item), u32::from(marks.bits()));
+    let line = Line { key: Bytes::new(key), value: Bytes::new(value), flags, expires_at, marks };
     serde_json::to_writer(&mut *out, &line)
         .expect("writing strings and numbers to a vector cannot fail");
     out.push(b'\n');
@@ -99,6 +102,7 @@ mod tests {
             (r#"{"key":"k","value":{"base32":"A"}}"#, "a string, or {\"base64\""),
             (r#"{"key":"k","value":"v","flag":1}"#, "unknown field `flag`"),
             (r#"{"key":"k","value":"v","flags":-1}"#, "invalid value"),
+            (r#"{"key":"k","value":"v","marks":8}"#, "marks 8: must be 0 to 7"),
             (r#"{"key":"k","value":"v"} {}"#, "trailing characters at column"),
         ] {
             let error = parse(line.as_bytes()).unwrap_err();

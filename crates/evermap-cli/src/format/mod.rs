@@ -1,6 +1,6 @@
 //! Records as lines of text, for other programs.
 //!
-//! Both formats can represent any bytes. They omit flags and expiry if these are 0.
+//! Both formats can represent any bytes. They omit flags, expiry and marks if these are 0.
 
 mod jsonl;
 mod lines;
@@ -9,18 +9,18 @@ mod tsv;
 use std::path::Path;
 
 use clap::ValueEnum;
-use evermap::{Item, Meta};
+use evermap::{Item, Marks, Meta};
 
 pub(crate) use lines::{Line, Lines};
 
 /// A format with one record per line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// Key, value, and optional flags and expiry (seconds since 1970), separated by tabs. Escapes:
-    /// \t \n \r \\ \xNN
+    /// Key, value, and optional flags, expiry (seconds since 1970) and marks, separated by tabs.
+    /// Escapes: \t \n \r \\ \xNN
     Tsv,
-    /// {"key": K, "value": V, "flags": N, "expires_at": SECONDS}, with the last two optional. K and
-    /// V are strings, or {"base64": "..."} if they are not valid UTF-8
+    /// {"key": K, "value": V, "flags": N, "expires_at": SECONDS, "marks": N}, with the last three
+    /// optional. K and V are strings, or {"base64": "..."} if they are not valid UTF-8
     Jsonl,
 }
 
@@ -77,6 +77,18 @@ fn meta(flags: u32, expires_at: u32) -> Meta {
     Meta::new().with_flags(flags).with_expiry((expires_at != 0).then_some(u64::from(expires_at)))
 }
 
+/// Returns the marks that are written as this number.
+///
+/// # Errors
+/// A description of what is invalid.
+fn marks(number: u32) -> Result<Marks, String> {
+    let marks = Marks::from_bits_truncate(number as u8);
+    match u32::from(marks.bits()) == number {
+        true => Ok(marks),
+        false => Err(format!("marks {number}: must be 0 to {}", Marks::ALL.bits())),
+    }
+}
+
 /// Returns the expiry of a record in the form of both formats.
 fn expiry(item: &Item<'_>) -> u32 {
     item.expires_at.map_or(0, |at| u32::try_from(at).unwrap_or(u32::MAX))
@@ -111,8 +123,10 @@ mod tests {
             value in bytes(),
             flags in prop_oneof![Just(0), any::<u32>()],
             expires_at in prop_oneof![Just(0), any::<u32>()],
+            marks in prop_oneof![Just(0), 0..8u32],
         ) {
-            let item = Item::new(&key, &value, 1, meta(flags, expires_at));
+            let meta = meta(flags, expires_at).with_marks(super::marks(marks).unwrap());
+            let item = Item::new(&key, &value, 1, meta);
             for format in [Format::Tsv, Format::Jsonl] {
                 let mut text = Vec::new();
                 format.append(&item, &mut text);
@@ -120,7 +134,6 @@ mod tests {
                 prop_assert_eq!(text.pop(), Some(b'\n'));
                 prop_assert!(std::str::from_utf8(&text).is_ok());
                 let record = format.parse(&text);
-                let meta = meta(flags, expires_at);
                 let expected = Record { key: key.clone(), value: value.clone(), meta };
                 prop_assert_eq!(record, Ok(expected));
             }

@@ -6,8 +6,8 @@ use evermap::Item;
 
 use super::Record;
 
-/// Parses `key TAB value [TAB flags [TAB expiry]]`. A carriage return at the end is part of the
-/// line end.
+/// Parses `key TAB value [TAB flags [TAB expiry [TAB marks]]]`. A carriage return at the end is
+/// part of the line end.
 pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let mut fields = line.split(|&byte| byte == b'\t');
@@ -15,8 +15,9 @@ pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
     let Some(value) = fields.next() else { return Err("no tab after the key".into()) };
     let mut number = |name| fields.next().map_or(Ok(0), |field| parse_number(name, field));
     let meta = super::meta(number("flags")?, number("expiry")?);
+    let meta = meta.with_marks(super::marks(number("marks")?)?);
     if fields.next().is_some() {
-        return Err("extra field after the expiry; a tab in a value must be written as \\t".into());
+        return Err("extra field after the marks; a tab in a value must be written as \\t".into());
     }
     Ok(Record { key, value: unescape(value)?, meta })
 }
@@ -37,14 +38,9 @@ pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
     out.push(b'\t');
     escape(item.value, out);
     let mut number = |number| write!(out, "\t{number}").expect("writing to a vector cannot fail");
-    match (item.flags, super::expiry(item)) {
-        (0, 0) => {}
-        (flags, 0) => number(flags),
-        (flags, expires_at) => {
-            number(flags);
-            number(expires_at);
-        }
-    }
+    let numbers = [item.flags, super::expiry(item), u32::from(item.marks.bits())];
+    let last = numbers.iter().rposition(|&number| number != 0).map_or(0, |last| last + 1);
+    numbers[..last].iter().for_each(|&written| number(written));
     out.push(b'\n');
 }
 
@@ -152,7 +148,8 @@ mod tests {
             ("k\tv\tx", "flags `x` is not a number"),
             ("k\tv\t4294967296", "not a number below 2^32"),
             ("k\tv\t1\t-1", "expiry `-1` is not a number"),
-            ("k\tv\t1\t2\t3", "extra field after the expiry"),
+            ("k\tv\t1\t2\t9", "marks 9: must be 0 to 7"),
+            ("k\tv\t1\t2\t3\t4", "extra field after the marks"),
             ("k\t\\", "single backslash at the end"),
             ("k\t\\\\\\", "single backslash at the end"),
             ("k\t\\q", "unknown escape `\\q`"),

@@ -2,6 +2,10 @@
 
 mod common;
 mod lab;
+mod memcached;
 mod output;
 mod records;
+mod restart;
 mod serve;
+mod service;
+mod top;

@@ -11,16 +11,16 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::common::{CommandOutput, evermap, json, run, run_on, run_with_input};
 
-struct Server {
-    child: Child,
+pub(crate) struct Server {
+    pub(crate) child: Child,
     /// Kept open, so that the server can write to it.
     _out: BufReader<ChildStdout>,
-    ready: String,
-    address: SocketAddr,
+    pub(crate) ready: String,
+    pub(crate) address: SocketAddr,
 }
 
 impl Server {
-    fn start(path: &Path, listen: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(path: &Path, listen: &str, more: &[&str]) -> Self {
         let mut child = evermap(["serve", "--listen", listen, "--threads", "2", "--path"])
             .arg(path)
             .args(more)
@@ -39,11 +39,11 @@ impl Server {
         Server { child, _out: out, ready, address }
     }
 
-    fn connect(&self) -> Client {
+    pub(crate) fn connect(&self) -> Client {
         Client(BufReader::new(TcpStream::connect(self.address).unwrap()))
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
@@ -56,15 +56,15 @@ impl Server {
         assert!(status.stopped(), "{status:?}");
     }
 
-    fn output(self) -> CommandOutput {
+    pub(crate) fn output(self) -> CommandOutput {
         CommandOutput::new(self.child.wait_with_output().unwrap())
     }
 }
 
-struct Client(BufReader<TcpStream>);
+pub(crate) struct Client(BufReader<TcpStream>);
 
 impl Client {
-    fn send(&mut self, request: &str) {
+    pub(crate) fn send(&mut self, request: &str) {
         self.try_send(request).unwrap();
     }
 
@@ -73,7 +73,7 @@ impl Client {
     }
 
     /// Returns the next line, or `None` if the connection is closed.
-    fn line(&mut self) -> Option<String> {
+    pub(crate) fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         match self.0.read_line(&mut line) {
             Ok(1..) => line.strip_suffix("\r\n").map(str::to_owned),
@@ -82,20 +82,26 @@ impl Client {
     }
 
     /// Requests one statistic.
-    fn stat(&mut self, name: &str) -> Option<String> {
+    pub(crate) fn stat(&mut self, name: &str) -> Option<String> {
         self.send("stats\r\n");
         let lines = std::iter::from_fn(|| self.line().filter(|line| line != "END"));
         let stats: Vec<_> = lines.collect();
         stats.iter().find_map(|line| line.strip_prefix(&format!("STAT {name} ")).map(str::to_owned))
     }
 
+    /// Requests one statistic that is a number.
+    #[track_caller]
+    fn number(&mut self, name: &str) -> u64 {
+        self.stat(name).unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
+    }
+
     /// Waits until a statistic has a value that `is_right` accepts.
-    fn wait_for_stat(&mut self, name: &str, is_right: impl Fn(&str) -> bool) {
+    pub(crate) fn wait_for_stat(&mut self, name: &str, is_right: impl Fn(&str) -> bool) {
         wait_for(name, || self.stat(name).is_some_and(|value| is_right(&value)));
     }
 
     #[track_caller]
-    fn ask(&mut self, request: &str, reply: &str) {
+    pub(crate) fn ask(&mut self, request: &str, reply: &str) {
         self.send(request);
         let mut read = vec![0; reply.len()];
         self.0.read_exact(&mut read).unwrap();
@@ -105,7 +111,7 @@ impl Client {
 
 /// Waits until a condition holds, long enough for a busy machine.
 #[track_caller]
-fn wait_for(what: &str, happened: impl FnMut() -> bool) {
+pub(crate) fn wait_for(what: &str, happened: impl FnMut() -> bool) {
     const TRIES: usize = 1200;
     let mut tries = std::iter::repeat_with(happened).take(TRIES);
     let found = tries.any(|happened| {
@@ -261,21 +267,26 @@ fn other_commands_cannot_use_the_store_of_a_running_server() {
 #[test]
 fn limits_are_enforced_and_shown_in_stats() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = ["--memory", "1M", "--max-item-size", "512K", "--max-connections", "2"];
+    let limits =
+        ["--memory", "4M", "--no-evict", "--max-item-size", "512K", "--max-connections", "2"];
     let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &limits);
     let mut client = server.connect();
     let set = |key: usize, len: usize| format!("set {key} 0 0 {len}\r\n{}\r\n", "x".repeat(len));
-    let stored = (0..100).take_while(|&key| {
+    let stored = (0..200).take_while(|&key| {
         client.send(&set(key, 50_000));
         let reply = client.line().unwrap();
         assert!(["STORED", "SERVER_ERROR out of memory storing object"].contains(&&*reply));
         reply == "STORED"
     });
     let stored = stored.count();
-    assert!((15..=20).contains(&stored), "{stored}");
+    assert!((40..=83).contains(&stored), "{stored}");
     client.ask("get 0\r\n", &format!("VALUE 0 0 50000\r\n{}\r\nEND\r\n", "x".repeat(50_000)));
     client.ask("delete 0\r\n", "DELETED\r\n");
-    client.ask(&set(200, 40_000), "STORED\r\n");
+    // The space is free once no reader can see the deleted item any more.
+    wait_for("space", || {
+        client.send(&set(200, 50_000));
+        client.line().unwrap() == "STORED"
+    });
     client.ask(&set(1, 600_000), "SERVER_ERROR object too large for cache\r\n");
     let _second = server.connect();
     let mut third = server.connect();
@@ -283,8 +294,68 @@ fn limits_are_enforced_and_shown_in_stats() {
     client.send("stats\r\n");
     let stats: Vec<String> =
         std::iter::from_fn(|| client.line().filter(|line| line != "END")).collect();
-    assert!(stats.contains(&"STAT limit_maxbytes 1048576".to_owned()), "{stats:?}");
+    assert!(stats.contains(&"STAT limit_maxbytes 4194304".to_owned()), "{stats:?}");
     assert!(stats.contains(&"STAT threads 2".to_owned()), "{stats:?}");
+    server.signal(Signal::TERM);
+    server.output().success();
+}
+
+/// Everything is stored, what was read stays, and a watcher sees what goes.
+#[test]
+fn items_are_evicted_beyond_the_memory_limit() {
+    const LIMIT: u64 = 8 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &["--memory", "8M"]);
+    let (mut client, mut watcher) = (server.connect(), server.connect());
+    watcher.ask("watch evictions\r\n", "OK\r\n");
+    let value = "x".repeat(10_000);
+    let hot = format!("VALUE hot 0 10000\r\n{value}\r\nEND\r\n");
+    client.ask(&format!("set hot 0 0 10000\r\n{value}\r\n"), "STORED\r\n");
+    for key in 0..3_000 {
+        client.ask(&format!("set {key} 0 600 10000\r\n{value}\r\n"), "STORED\r\n");
+        if key % 50 == 0 {
+            client.ask("get hot\r\n", &hot);
+            assert!(client.number("evermap_memory_used") <= LIMIT);
+        }
+    }
+    let evictions = client.number("evictions");
+    assert!((2_100..3_000).contains(&evictions), "{evictions}");
+    // Nothing that was read goes, and more may have gone meanwhile.
+    assert!(client.number("evicted_unfetched") >= evictions);
+    assert_eq!(client.number("limit_maxbytes"), LIMIT);
+    let mut line = String::new();
+    watcher.0.read_line(&mut line).unwrap();
+    let line = line.trim_end();
+    let words: Vec<&str> = line.split(' ').collect();
+    assert_eq!((words[2], words[4]), ("type=eviction", "fetch=no"), "{line}");
+    let ttl: u32 = words[5].strip_prefix("ttl=").unwrap().parse().unwrap();
+    assert!((1..=600).contains(&ttl), "{line}");
+    assert_eq!(words.last(), Some(&"size=10000"), "{line}");
+
+    // A smaller limit takes effect at once for what is stored, and soon for what is there.
+    client
+        .ask("cache_memlimit 1\r\n", "MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m\r\n");
+    client.ask("cache_memlimit 16\r\n", "OK\r\n");
+    for key in 0..1_000 {
+        client.ask(&format!("set more{key} 0 0 10000\r\n{value}\r\n"), "STORED\r\n");
+    }
+    assert!(client.number("curr_items") > 1_200);
+    client.ask("cache_memlimit 8\r\n", "OK\r\n");
+    assert_eq!(client.number("limit_maxbytes"), LIMIT);
+    client.wait_for_stat("evermap_memory_used", |used| used.parse::<u64>().unwrap() <= LIMIT);
+
+    // How items were read is shown, and looking at that is no access.
+    client.ask(
+        "set seen 0 0 1\r\nx\r\nmg seen h u\r\nmg seen h u\r\n",
+        "STORED\r\nHD h0\r\nHD h0\r\n",
+    );
+    client.ask("mg seen h\r\nmg seen h\r\n", "HD h0\r\nHD h1\r\n");
+    server.signal(Signal::KILL);
+    let _ = server.output();
+    // It outlives the process.
+    let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &["--memory", "8M"]);
+    let mut client = server.connect();
+    client.ask("mg seen h u\r\n", "HD h1\r\n");
     server.signal(Signal::TERM);
     server.output().success();
 }

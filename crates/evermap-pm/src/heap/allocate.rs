@@ -86,6 +86,7 @@ impl<M: Medium> Heap<M> {
 
     pub(super) fn allocate_large(&self, size: u64) -> Result<u64> {
         let units = size.div_ceil(self.geometry.unit()).max(1);
+        self.count_large(units);
         let first = self.take_units(units..units)?.start;
         self.assign(first, TableEntry { usage: Usage::Large, units });
         let extent = &mut *self.extents.lock(first);
@@ -116,15 +117,20 @@ impl<M: Medium> Heap<M> {
         if let Some(extent) = self.extent_with_ample_space(kind) {
             return Ok(extent);
         }
-        // Compaction must not grow the heap.
-        if lock(&self.shared).evacuations > 0
-            && let Some(extent) = self.extent_with_any_space(kind)
-        {
+        let (have, most, sparing) = {
+            let shared = &*lock(&self.shared);
+            let have = shared.available.get(&kind).map_or(0, |available| available.units);
+            // Compaction must not grow the heap.
+            let sparing = shared.evacuations > 0 || self.is_room_scarce(shared);
+            (have, self.extent_units_max(shared), sparing)
+        };
+        if sparing && let Some(extent) = self.extent_with_any_space(kind) {
             return Ok(extent);
         }
-        let have = lock(&self.shared).available.get(&kind).map_or(0, |available| available.units);
-        let units = next_extent(&self.geometry, kind.size, have);
-        match self.take_units(units) {
+        let units = next_extent(&self.geometry, kind.size, have, most);
+        // Under a limit rather behind the others than in a gap that would leave space unused.
+        let exact = most.and_then(|_| self.take_units(units.end..units.end).ok());
+        match exact.map_or_else(|| self.take_units(units), Ok) {
             Ok(units) => {
                 let entry =
                     TableEntry { usage: Usage::Blocks(kind), units: units.end - units.start };
@@ -179,6 +185,7 @@ impl<M: Medium> Heap<M> {
                 if mask == free(word) { first + 64 } else { first + 64 - mask.leading_zeros() };
             extent.bits[word] |= mask;
             extent.free -= mask.count_ones();
+            self.count_claimed(kind, mask.count_ones());
             let start = self.region.unit_offset(index);
             *magazine = Magazine { extent: index, start, first, end, mask };
         }
@@ -221,6 +228,9 @@ impl<M: Medium> Heap<M> {
             ExtentState::Open if extent.bits[word] & bit != 0 => {
                 extent.bits[word] &= !bit;
                 extent.free += 1;
+                if let Usage::Blocks(kind) = extent.entry.usage {
+                    self.count_free(kind, 1);
+                }
                 self.after_free(index, extent);
             }
             // Freed twice: the region refers to the block from two places, which only damage can
@@ -236,6 +246,9 @@ impl<M: Medium> Heap<M> {
         }
         extent.state = ExtentState::Free;
         extent.evacuating = false;
+        if let Usage::Blocks(kind) = extent.entry.usage {
+            self.count_free(kind, -i64::from(extent.blocks));
+        }
         let shared = &mut *lock(&self.shared);
         if let Usage::Blocks(kind) = extent.entry.usage {
             let available = shared.available.entry(kind).or_default();

@@ -64,6 +64,12 @@ impl<M: Medium> Heap<M> {
         Some(Evacuation { heap: self, extents })
     }
 
+    /// Begins to empty extents, which are to be [added](Evacuation::add).
+    pub fn begin_evacuation(&self) -> Evacuation<'_, M> {
+        lock(&self.shared).evacuations += 1;
+        Evacuation { heap: self, extents: Vec::new() }
+    }
+
     /// Returns extents of movable blocks, with some free and some allocated, by block size, and the
     /// emptiest first.
     fn candidates(&self) -> Vec<Candidate> {
@@ -97,6 +103,25 @@ fn choose(candidates: &[Candidate]) -> impl Iterator<Item = &Candidate> {
 }
 
 impl<M: Medium> Evacuation<'_, M> {
+    /// Adds an extent of movable blocks: nothing is allocated from it from now on. Returns `false`
+    /// if it has another use by now, or is being emptied already.
+    pub fn add(&mut self, index: u64) -> bool {
+        {
+            let Some(mut extent) = self.heap.extents.lock_existing(index) else { return false };
+            let movable =
+                matches!(extent.entry.usage, Usage::Blocks(BlockKind { fixed: false, .. }));
+            if extent.state != ExtentState::Open || !movable || extent.evacuating {
+                return false;
+            }
+            extent.evacuating = true;
+        }
+        let at = self.extents.partition_point(|&other| other < index);
+        self.extents.insert(at, index);
+        // A thread may have claimed blocks for its magazine before it could see the mark.
+        self.heap.return_magazines(|extent| extent == index);
+        true
+    }
+
     /// Returns `true` if the block at `offset` is to be moved.
     pub fn contains(&self, offset: u64) -> bool {
         self.heap

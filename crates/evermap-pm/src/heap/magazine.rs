@@ -3,6 +3,7 @@
 use super::extents::ExtentState;
 use super::{Heap, HeapStats, lock};
 use crate::medium::Medium;
+use crate::region::Usage;
 
 /// Blocks claimed from one word of the bitmap of one extent, to be handed out without further
 /// locking.
@@ -59,6 +60,9 @@ impl<M: Medium> Heap<M> {
         if held != 0 {
             *word &= !held;
             extent.free += held.count_ones();
+            if let Usage::Blocks(kind) = extent.entry.usage {
+                self.count_free(kind, held.count_ones().into());
+            }
             self.after_free(magazine.extent, extent);
         }
     }

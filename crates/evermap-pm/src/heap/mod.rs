@@ -37,6 +37,11 @@
 //! every extent has single free blocks; so a thread uses extents with ample free space, then new
 //! ones, and fills single free blocks only while records are being moved together, or when space is
 //! short. This leaves up to a sixteenth of an extent unused.
+//!
+//! A [limit](Heap::set_limit) may be set on the bytes of the units in use. Free units do not count,
+//! and neither does their memory: where the limit leaves too little for it, it is returned to the
+//! system. So under a limit the file may be longer than the limit, with holes in it, and a large
+//! block finds neighbouring units behind the others although the free ones are scattered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -49,9 +54,12 @@ use crate::sync::{Mutex, MutexGuard};
 
 mod allocate;
 mod classes;
+mod demand;
 mod evacuate;
 mod extents;
+mod limit;
 mod magazine;
+mod occupancy;
 mod runs;
 mod snapshot;
 mod sweep;
@@ -61,11 +69,15 @@ mod trim;
 mod units;
 
 use classes::Classes;
+use demand::Demand;
 use extents::{Extent, ExtentState, Extents};
 use magazine::Magazine;
 use runs::Runs;
 
+pub use demand::SizeDemand;
 pub use evacuate::Evacuation;
+pub use limit::{MEMORY_LIMIT, Room};
+pub use occupancy::ExtentBlocks;
 
 /// Number of shards, so that threads seldom share one.
 const SHARDS: usize = 16;
@@ -125,6 +137,9 @@ struct SharedState {
     /// Free units whose space was returned to the file system, or may have been before this open.
     /// They must be claimed before use.
     unclaimed: Runs,
+    /// Those of the free units whose space this opening has returned to the file system, so that
+    /// they take no memory.
+    discarded: Runs,
     /// Units from this one on were never used.
     frontier: u64,
     /// Magazines of exact sizes, of which there are few: at most one of each.
@@ -144,6 +159,9 @@ impl SharedState {
 pub struct HeapStats {
     /// Bytes of the medium that are usable now.
     pub file_bytes: u64,
+    /// Bytes of all units in use, with the header and the table: what a [limit](Heap::set_limit)
+    /// limits.
+    pub used_bytes: u64,
     /// Bytes of extents in use.
     pub extent_bytes: u64,
     /// Bytes of allocated blocks.
@@ -165,6 +183,9 @@ pub struct Heap<M: Medium> {
     extents: Extents,
     shards: Box<[Shard]>,
     shared: Mutex<SharedState>,
+    /// Maximum number of bytes that the units in use may take; `u64::MAX` without a limit.
+    limit: AtomicU64,
+    demand: Demand,
     faults: AtomicU64,
 }
 
@@ -202,9 +223,12 @@ impl<M: Medium> Heap<M> {
                 evacuations: 0,
                 free: Runs::default(),
                 unclaimed: Runs::default(),
+                discarded: Runs::default(),
                 frontier: 0,
                 exact: Vec::new(),
             }),
+            limit: AtomicU64::new(u64::MAX),
+            demand: Demand::new(classes.len()),
             faults: AtomicU64::new(region.table_faults()),
             geometry,
             classes,
@@ -330,6 +354,7 @@ impl<M: Medium> Heap<M> {
     pub fn stats(&self) -> HeapStats {
         let mut stats = HeapStats {
             file_bytes: self.region.medium().len(),
+            used_bytes: self.used_bytes(&lock(&self.shared)),
             faults: self.faults.load(Ordering::Relaxed),
             ..Default::default()
         };

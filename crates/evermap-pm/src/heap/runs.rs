@@ -70,11 +70,24 @@ impl Runs {
         before.is_some_and(|(start, length)| start + length > range.start)
     }
 
+    /// Returns the number of these units that are in the set.
+    pub(super) fn count_in(&self, range: &Range<u64>) -> u64 {
+        let overlap =
+            |run: &Range<u64>| run.end.min(range.end).saturating_sub(run.start.max(range.start));
+        self.near(range).iter().map(overlap).sum()
+    }
+
     /// Returns the run that contains unit `at`, from that unit on, or otherwise the next run.
     fn at_or_after(&self, at: u64) -> Option<Range<u64>> {
         let ends = |(&start, &length): (&u64, &u64)| start..start + length;
         let around = self.starts.range(..=at).next_back().map(ends).filter(|run| run.end > at);
         around.map(|run| at..run.end).or_else(|| self.starts.range(at..).next().map(ends))
+    }
+
+    /// Returns the first unit from `at` on that is not in the set.
+    pub(super) fn end_of_run(&self, at: u64) -> u64 {
+        let before = self.starts.range(..=at).next_back();
+        before.map_or(at, |(start, length)| at.max(start + length))
     }
 
     /// Returns the first run of units from `from` on that are in this set and not in `other`.
@@ -164,6 +177,9 @@ mod tests {
             let range = start..start + 1 + next(5);
             let overlaps = model.range(range.clone()).next().is_some();
             assert_eq!(runs.overlaps(&range), overlaps);
+            let end = (range.start..).find(|unit| !model.contains(unit)).unwrap();
+            assert_eq!(runs.end_of_run(range.start), end);
+            assert_eq!(runs.count_in(&range), model.range(range.clone()).count() as u64);
         }
     }
 }

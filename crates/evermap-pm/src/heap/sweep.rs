@@ -112,6 +112,9 @@ impl<M: Medium> Heap<M> {
             Usage::Blocks(_) | Usage::Large => {
                 extent.state = ExtentState::Open;
                 self.count_units(extent.entry);
+                if let Usage::Blocks(kind) = extent.entry.usage {
+                    self.count_free(kind, extent.free.into());
+                }
                 if extent.free > 0 {
                     self.after_free(index, extent);
                 }

@@ -579,3 +579,139 @@ fn a_zeroed_table_can_be_closed() {
     let heap = Heap::open(region, PreviousUse::Closed);
     heap.save_snapshot().unwrap();
 }
+
+/// Under a limit, what is in use and what takes memory stay below it, and all of it can be used for
+/// blocks of any size.
+#[test]
+fn a_limit_holds_for_any_drift_of_sizes() {
+    const LIMIT: u64 = 4 << 20;
+    let pool = pool(1 << 20, 64 << 20);
+    pool.heap().set_limit(LIMIT);
+    let mut random = 99u64;
+    let mut next = |below: usize| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) as usize % below
+    };
+    let mut live: Vec<(u64, u64)> = Vec::new();
+    for round in 0..60 {
+        let size = [100, 3_000, 40_000, 300_000, 700, 1_500_000][round % 6];
+        let error = loop {
+            match pool.allocate(size) {
+                Ok(offset) => live.push((offset, size)),
+                Err(error) => break error,
+            }
+            let room = pool.heap().room();
+            assert!(room.used <= LIMIT && room.held <= LIMIT, "{room:?}");
+            assert_eq!(room.used, pool.heap_stats().used_bytes);
+        };
+        assert!(error.is_no_space() && error.to_string().contains("memory limit"), "{error}");
+        // Most of it, in scattered places; at times all of it.
+        live.retain(|&(offset, _)| {
+            let goes = round % 10 == 9 || next(100) < 70;
+            if goes {
+                pool.free_unpublished(offset);
+            }
+            !goes
+        });
+        if live.is_empty() {
+            let unused = pool.heap().room();
+            assert!(unused.used < 64 << 10, "{unused:?}");
+            let large = pool.allocate(LIMIT - (128 << 10)).unwrap();
+            assert!(pool.heap().room().held <= LIMIT);
+            pool.free_unpublished(large);
+        }
+    }
+    assert_eq!(pool.heap_stats().faults, 0);
+}
+
+/// Free blocks, and what was claimed, are counted for each size.
+#[test]
+fn the_demand_for_each_size_is_known() {
+    let pool = pool(1 << 20, 16 << 20);
+    let of = |size: u64| {
+        let demands = pool.heap().demands();
+        *demands.iter().find(|it| it.block_size == size).unwrap()
+    };
+    let blocks: Vec<u64> = (0..1000).map(|_| pool.allocate(128).unwrap()).collect();
+    pool.allocate_fixed(128).unwrap();
+    pool.allocate(300_000).unwrap();
+    let used = of(128);
+    assert!(used.claimed >= 128_000 && used.claimed < 160_000, "{used:?}");
+    assert!(of(0).claimed >= 300_000);
+    // Every other one, so that no extent becomes free.
+    blocks.iter().step_by(2).for_each(|&block| pool.free_unpublished(block));
+    assert_eq!(of(128).free, used.free + 500 * 128);
+    // All of it: the extents are gone, but for what the thread has claimed.
+    blocks.iter().skip(1).step_by(2).for_each(|&block| pool.free_unpublished(block));
+    pool.heap().return_magazines(|_| true);
+    assert_eq!(of(128).free, 0);
+    assert_eq!(pool.heap_stats().faults, 0);
+}
+
+#[test]
+fn the_owner_is_called_when_the_budget_is_spent() {
+    let pool = pool(1 << 20, 16 << 20);
+    let called = Arc::new(AtomicU64::new(0));
+    let count = called.clone();
+    pool.heap().on_budget_spent(Box::new(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    }));
+    let allocate = || {
+        (0..1000).for_each(|_| assert!(pool.allocate(128).is_ok()));
+    };
+    allocate();
+    assert_eq!(called.load(Ordering::Relaxed), 0, "there is no budget");
+    pool.heap().set_budget(Some(200_000));
+    allocate();
+    assert!(called.load(Ordering::Relaxed) == 0 && !pool.heap().is_budget_spent());
+    (0..3).for_each(|_| allocate());
+    assert_eq!(called.load(Ordering::Relaxed), 1, "once");
+    assert!(pool.heap().is_budget_spent());
+    pool.heap().set_budget(Some(1 << 20));
+    pool.allocate(2 << 20).unwrap();
+    assert_eq!(called.load(Ordering::Relaxed), 2);
+}
+
+/// Blocks of chosen extents are found, and moving them empties the extents.
+#[test]
+fn sparse_extents_are_emptied() {
+    let pool = pool(1 << 20, 64 << 20);
+    let mut live: BTreeSet<u64> = (0..40_000).map(|_| pool.allocate(128).unwrap()).collect();
+    let large = pool.allocate(300_000).unwrap();
+    let mut at = 0;
+    live.retain(|&block| {
+        at += 1;
+        let stays = at % 3 == 0;
+        if !stays {
+            pool.free_unpublished(block);
+        }
+        stays
+    });
+    let found = |from: u64| pool.heap().extent_from(from);
+    let (mut seen, mut next, mut bytes) = (BTreeSet::new(), 0, 0);
+    while let Some(extent) = found(next) {
+        next = extent.next;
+        bytes += extent.bytes;
+        assert_eq!(extent.offsets().count(), extent.taken as usize);
+        seen.extend(extent.offsets());
+    }
+    assert!(live.iter().chain([&large]).all(|block| seen.contains(block)));
+    assert_eq!(bytes, pool.heap_stats().extent_bytes);
+    let used = pool.heap().room().used;
+    let extents = pool.heap().sparse_extents(128, 1 << 20);
+    let mut evacuation = pool.heap().begin_evacuation();
+    assert!(extents.iter().all(|&extent| evacuation.add(extent)));
+    assert!(!evacuation.add(extents[0]), "it is being emptied already");
+    for &extent in &extents {
+        for block in found(extent).unwrap().offsets() {
+            assert!(evacuation.contains(block) && live.contains(&block));
+            let copy = pool.allocate(128).unwrap();
+            assert!(!evacuation.contains(copy));
+            pool.free_unpublished(block);
+        }
+    }
+    assert_eq!(evacuation.remaining(), 0);
+    drop(evacuation);
+    assert!(pool.heap().room().used + (1 << 20) <= used);
+    assert!(pool.heap().sparse_extents(144, 1 << 20).is_empty());
+}

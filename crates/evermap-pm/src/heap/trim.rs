@@ -24,8 +24,7 @@ impl<M: Medium> Heap<M> {
             let units = start..ready.end.min(start + (STEP >> self.geometry.shift));
             from = units.end;
             if !units.is_empty() {
-                self.region.medium().discard(self.bytes_of(&units));
-                shared.unclaimed.insert(units);
+                self.discard(shared, units);
             }
         }
     }

@@ -9,15 +9,26 @@ use crate::region::{Geometry, TableEntry, Usage};
 use crate::{Error, Result};
 
 /// Returns the minimum and the preferred number of units of the next extent of blocks of `size`
-/// bytes, if the extents of such blocks have `have` units.
-pub(super) fn next_extent(geometry: &Geometry, size: u64, have: u64) -> Range<u64> {
+/// bytes, if the extents of such blocks have `have` units. `most` is the maximum if there is a
+/// limit: then a few more are taken rather than that space is wasted.
+pub(super) fn next_extent(
+    geometry: &Geometry,
+    size: u64,
+    have: u64,
+    most: Option<u64>,
+) -> Range<u64> {
     let least = size.div_ceil(geometry.unit());
-    let wanted = (have / GROWTH_PART).clamp(least, geometry.largest);
+    let largest = most.unwrap_or(u64::MAX).clamp(least, geometry.largest);
+    let wanted = (have / GROWTH_PART).clamp(least, largest);
     // A few more units are used if that leaves less unused space behind the last block.
     let waste = |units: u64| (units * geometry.unit() % size) * geometry.largest / units;
-    let best = (wanted..=(wanted + wanted / 4).min(geometry.largest)).min_by_key(|&it| waste(it));
+    let more = (wanted / 4).max(if most.is_some() { LIMITED_MORE } else { 0 });
+    let best = (wanted..=(wanted + more).min(geometry.largest)).min_by_key(|&it| waste(it));
     least..best.unwrap_or(wanted)
 }
+
+/// The number of units that an extent in a limited heap may have in addition.
+const LIMITED_MORE: u64 = 6;
 
 impl<M: Medium> Heap<M> {
     /// Takes at least `units.start` and at most `units.end` neighbouring units: free ones,
@@ -25,6 +36,7 @@ impl<M: Medium> Heap<M> {
     /// large store does not end up in small extents.
     pub(super) fn take_units(&self, units: Range<u64>) -> Result<Range<u64>> {
         let shared = &mut *lock(&self.shared);
+        let units = self.within_limit(shared, units)?;
         let worthwhile = units.start.max(units.end / LEAST_PART);
         if let Some(taken) = self.take_free(shared, worthwhile..units.end)? {
             return Ok(taken);
@@ -47,11 +59,22 @@ impl<M: Medium> Heap<M> {
         let aligned = self.align(run.start, units.end);
         let start = if aligned + units.end <= run.end { aligned } else { run.start };
         let taken = start..run.end.min(start + units.end);
-        if shared.unclaimed.overlaps(&taken) {
-            self.region.medium().claim(self.bytes_of(&taken))?;
-            shared.unclaimed.remove(taken.clone());
-        }
+        // Not to be discarded for the sake of these units themselves.
         shared.free.remove(taken.clone());
+        let returned = shared.discarded.count_in(&taken) << self.geometry.shift;
+        if self.make_room(shared, returned).is_err() {
+            // What is left for them is at the end of the file, where no unit was used yet.
+            shared.free.insert(taken);
+            return Ok(None);
+        }
+        if shared.unclaimed.overlaps(&taken) {
+            if let Err(error) = self.region.medium().claim(self.bytes_of(&taken)) {
+                shared.free.insert(taken);
+                return Err(error);
+            }
+            shared.unclaimed.remove(taken.clone());
+            shared.discarded.remove(taken.clone());
+        }
         Ok(Some(taken))
     }
 
@@ -76,7 +99,7 @@ impl<M: Medium> Heap<M> {
             self.grow_table(shared)?;
             taken = self.new_units(shared, count)?;
         }
-        self.grow_to(self.region.unit_offset(taken.end))?;
+        self.grow_to(shared, self.region.unit_offset(taken.end))?;
         let skipped = std::mem::replace(&mut shared.frontier, taken.end)..taken.start;
         if skipped.start < skipped.end {
             self.release_units(shared, skipped);
@@ -104,7 +127,7 @@ impl<M: Medium> Heap<M> {
         let units = self.region.next_part_bytes().div_ceil(self.geometry.unit());
         let part = self.check_capacity(shared.frontier..shared.frontier + units)?;
         let at = self.region.unit_offset(part.start);
-        self.grow_to(self.region.unit_offset(part.end))?;
+        self.grow_to(shared, self.region.unit_offset(part.end))?;
         self.region.add_part(at);
         // No other thread has ever locked an extent there.
         let entry = TableEntry { usage: Usage::Table, units };
@@ -114,18 +137,24 @@ impl<M: Medium> Heap<M> {
     }
 
     /// Makes `end` usable, and some more ahead of need so that growth is rare.
-    fn grow_to(&self, end: u64) -> Result<()> {
+    fn grow_to(&self, shared: &mut SharedState, end: u64) -> Result<()> {
         let m = self.region.medium();
         if m.len() >= end {
             return Ok(());
         }
-        let ahead = (end / 16).min(GROWTH_MAX) >> self.geometry.shift << self.geometry.shift;
+        self.make_room(shared, end - m.len())?;
+        let ahead = (end / 16).min(GROWTH_MAX).min(self.growth_ahead_max(shared, end));
+        let ahead = ahead >> self.geometry.shift << self.geometry.shift;
         let wanted = (end + ahead).min(self.region.capacity());
         let old = m.len();
         if wanted == end || m.grow(wanted).is_err() {
             m.grow(end)?;
         }
-        m.prefault(old..m.len());
+        // Not under a limit: a request that is carried out late could bring memory back that was
+        // returned to the system in the meantime.
+        if !self.is_limited() {
+            m.prefault(old..m.len());
+        }
         Ok(())
     }
 
@@ -145,6 +174,9 @@ impl<M: Medium> Heap<M> {
         }
         self.extents.begin(first, entry, ExtentState::Open, &self.geometry);
         self.count_units(entry);
+        if let Usage::Blocks(kind) = entry.usage {
+            self.count_free(kind, (entry.units * self.geometry.unit() / kind.size) as i64);
+        }
         if changed {
             m.fence();
         }
@@ -163,9 +195,15 @@ impl<M: Medium> Heap<M> {
         self.mark_free(shared, units.clone());
         let ready = shared.free.total() - shared.unclaimed.total();
         if ready > self.kept_ready(shared) {
-            self.region.medium().discard(self.bytes_of(&units));
-            shared.unclaimed.insert(units);
+            self.discard(shared, units);
         }
+    }
+
+    /// Returns the memory of free units to the system.
+    pub(super) fn discard(&self, shared: &mut SharedState, units: Range<u64>) {
+        self.region.medium().discard(self.bytes_of(&units));
+        shared.unclaimed.insert(units.clone());
+        shared.discarded.insert(units);
     }
 
     /// Makes units free that have to be claimed before use.

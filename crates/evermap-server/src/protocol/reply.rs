@@ -5,6 +5,7 @@ use std::io::Write;
 
 use crate::cache::{CacheError, Item};
 use crate::number;
+use crate::watch::PrefixCounts;
 
 /// Appends a found item: the line `VALUE key flags length [cas]`, then the value.
 ///
@@ -45,6 +46,15 @@ pub(super) fn value(
 /// Appends the line `STAT name value`.
 pub(super) fn stat(name: &str, value: &dyn Display, out: &mut Vec<u8>) {
     write!(out, "STAT {name} {value}\r\n").expect("writing to a vector cannot fail");
+}
+
+/// Appends the line of a prefix in `stats detail dump`.
+pub(super) fn prefix(prefix: &[u8], counts: PrefixCounts, out: &mut Vec<u8>) {
+    let PrefixCounts { gets, hits, sets, deletes } = counts;
+    out.extend_from_slice(b"PREFIX ");
+    out.extend_from_slice(prefix);
+    write!(out, " get {gets} hit {hits} set {sets} del {deletes}\r\n")
+        .expect("writing to a vector cannot fail");
 }
 
 /// Appends the reply to a request that failed in the store: one line, whatever the text of the

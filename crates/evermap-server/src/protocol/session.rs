@@ -1,17 +1,31 @@
 //! The server's side of one connection.
 
+use super::auth::Login;
+use super::binary::{self, Binary};
 use super::text::Text;
-use super::{Context, Next, Reservation};
+use super::{Binding, Context, Next, Reservation};
 
 /// Processes the bytes of one client and produces the replies.
 #[derive(Default)]
 pub struct Session {
-    text: Text,
-    /// Bytes that were received but not consumed: the beginning of a line, or what arrived while
+    protocol: Protocol,
+    /// Bytes that were received but not consumed: the beginning of a request, or what arrived while
     /// the reply buffer was full.
     pending: Vec<u8>,
     /// Accounts for the memory of `pending` once it exceeds [`UNRESERVED_MAX`].
     reservation: Option<Reservation>,
+}
+
+/// The protocol of a connection, which its first byte decides.
+#[derive(Default)]
+enum Protocol {
+    /// Nothing has been received.
+    #[default]
+    Undecided,
+    /// The text protocol, before the client has authenticated.
+    Login(Login),
+    Text(Text),
+    Binary(Binary),
 }
 
 /// The number of bytes of `pending` that need no reservation: what one read brings, plus a line of
@@ -34,7 +48,7 @@ impl Session {
                 _ => self.resume(context, out),
             };
         }
-        let progress = self.text.process(bytes, context, out);
+        let progress = self.protocol.process(bytes, context, out);
         match (progress.next, &bytes[progress.consumed..]) {
             (Next::Close, _) | (_, []) => progress.next,
             (next, rest) => match self.keep(rest, context, out) {
@@ -51,7 +65,10 @@ impl Session {
             let reservation =
                 self.reservation.get_or_insert_with(|| Reservation::new(context.uploads));
             if !reservation.try_grow_to(needed) {
-                out.extend_from_slice(b"SERVER_ERROR out of memory reading request\r\n");
+                // A client of the binary protocol could not read this line.
+                if !matches!(self.protocol, Protocol::Binary(_)) {
+                    out.extend_from_slice(b"SERVER_ERROR out of memory reading request\r\n");
+                }
                 self.clear_pending();
                 return Next::Close;
             }
@@ -65,7 +82,7 @@ impl Session {
 
     /// Continues after [`Next::Resume`], when `out` has space again.
     pub fn resume(&mut self, context: &Context<'_>, out: &mut Vec<u8>) -> Next {
-        let progress = self.text.process(&self.pending, context, out);
+        let progress = self.protocol.process(&self.pending, context, out);
         if progress.next == Next::Close || progress.consumed == self.pending.len() {
             self.clear_pending();
         } else {
@@ -82,7 +99,64 @@ impl Session {
 
     /// Returns the number of bytes of memory that the session holds for unfinished requests.
     pub fn held_bytes(&self) -> usize {
-        self.pending.capacity() + self.text.held_bytes()
+        self.pending.capacity() + self.protocol.held_bytes()
+    }
+}
+
+impl Protocol {
+    /// Returns the protocol of a connection whose first byte is `first`, or `None` if the server
+    /// does not speak it.
+    ///
+    /// A client of the wrong protocol is disconnected without a reply, which it could not read.
+    fn of(first: u8, context: &Context<'_>) -> Option<Protocol> {
+        match (first == binary::REQUEST, context.binding) {
+            (true, Binding::Auto | Binding::Binary) => Some(Protocol::Binary(Binary::default())),
+            (false, Binding::Auto | Binding::Ascii) => Some(match context.credentials {
+                None => Protocol::Text(Text::default()),
+                Some(_) => Protocol::Login(Login::default()),
+            }),
+            _ => None,
+        }
+    }
+
+    fn process(&mut self, input: &[u8], context: &Context<'_>, out: &mut Vec<u8>) -> Progress {
+        let mut consumed = 0;
+        loop {
+            let rest = &input[consumed..];
+            let progress = match self {
+                Protocol::Undecided => {
+                    let Some(&first) = rest.first() else {
+                        return Progress { consumed, next: Next::Receive };
+                    };
+                    match Protocol::of(first, context) {
+                        Some(protocol) => *self = protocol,
+                        None => return Progress { consumed, next: Next::Close },
+                    }
+                    continue;
+                }
+                Protocol::Login(login) => {
+                    let progress = login.process(rest, context, out);
+                    if login.is_done() {
+                        consumed += progress.consumed;
+                        *self = Protocol::Text(Text::default());
+                        continue;
+                    }
+                    progress
+                }
+                Protocol::Text(text) => text.process(rest, context, out),
+                Protocol::Binary(binary) => binary.process(rest, context, out),
+            };
+            return Progress { consumed: consumed + progress.consumed, next: progress.next };
+        }
+    }
+
+    fn held_bytes(&self) -> usize {
+        match self {
+            Protocol::Undecided => 0,
+            Protocol::Login(login) => login.held_bytes(),
+            Protocol::Text(text) => text.held_bytes(),
+            Protocol::Binary(binary) => binary.held_bytes(),
+        }
     }
 }
 

@@ -6,15 +6,17 @@
 
 use std::io::{self, ErrorKind, Read};
 
+use super::socket::{Received, Socket};
+use super::stream::Stream;
+
 /// A buffer for the bytes that are read from a socket.
 pub(super) struct ReadBuffer(Box<[u8]>);
 
 /// The result of one read.
 pub(super) enum ReadResult<'a> {
-    /// The bytes that were read. `emptied` is `true` if they did not fill the buffer, so the socket
-    /// has no more.
+    /// The bytes that were read. `emptied` is `true` if the socket has no more.
     Bytes { bytes: &'a [u8], emptied: bool },
-    /// No bytes are available now.
+    /// No bytes are available now, or others have to be sent first.
     WouldBlock,
     /// The end of the stream.
     End,
@@ -28,12 +30,11 @@ impl ReadBuffer {
     }
 
     /// Reads once from `stream`.
-    pub(super) fn read(&mut self, stream: &mut impl Read) -> io::Result<ReadResult<'_>> {
+    pub(super) fn read(&mut self, stream: &mut Stream) -> io::Result<ReadResult<'_>> {
         loop {
             match stream.read(&mut self.0) {
-                Ok(0) => return Ok(ReadResult::End),
-                Ok(len) => {
-                    let emptied = len < self.0.len();
+                Ok(Received { len: 0, .. }) => return Ok(ReadResult::End),
+                Ok(Received { len, emptied }) => {
                     return Ok(ReadResult::Bytes { bytes: &self.0[..len], emptied });
                 }
                 Err(error) => match error.kind() {
@@ -41,6 +42,19 @@ impl ReadBuffer {
                     ErrorKind::Interrupted => {}
                     _ => return Err(error),
                 },
+            }
+        }
+    }
+
+    /// Reads and drops bytes that a client has sent meanwhile, up to a limit. To close a socket
+    /// with unread bytes would reset the connection, and the client could lose the last replies.
+    pub(super) fn discard(&mut self, socket: &mut Socket) {
+        const READS_MAX: usize = 16;
+        for _ in 0..READS_MAX {
+            match socket.read(&mut self.0) {
+                Ok(1..) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                _ => return,
             }
         }
     }

@@ -1,24 +1,23 @@
 //! One connection: a socket and a session.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
-
-use mio::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use super::buffers::{ReadBuffer, ReadResult, ReplyBuffer};
+use super::connections::{Registered, State};
 use super::shared::ConnectionPermit;
+use super::stream::Stream;
 use crate::protocol::{Budget, Context, Next, Reservation, Session};
 use crate::stats::Count;
-
-/// The number of times that one connection may read or resume in one turn.
-const ROUNDS_MAX: usize = 4;
+use crate::watch::{CloseReason, Streams};
 
 /// A connected client.
 ///
 /// It is in one of three states: it waits until the socket takes more replies (and nothing is read
 /// meanwhile), or its session waits until its replies are sent, or it waits for bytes.
 pub(super) struct Client {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Stream,
     session: Session,
     /// Replies that the socket has not taken.
     unsent: Unsent,
@@ -30,7 +29,14 @@ pub(super) struct Client {
     peer_closed: bool,
     /// Whether the client is in the worker's queue for another turn.
     pub(super) queued: bool,
-    _permit: ConnectionPermit,
+    /// Whether bytes were exchanged since the last call of [`is_idle`](Client::is_idle).
+    active: bool,
+    /// A time since which no bytes were exchanged, unless `active` is set.
+    idle_since: Instant,
+    /// The time from which the next turn is measured, if it continues with what arrived before.
+    waiting_since: Option<Instant>,
+    pub(super) registered: Registered,
+    permit: ConnectionPermit,
 }
 
 /// What the worker does with a client after its turn.
@@ -41,7 +47,17 @@ pub(super) enum Turn {
     /// Gives it another turn after the other clients.
     Again,
     /// Closes it.
-    Close,
+    Close(CloseReason),
+    /// Makes it a watcher of these events.
+    Watch(Streams),
+}
+
+/// The times after which a client without activity is disconnected.
+pub(super) struct IdleLimits {
+    /// Without a byte in either direction. `None` stands for never.
+    pub(super) idle: Option<Duration>,
+    /// From the connection to the end of the TLS handshake, whatever arrives meanwhile.
+    pub(super) handshake: Duration,
 }
 
 /// Buffers that the clients of a worker share.
@@ -61,7 +77,12 @@ struct Unsent {
 
 impl Client {
     /// Creates a client whose unsent replies are accounted for in `unsent`.
-    pub(super) fn new(stream: TcpStream, permit: ConnectionPermit, unsent: &Arc<Budget>) -> Self {
+    pub(super) fn new(
+        stream: Stream,
+        registered: Registered,
+        permit: ConnectionPermit,
+        unsent: &Arc<Budget>,
+    ) -> Self {
         let reservation = Reservation::new(unsent);
         Client {
             stream,
@@ -71,7 +92,11 @@ impl Client {
             readable: false,
             peer_closed: false,
             queued: false,
-            _permit: permit,
+            active: false,
+            idle_since: Instant::now(),
+            waiting_since: None,
+            registered,
+            permit,
         }
     }
 
@@ -83,21 +108,66 @@ impl Client {
 
     /// Returns `true` if the socket has taken all replies.
     pub(super) fn is_drained(&self) -> bool {
-        self.unsent.bytes.is_empty()
+        self.unsent.bytes.is_empty() && self.stream.unsent_len() == 0
     }
 
-    /// Reads, processes and writes as far as the socket allows, for a limited number of rounds.
-    pub(super) fn turn(&mut self, buffers: &mut Buffers, context: &Context<'_>) -> Turn {
-        match self.try_turn(buffers, context) {
+    /// Returns `true` if the client has been idle for too long. Has to be called a few times within
+    /// the limits, because it compares the state of the client with that at the last call.
+    pub(super) fn is_idle(&mut self, now: Instant, limits: &IdleLimits) -> bool {
+        let limit = match self.stream.is_handshaking() {
+            true => Some(limits.handshake),
+            false if std::mem::take(&mut self.active) => {
+                self.idle_since = now;
+                None
+            }
+            false => limits.idle,
+        };
+        limit.is_some_and(|limit| now.saturating_duration_since(self.idle_since) >= limit)
+    }
+
+    /// Reads, processes and writes as far as the socket allows, for a limited number of rounds:
+    /// in each of them it reads or resumes once. `ready_at` is the time at which the system
+    /// reported that the socket is ready.
+    pub(super) fn turn(
+        &mut self,
+        rounds_max: usize,
+        buffers: &mut Buffers,
+        context: &Context<'_>,
+        ready_at: Instant,
+    ) -> Turn {
+        self.registered.set_state(State::Execute, context.now);
+        let context = Context { connection: self.registered.connection().number, ..*context };
+        let turn = match self.try_turn(rounds_max, buffers, &context, ready_at) {
             Ok(turn) => turn,
-            // The connection failed, so the client cannot receive an error.
-            Err(_) => Turn::Close,
-        }
+            // The connection failed, so the client cannot receive an error of the protocol. But the
+            // reason why a handshake failed may be on its way.
+            Err(_) => {
+                if self.stream.is_handshaking() {
+                    context.counters.add(Count::SslHandshakeErrors, 1);
+                }
+                buffers.read.discard(self.stream.socket_mut());
+                Turn::Close(CloseReason::Error)
+            }
+        };
+        self.registered.end_turn(match self.next {
+            _ if !self.is_drained() => State::Write,
+            Next::Receive if self.session.held_bytes() > 0 => State::Waiting,
+            Next::Receive => State::Read,
+            _ => State::Execute,
+        });
+        turn
     }
 
-    fn try_turn(&mut self, buffers: &mut Buffers, context: &Context<'_>) -> io::Result<Turn> {
+    fn try_turn(
+        &mut self,
+        rounds_max: usize,
+        buffers: &mut Buffers,
+        context: &Context<'_>,
+        ready_at: Instant,
+    ) -> io::Result<Turn> {
+        let mut since = self.waiting_since.take().unwrap_or(ready_at);
         self.send_unsent(context)?;
-        for _ in 0..ROUNDS_MAX {
+        for _ in 0..rounds_max {
             if !self.is_drained() {
                 return Ok(Turn::Wait);
             }
@@ -106,14 +176,16 @@ impl Client {
             let mut replies;
             match self.next {
                 Next::Close => {
-                    self.discard_input(&mut buffers.read);
-                    return Ok(Turn::Close);
+                    self.end(&mut buffers.read);
+                    return Ok(Turn::Close(context.watch.take_reason()));
                 }
+                Next::Watch(streams) => return Ok(Turn::Watch(streams)),
                 Next::Receive if !self.readable => return Ok(Turn::Wait),
                 Next::Receive => {
                     replies = buffers.replies.take();
                     if self.receive(&mut buffers.read, context, &mut replies)? == Input::Ended {
-                        return Ok(Turn::Close);
+                        self.stream.send_end();
+                        return Ok(Turn::Close(CloseReason::Normal));
                     }
                 }
                 Next::Resume => {
@@ -122,13 +194,31 @@ impl Client {
                 }
             }
             buffers.replies.put_back(self.send(replies, context)?);
+            context.latencies.record(|| {
+                let began = std::mem::replace(&mut since, Instant::now());
+                since.saturating_duration_since(began)
+            });
         }
         let has_work = self.next != Next::Receive || self.readable;
         if !(has_work && self.is_drained()) {
             return Ok(Turn::Wait);
         }
         context.counters.add(Count::ConnYields, 1);
+        self.waiting_since = Some(since);
         Ok(Turn::Again)
+    }
+
+    /// Replies that the client cannot become a watcher, and continues with its session in the next
+    /// turn.
+    pub(super) fn refuse_watch(&mut self, reply: &[u8]) {
+        self.unsent.bytes = reply.to_vec();
+        self.unsent.reservation.resize(self.unsent.bytes.capacity());
+        self.next = Next::Resume;
+    }
+
+    /// Returns what remains of the client when its connection becomes a watcher's.
+    pub(super) fn into_watcher(self) -> (Stream, Registered, ConnectionPermit) {
+        (self.stream, self.registered, self.permit)
     }
 
     /// Reads once and passes the bytes to the session.
@@ -140,13 +230,15 @@ impl Client {
     ) -> io::Result<Input> {
         match buffer.read(&mut self.stream)? {
             ReadResult::End => return Ok(Input::Ended),
-            ReadResult::WouldBlock => self.readable = false,
+            // If bytes have to be sent first, no event says that there may be others to read.
+            ReadResult::WouldBlock => self.readable = self.stream.unsent_len() > 0,
             ReadResult::Bytes { bytes, emptied } => {
                 // An event follows when more bytes arrive at an empty socket. Only the end of the
                 // stream needs another read, because its event may have been received already.
                 if emptied && !self.peer_closed {
                     self.readable = false;
                 }
+                self.active = true;
                 context.counters.add(Count::BytesRead, bytes.len() as u64);
                 self.next = self.session.receive(bytes, context, replies);
             }
@@ -158,8 +250,12 @@ impl Client {
     /// next use.
     fn send(&mut self, replies: Vec<u8>, context: &Context<'_>) -> io::Result<Vec<u8>> {
         let sent = write_some(&mut self.stream, &replies, context)?;
+        self.active |= sent > 0;
         let left = &replies[sent..];
         if left.is_empty() {
+            if self.stream.unsent_len() > 0 {
+                self.reserve_unsent();
+            }
             return Ok(replies);
         }
         let (unsent, spare) = if left.len() <= ReplyBuffer::RETAINED_MAX {
@@ -169,34 +265,37 @@ impl Client {
             ((replies, sent), Vec::new())
         };
         (self.unsent.bytes, self.unsent.sent) = unsent;
-        self.unsent.reservation.resize(self.unsent.bytes.capacity());
+        self.reserve_unsent();
         Ok(spare)
     }
 
     /// Sends the bytes that the socket did not take before.
     pub(super) fn send_unsent(&mut self, context: &Context<'_>) -> io::Result<()> {
-        let unsent = &mut self.unsent;
-        if unsent.bytes.is_empty() {
+        if self.is_drained() {
             return Ok(());
         }
-        unsent.sent += write_some(&mut self.stream, &unsent.bytes[unsent.sent..], context)?;
+        let encrypted = self.stream.unsent_len();
+        self.stream.send_taken()?;
+        let unsent = &mut self.unsent;
+        let sent = write_some(&mut self.stream, &unsent.bytes[unsent.sent..], context)?;
+        self.active |= sent > 0 || self.stream.unsent_len() < encrypted;
+        unsent.sent += sent;
         if unsent.sent == unsent.bytes.len() {
             (unsent.bytes, unsent.sent) = (Vec::new(), 0);
-            unsent.reservation.resize(0);
         }
+        self.reserve_unsent();
         Ok(())
     }
 
-    /// Reads and drops bytes that the client has sent meanwhile, up to a limit. To close a socket
-    /// with unread bytes would reset the connection, and the client could lose the last replies.
-    pub(super) fn discard_input(&mut self, buffer: &mut ReadBuffer) {
-        const READS_MAX: usize = 16;
-        for _ in 0..READS_MAX {
-            match buffer.read(&mut self.stream) {
-                Ok(ReadResult::Bytes { .. }) => {}
-                _ => return,
-            }
-        }
+    /// Accounts for the memory of the bytes that the socket has not taken.
+    fn reserve_unsent(&mut self) {
+        self.unsent.reservation.resize(self.unsent.bytes.capacity() + self.stream.unsent_len());
+    }
+
+    /// Tells the client that nothing follows, before the connection is closed.
+    pub(super) fn end(&mut self, buffer: &mut ReadBuffer) {
+        self.stream.send_end();
+        buffer.discard(self.stream.socket_mut());
     }
 }
 
@@ -208,7 +307,7 @@ enum Input {
 }
 
 /// Writes `bytes` until the socket takes no more. Returns the number of bytes written.
-fn write_some(stream: &mut TcpStream, bytes: &[u8], context: &Context<'_>) -> io::Result<usize> {
+fn write_some(stream: &mut Stream, bytes: &[u8], context: &Context<'_>) -> io::Result<usize> {
     let mut sent = 0;
     while sent < bytes.len() {
         match stream.write(&bytes[sent..]) {

@@ -1,18 +1,22 @@
 //! The threads that serve connections.
 
 use std::io::{self, ErrorKind};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
-use mio::net::TcpStream;
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Poll, Token, Waker};
 
 use super::buffers::{ReadBuffer, ReplyBuffer};
-use super::client::{Buffers, Client, Turn};
+use super::client::{Buffers, Client, IdleLimits, Turn};
+use super::connections::{Connection, Peer, Registered, State};
+use super::idle::IdleCheck;
 use super::shared::{ConnectionPermit, Shared, unix_seconds};
+use super::stream::Stream;
 use crate::protocol::Context;
+use crate::stats::Count;
+use crate::watch::{CloseReason, Hub, Streams, Topic};
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -32,14 +36,17 @@ pub(super) struct Worker {
     /// Tokens of the clients that wait for another turn.
     run_queue: Vec<usize>,
     buffers: Buffers,
+    idle_check: Option<IdleCheck>,
 }
 
 /// The queue through which a worker receives connections from the acceptor.
 pub(super) struct Mailbox {
     /// `None` after the worker has ended.
-    queue: Mutex<Option<Vec<(TcpStream, ConnectionPermit)>>>,
+    queue: Mutex<Option<Vec<(Stream, ConnectionPermit)>>>,
     /// The number of connections that the worker serves or that are in the queue.
     load: AtomicUsize,
+    /// The number of times that the worker has waited for events.
+    pub(super) waits: AtomicU64,
     pub(super) waker: Arc<Waker>,
 }
 
@@ -50,7 +57,7 @@ impl Mailbox {
     }
 
     /// Adds a connection. It is closed immediately if the worker has ended.
-    pub(super) fn deliver(&self, stream: TcpStream, permit: ConnectionPermit) {
+    pub(super) fn deliver(&self, stream: Stream, permit: ConnectionPermit) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = &mut *queue {
             queue.push((stream, permit));
@@ -61,7 +68,7 @@ impl Mailbox {
     }
 
     /// Removes and returns the queued connections.
-    fn take(&self) -> Vec<(TcpStream, ConnectionPermit)> {
+    fn take(&self) -> Vec<(Stream, ConnectionPermit)> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -89,7 +96,9 @@ impl Worker {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let queue = Mutex::new(Some(Vec::new()));
-        let mailbox = Arc::new(Mailbox { queue, load: AtomicUsize::new(0), waker });
+        let (load, waits) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let mailbox = Arc::new(Mailbox { queue, load, waits, waker });
+        let idle_check = IdleCheck::new(&shared.config);
         let worker = Worker {
             shared,
             index,
@@ -99,6 +108,7 @@ impl Worker {
             free: Vec::new(),
             run_queue: Vec::new(),
             buffers: Buffers { read: ReadBuffer::new(), replies: ReplyBuffer::default() },
+            idle_check,
         };
         Ok((worker, mailbox))
     }
@@ -108,75 +118,143 @@ impl Worker {
         let mut events = Events::with_capacity(256);
         let shared = self.shared.clone();
         while !shared.is_stopping() {
-            let timeout = (!self.run_queue.is_empty()).then_some(Duration::ZERO);
+            let timeout = match &self.idle_check {
+                _ if !self.run_queue.is_empty() => Some(Duration::ZERO),
+                Some(check) if self.free.len() < self.clients.len() => Some(check.time_left()),
+                _ => None,
+            };
+            // Read only to see that the worker runs.
+            self.mailbox.waits.fetch_add(1, Relaxed);
             if let Err(error) = self.poll.poll(&mut events, timeout)
                 && error.kind() != ErrorKind::Interrupted
             {
                 // The event queue failed and cannot be repaired.
                 return;
             }
+            let ready_at = Instant::now();
             let context = context(&shared, self.index);
             let waiting = std::mem::take(&mut self.run_queue);
             for event in &events {
                 match event.token() {
-                    WAKER => self.adopt_connections(),
-                    Token(token) => self.ready(token, event, &context),
+                    WAKER => self.adopt_connections(&context),
+                    Token(token) => self.ready(token, event, &context, ready_at),
                 }
             }
             for token in waiting {
-                self.turn(token, &context);
+                self.turn(token, &context, ready_at);
+            }
+            if let Some(limits) = self.idle_check.as_mut().and_then(IdleCheck::limits_if_due) {
+                self.disconnect_idle(&limits, &context);
+            }
+            if context.watch.take_pushed() {
+                shared.hub.notify();
             }
         }
         self.finish(&mut events, &context(&shared, self.index));
     }
 
     /// Registers the connections in the mailbox.
-    fn adopt_connections(&mut self) {
+    fn adopt_connections(&mut self, context: &Context<'_>) {
         for (mut stream, permit) in self.mailbox.take() {
             let token = self.free.pop().unwrap_or_else(|| {
                 self.clients.push(None);
                 self.clients.len() - 1
             });
-            // Registers for both, once. The edge-triggered event queue reports every change of
-            // either, so the registration need not change when the send buffer is full.
-            let interest = Interest::READABLE | Interest::WRITABLE;
-            if self.poll.registry().register(&mut stream, Token(token), interest).is_err() {
+            // Registers once. The edge-triggered event queue reports every change, so the
+            // registration need not change when the send buffer is full.
+            if stream.register(self.poll.registry(), Token(token)).is_err() {
                 // The system has no memory to monitor this connection, so it cannot be served.
                 self.release(token);
                 continue;
             }
-            self.clients[token] = Some(Client::new(stream, permit, &self.shared.unsent));
+            let socket = stream.socket_mut();
+            let Ok(peer) = socket.peer() else {
+                // The connection has failed already.
+                self.release(token);
+                continue;
+            };
+            let number = socket.number();
+            let registered = self.shared.open.add(number, peer, State::Read, context.now);
+            report_opened(context, registered.connection());
+            self.clients[token] =
+                Some(Client::new(stream, registered, permit, &self.shared.unsent));
         }
     }
 
     /// Handles an event of a connection.
-    fn ready(&mut self, token: usize, event: &Event, context: &Context<'_>) {
+    fn ready(&mut self, token: usize, event: &Event, context: &Context<'_>, ready_at: Instant) {
         // If the connection was closed after the events were fetched, the token is unused, or
         // belongs to another client. An unnecessary turn of that client is harmless.
         if let Some(Some(client)) = self.clients.get_mut(token) {
             let closed = event.is_read_closed() || event.is_error();
             client.set_ready(event.is_readable() || closed, closed);
             if !client.queued {
-                self.turn(token, context);
+                self.turn(token, context, ready_at);
             }
         }
     }
 
     /// Gives a client its turn.
-    fn turn(&mut self, token: usize, context: &Context<'_>) {
+    fn turn(&mut self, token: usize, context: &Context<'_>, ready_at: Instant) {
         let Some(Some(client)) = self.clients.get_mut(token) else {
             return;
         };
-        let turn = client.turn(&mut self.buffers, context);
+        let rounds_max = self.shared.config.reads_per_turn;
+        let turn = client.turn(rounds_max, &mut self.buffers, context, ready_at);
         client.queued = turn == Turn::Again;
         match turn {
             Turn::Wait => {}
             Turn::Again => self.run_queue.push(token),
-            Turn::Close => {
-                self.clients[token] = None;
+            Turn::Close(reason) => self.close(token, reason, context),
+            Turn::Watch(streams) => self.start_watch(token, streams),
+        }
+    }
+
+    /// Disconnects the clients that have been idle for too long.
+    fn disconnect_idle(&mut self, limits: &IdleLimits, context: &Context<'_>) {
+        let now = Instant::now();
+        for token in 0..self.clients.len() {
+            let client = self.clients[token].as_mut();
+            if client.is_some_and(|client| client.is_idle(now, limits)) {
+                context.counters.add(Count::IdleKicks, 1);
+                self.close(token, CloseReason::IdleTimeout, context);
+            }
+        }
+    }
+
+    /// Hands the connection of a client over to the hub, or refuses to.
+    fn start_watch(&mut self, token: usize, streams: Streams) {
+        let hub = &self.shared.hub;
+        let slot = hub.reserve();
+        let Some(Some(client)) = self.clients.get_mut(token) else {
+            return;
+        };
+        match slot {
+            None => {
+                client.refuse_watch(b"WATCHER_TOO_MANY log watcher limit reached\r\n");
+                client.queued = true;
+                self.run_queue.push(token);
+            }
+            Some(slot) => {
+                if let Some(client) = self.clients[token].take() {
+                    let (mut stream, registered, permit) = client.into_watcher();
+                    // If this fails, so does the registration with the hub, which closes it.
+                    let _ = stream.deregister(self.poll.registry());
+                    registered.end_turn(State::Watch);
+                    let held = Held { hub: hub.clone(), registered, _permit: permit };
+                    hub.adopt(Box::new(stream), streams, slot, Box::new(held));
+                }
                 self.release(token);
             }
         }
+    }
+
+    /// Closes a connection.
+    fn close(&mut self, token: usize, reason: CloseReason, context: &Context<'_>) {
+        if let Some(client) = self.clients[token].take() {
+            report_closed(context, client.registered.connection(), reason);
+        }
+        self.release(token);
     }
 
     /// Frees the token of a closed connection.
@@ -193,7 +271,9 @@ impl Worker {
                 if let Some(client) = slot {
                     let sent = client.send_unsent(context);
                     if client.is_drained() || sent.is_err() {
-                        client.discard_input(&mut self.buffers.read);
+                        client.end(&mut self.buffers.read);
+                        let connection = client.registered.connection();
+                        report_closed(context, connection, CloseReason::Shutdown);
                         *slot = None;
                     }
                 }
@@ -210,6 +290,34 @@ impl Worker {
     }
 }
 
+/// What a watcher has of the connection that it was.
+struct Held {
+    hub: Arc<Hub>,
+    registered: Registered,
+    _permit: ConnectionPermit,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Connection { number, ref peer, .. } = **self.registered.connection();
+        self.hub.closed(number, peer.address.as_bytes(), peer.transport, peer.port);
+    }
+}
+
+fn report_opened(context: &Context<'_>, connection: &Connection) {
+    if context.watch.wants(Topic::CONNECTIONS) {
+        let Peer { transport, ref address, port } = connection.peer;
+        context.watch.connected(connection.number, address.as_bytes(), transport, port);
+    }
+}
+
+fn report_closed(context: &Context<'_>, connection: &Connection, reason: CloseReason) {
+    if context.watch.wants(Topic::CONNECTIONS) {
+        let Peer { transport, ref address, port } = connection.peer;
+        context.watch.closed(connection.number, address.as_bytes(), transport, port, reason);
+    }
+}
+
 /// Returns the context for the sessions of a worker.
 fn context(shared: &Shared, worker: usize) -> Context<'_> {
     Context {
@@ -220,5 +328,10 @@ fn context(shared: &Shared, worker: usize) -> Context<'_> {
         now: unix_seconds(),
         item_size_max: shared.config.item_size_max,
         output_limit: shared.config.output_limit,
+        binding: shared.config.binding,
+        credentials: shared.config.credentials.as_deref(),
+        watch: shared.hub.worker(worker),
+        latencies: &shared.latencies[worker],
+        connection: 0,
     }
 }

@@ -4,6 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use crate::common::TestSession;
+use crate::common::packet::opcode::{GET, GETKQ};
+use crate::common::packet::request;
 use evermap::{Evermap, Options};
 
 /// Counts the bytes that each thread allocates.
@@ -38,13 +40,15 @@ fn a_get_copies_the_value_into_the_reply_only() {
     const LEN: usize = 1 << 20;
     let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     map.put(b"key", &vec![b'v'; LEN]).unwrap();
-    let mut session = TestSession::with(map, 2 * LEN, 2 * LEN);
-    for request in [&b"get key\r\n"[..], b"gets key\r\n"] {
+    let gets = [&b"get key\r\n"[..], b"gets key\r\n"].map(<[u8]>::to_vec);
+    let binary = [GET, GETKQ].map(|opcode| request(opcode, "key", "").bytes());
+    for request in gets.into_iter().chain(binary) {
+        let mut session = TestSession::with(map.clone(), 2 * LEN, 2 * LEN);
         let mut out = Vec::new();
         let before = ALLOCATED.get();
-        session.receive(request, &mut out);
+        session.receive(&request, &mut out);
         let allocated = ALLOCATED.get() - before;
-        assert!(out.len() > LEN && out.ends_with(b"\r\nEND\r\n"));
+        assert!(out.len() > LEN && (out[0] == 0x81 || out.ends_with(b"\r\nEND\r\n")));
         println!("{allocated} bytes allocated for a value of {LEN}");
         assert!((LEN..LEN + LEN / 4).contains(&allocated), "{allocated} bytes allocated");
     }

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::common::hooked_cache::HookedCache;
-use evermap_server::cache::{Cache, StoreMode};
+use evermap_server::cache::{Cache, StoreMode, StoreRequest};
 use evermap_server::{Config, ModelCache, Server};
 use rustix::net::sockopt::set_socket_linger;
 
@@ -67,8 +67,8 @@ impl GatedServer {
             }
         };
         let cache = ModelCache::new(0);
-        cache.store(b"secret", SECRET, 0, 0, StoreMode::Set).unwrap();
-        cache.store(b"large", &vec![b's'; LARGE], 0, 0, StoreMode::Set).unwrap();
+        cache.store(b"secret", SECRET, &StoreRequest::new(StoreMode::Set)).unwrap();
+        cache.store(b"large", &vec![b's'; LARGE], &StoreRequest::new(StoreMode::Set)).unwrap();
         let config = Config {
             listen: ([127, 0, 0, 1], 0).into(),
             threads,

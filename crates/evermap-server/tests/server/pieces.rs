@@ -88,11 +88,44 @@ fn other() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
+/// A flag of the meta protocol, seldom without the token that it needs or unknown.
+fn flag() -> impl Strategy<Value = String> {
+    let plain = "bcfhklqstuvxI".chars().map(String::from).collect::<Vec<_>>();
+    let others = ["O", "O12", "Labc", "P1", "MA", "ME", "MI", "MD", "MX", "z", "1", "Fx", "T", "N"];
+    let numbers = select(&["T", "N", "R", "C", "E", "F", "J", "D"][..]);
+    prop_oneof![
+        6 => select(plain),
+        4 => (numbers, 0u64..70).prop_map(|(flag, number)| format!("{flag}{number}")),
+        1 => select(others.to_vec()).prop_map(String::from),
+    ]
+}
+
+/// A line of the meta protocol, with a data block if it is ms.
+fn meta() -> impl Strategy<Value = Vec<u8>> {
+    let verb = select(&["mg", "mg", "mg", "ms", "ms", "md", "ma", "me", "mn"][..]);
+    let keys = prop_oneof![4 => key(), 1 => Just("YQ==".to_owned())];
+    (verb, keys, vec(flag(), 0..5), vec(any::<u8>(), 0..40), line_end()).prop_map(
+        |(verb, key, flags, value, line_end)| {
+            let flags = flags.join(" ");
+            match verb {
+                "mn" => format!("mn{line_end}").into_bytes(),
+                "ms" => {
+                    let line = format!("ms {key} {} {flags}{line_end}", value.len());
+                    [line.as_bytes(), &value, b"\r\n"].concat()
+                }
+                _ => format!("{verb} {key} {flags}{line_end}").into_bytes(),
+            }
+        },
+    )
+}
+
 fn rare() -> impl Strategy<Value = Vec<u8>> {
     let line = |bytes: &[u8]| bytes.to_vec();
     prop_oneof![
         vec(any::<u8>(), 0..60),
         Just(line(b"stats\r\nstats settings\nstats reset\n")),
+        Just(line(b"stats items\r\nstats slabs\r\nstats cachedump 1 2\n")),
+        Just(line(b"lru_crawler metadump all\r\nlru_crawler mgdump hash\r\n")),
         Just(line(b"flush_all\r\n")),
         Just(line(b"quit\r\n")),
         Just(line(b"GET / HTTP/1.1\r\n")),
@@ -101,7 +134,7 @@ fn rare() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn requests() -> impl Strategy<Value = Vec<u8>> {
-    let one = prop_oneof![10 => store(), 10 => lookup(), 6 => other(), 1 => rare()];
+    let one = prop_oneof![10 => store(), 10 => lookup(), 6 => other(), 15 => meta(), 1 => rare()];
     vec(one, 1..30).prop_map(|all| all.concat())
 }
 

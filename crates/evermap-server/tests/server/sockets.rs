@@ -5,8 +5,8 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
 use crate::common::hooked_cache::HookedCache;
-use evermap_server::cache::{Cache, StoreMode};
-use evermap_server::{Config, ModelCache, Server};
+use evermap_server::cache::{Cache, StoreMode, StoreRequest};
+use evermap_server::{Config, Cumulative, ModelCache, Server};
 
 /// Starts a server over a model cache, on a free port.
 fn serve(adjust: impl FnOnce(&mut Config)) -> (Server, Arc<ModelCache>) {
@@ -236,16 +236,70 @@ fn stats_reset_resets_the_counters() {
     assert_eq!(stat(&server, "get_misses"), 2);
     ask(&mut stream, "stats reset\r\n", "RESET\r\n");
     assert_eq!(stat(&server, "get_misses"), 0);
-    assert_eq!(stat(&server, "total_items"), 1);
+    assert_eq!((stat(&server, "total_items"), stat(&server, "curr_items")), (0, 1));
     ask(&mut stream, "get a\r\n", "VALUE a 0 1\r\nx\r\nEND\r\n");
     assert_eq!(stat(&server, "get_hits"), 1);
     assert!(stat(&server, "bytes_written") > 0);
 }
 
+/// The counters of connections, workers and the cache go on from those of an earlier server.
+#[test]
+fn cumulative_statistics_go_on_from_an_earlier_server() {
+    const NAMES: [&str; 4] = ["get_misses", "cmd_set", "total_items", "total_connections"];
+    let mut earlier = Cumulative::default();
+    for (name, value) in [("get_misses", 100), ("total_items", 10), ("total_connections", 1000)] {
+        earlier.set(name, value);
+    }
+    // A count that this server does not have is kept for the next one.
+    earlier.set("lrutail_reflocked", 5);
+    let (server, _) = serve(|config| config.earlier = earlier);
+    let mut stream = connect(&server);
+    ask(&mut stream, "get a\r\nset a 0 0 1\r\nx\r\n", "END\r\nSTORED\r\n");
+    assert_eq!(NAMES.map(|name| stat_over(&mut stream, name)), [101, 1, 11, 1001]);
+    let kept = server.cumulative();
+    assert_eq!(NAMES.map(|name| kept.get(name)), [101, 1, 11, 1001]);
+    assert_eq!(kept.get("lrutail_reflocked"), 5);
+    assert!(kept.iter().all(|(name, _)| name != "curr_items" && name != "uptime"));
+
+    ask(&mut stream, "stats reset\r\nget b\r\n", "RESET\r\nEND\r\n");
+    assert_eq!(NAMES.map(|name| stat_over(&mut stream, name)), [1, 0, 0, 0]);
+    let kept = server.cumulative();
+    assert_eq!(NAMES.map(|name| kept.get(name)), [1, 0, 0, 0]);
+    assert_eq!(kept.get("lrutail_reflocked"), 0);
+}
+
+/// Every protocol counts what it stores, and not what it refuses.
+#[test]
+fn stored_items_are_counted() {
+    let (server, _) = serve(|_| {});
+    let mut text = connect(&server);
+    ask(&mut text, "set a 0 0 1\r\nx\r\nadd a 0 0 1\r\ny\r\n", "STORED\r\nNOT_STORED\r\n");
+    ask(&mut text, "append a 0 0 1\r\nz\r\nset n 0 0 1\r\n1\r\n", "STORED\r\nSTORED\r\n");
+    ask(&mut text, "incr n 1\r\ntouch n 0\r\n", "2\r\nTOUCHED\r\n");
+    assert_eq!(stat(&server, "total_items"), 3);
+    ask(&mut text, "ms b 1\r\nx\r\nms b 1 ME\r\ny\r\n", "HD\r\nNS\r\n");
+    assert_eq!(stat(&server, "total_items"), 4);
+    // Set and add in the binary protocol: flags and expiry of 0, key `c`, value `x`.
+    let mut binary = connect(&server);
+    for (opcode, status) in [(0x01, 0), (0x02, 2)] {
+        let mut request = [0; 34];
+        request[..5].copy_from_slice(&[0x80, opcode, 0, 1, 8]);
+        request[11] = 10;
+        request[32..].copy_from_slice(b"cx");
+        binary.write_all(&request).unwrap();
+        let mut reply = [0; 24];
+        binary.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[7], status);
+        let rest = u32::from_be_bytes(reply[8..12].try_into().unwrap());
+        binary.read_exact(&mut vec![0; rest as usize]).unwrap();
+    }
+    assert_eq!(stat(&server, "total_items"), 5);
+}
+
 #[test]
 fn a_stop_sends_the_replies_to_executed_requests() {
     let (server, cache) = serve(|config| config.threads = 1);
-    cache.store(b"a", &[b'v'; 1 << 20], 0, 0, StoreMode::Set).unwrap();
+    cache.store(b"a", &[b'v'; 1 << 20], &StoreRequest::new(StoreMode::Set)).unwrap();
     let mut idle = connect(&server);
     ask(&mut idle, "get b\r\n", "END\r\n");
     let mut reading = connect(&server);
@@ -265,7 +319,7 @@ fn a_stop_sends_the_replies_to_executed_requests() {
 #[test]
 fn a_client_that_never_reads_does_not_block_the_stop() {
     let (server, cache) = serve(|_| {});
-    cache.store(b"a", &[b'v'; 1 << 20], 0, 0, StoreMode::Set).unwrap();
+    cache.store(b"a", &[b'v'; 1 << 20], &StoreRequest::new(StoreMode::Set)).unwrap();
     let mut slow = connect(&server);
     slow.write_all(&b"get a\r\n".repeat(100)).unwrap();
     slow.read_exact(&mut [0; 1]).unwrap();

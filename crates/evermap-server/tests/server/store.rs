@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::common::{NOW, TestSession};
 use evermap::{Clock, Evermap, Options};
-use evermap_server::cache::{Cache, StoreMode};
+use evermap_server::cache::{Cache, StoreMode, StoreRequest};
 use evermap_server::{CacheError, Config, ModelCache, Server};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -25,6 +25,11 @@ enum Step {
     Cas {
         key: &'static str,
         value: Vec<u8>,
+    },
+    /// A command of the meta protocol that compares that id.
+    Compare {
+        line: &'static str,
+        key: &'static str,
     },
     /// Advances the clock by this number of seconds.
     Wait(u32),
@@ -57,6 +62,9 @@ fn send(text: String) -> Step {
     Step::Send(text.into_bytes())
 }
 
+/// Commands that compare a CAS id, which follows them, with that of the key that replaces `K`.
+const COMPARING: &[&str] = &["ms K 1 I C", "ms K 1 C", "md K C", "md K I C", "ma K C", "mg K v C"];
+
 fn step() -> impl Strategy<Value = Step> {
     let verb = select(&["set", "set", "set", "add", "replace", "append", "prepend"][..]);
     let noreply = select(&["", "", "", " noreply"][..]);
@@ -71,6 +79,8 @@ fn step() -> impl Strategy<Value = Step> {
         10 => store,
         4 => (key(), value()).prop_map(|(key, value)| Step::Cas { key, value }),
         4 => key().prop_map(|key| send(format!("gets {key}\r\n"))),
+        14 => meta(),
+        4 => (key(), select(COMPARING)).prop_map(|(key, line)| Step::Compare { line, key }),
         6 => vec(key(), 1..40).prop_map(|keys| send(format!("get {}\r\n", keys.join(" ")))),
         2 => (key(), exptime()).prop_map(|(key, t)| send(format!("gats {t} {key}\r\n"))),
         2 => (key(), exptime()).prop_map(|(key, t)| send(format!("touch {key} {t}\r\n"))),
@@ -81,6 +91,42 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|delay| send(format!("flush_all{delay}\r\n"))),
         2 => (0u32..4).prop_map(Step::Wait),
     ]
+}
+
+/// A flag of the meta protocol whose reply is the same in both caches.
+fn flag() -> impl Strategy<Value = String> {
+    let plain = "fkqstuvxI".chars().map(String::from).collect::<Vec<_>>();
+    let modes = select(&["MS", "ME", "MR", "MA", "MP", "MI", "MD"][..]).prop_map(String::from);
+    let number = |flag: &'static str, numbers: std::ops::Range<u64>| {
+        numbers.prop_map(move |number| format!("{flag}{number}"))
+    };
+    prop_oneof![
+        9 => select(plain),
+        2 => modes,
+        2 => (select(&["T", "N", "R"][..]), exptime()).prop_map(|(flag, t)| format!("{flag}{t}")),
+        1 => number("F", 0..5),
+        1 => number("J", 0..200),
+        1 => number("D", 0..300),
+        // Greater than any id that the caches choose.
+        1 => number("E", 1 << 40..(1 << 40) + 3),
+        1 => number("C", 1 << 40..(1 << 40) + 3),
+    ]
+}
+
+fn meta() -> impl Strategy<Value = Step> {
+    let verb = select(&["mg", "mg", "mg", "ms", "ms", "md", "ma"][..]);
+    (verb, key(), vec(flag(), 0..6), value()).prop_map(|(verb, key, mut flags, value)| {
+        flags.sort();
+        flags.dedup_by_key(|flag| flag.chars().next());
+        let flags = flags.join(" ");
+        match verb {
+            "ms" => {
+                let line = format!("ms {key} {} {flags}\r\n", value.len());
+                Step::Send([line.as_bytes(), &value, b"\r\n"].concat())
+            }
+            _ => send(format!("{verb} {key} {flags}\r\n")),
+        }
+    })
 }
 
 /// A client of one of the two caches that are compared.
@@ -106,6 +152,11 @@ impl<F: FnMut(&[u8]) -> Vec<u8>> Client<F> {
                 let id = self.seen.get(key.as_bytes()).copied().unwrap_or(0);
                 let line = format!("cas {key} 9 0 {} {id}\r\n", value.len());
                 (self.ask)(&[line.as_bytes(), value, b"\r\n"].concat())
+            }
+            Step::Compare { line, key } => {
+                let id = self.seen.get(key.as_bytes()).copied().unwrap_or(0);
+                let data = if line.starts_with("ms") { "\r\n7" } else { "" };
+                (self.ask)(format!("{}{id}{data}\r\n", line.replace('K', key)).as_bytes())
             }
             Step::Wait(_) => return String::new(),
         };
@@ -205,10 +256,13 @@ fn the_store_replies_as_the_model_does_over_sockets() {
                 "get" | "gets" | "delete" | "incr" | "decr" => true,
                 "touch" | "gats" => false,
                 "flush_all" => !line.ends_with(['2', '4']),
+                "mg" | "ms" | "md" | "ma" => {
+                    !line.split(' ').any(|word| word.starts_with(['T', 'N', 'R']))
+                }
                 _ => matches!(line.split(' ').nth(3), Some("0" | "-1" | "1000000")),
             }
         }
-        Step::Cas { .. } => true,
+        Step::Cas { .. } | Step::Compare { .. } => true,
         Step::Wait(_) => false,
     });
     let mut runner = TestRunner::deterministic();
@@ -244,7 +298,7 @@ fn errors_of_the_store_are_errors_of_the_cache() {
     let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
     let other = map.clone();
     assert_eq!(
-        Cache::store(&map, &[0; evermap::KEY_MAX + 1], b"", 0, 0, StoreMode::Set),
+        Cache::store(&map, &[0; evermap::KEY_MAX + 1], b"", &StoreRequest::new(StoreMode::Set)),
         Err(CacheError::TooLarge)
     );
     other.into_db().close().unwrap();
@@ -280,6 +334,87 @@ fn a_damaged_value_fails_only_its_command() {
     let (error, rest) = replies.split_once("\r\n").unwrap();
     assert!(error.starts_with("SERVER_ERROR ") && error.contains("checksum"), "{error}");
     assert_eq!(rest, "VALUE c 0 1\r\n3\r\nEND\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
+}
+
+/// A client that stops reading a list of all items keeps nothing in the store.
+#[test]
+fn a_list_of_items_holds_nothing_while_the_client_does_not_read() {
+    const KEYS: usize = 20_000;
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
+    for key in 0..KEYS {
+        map.put(format!("key-{key}").as_bytes(), b"value").unwrap();
+    }
+    let mut session = TestSession::with(map.clone(), 1 << 20, 1000);
+    let (mut list, mut out) = (Vec::new(), Vec::new());
+    session.receive(b"lru_crawler metadump all\r\nmn\r\n", &mut out);
+    for pauses in 0.. {
+        assert!(out.len() < 1 << 20, "{}", out.len());
+        list.append(&mut out);
+        // These are refused while the thread holds a guard.
+        if pauses < 3 {
+            map.db().purge().unwrap();
+            assert!(map.db().check(false).unwrap().is_sound());
+        }
+        if pauses == 1 {
+            // What is removed is not shown any more.
+            (0..KEYS).for_each(|key| drop(map.remove(format!("key-{key}").as_bytes())));
+        }
+        if !session.resume(&mut out) {
+            break;
+        }
+    }
+    list.append(&mut out);
+    let list = String::from_utf8(list).unwrap();
+    assert!(list.ends_with("END\r\nMN\r\n"), "{}", &list[list.len() - 100..]);
+    let shown = list.lines().filter(|line| line.starts_with("key=key-")).count();
+    assert!(shown > 100 && shown < KEYS / 2, "{shown}");
+}
+
+/// Every item is shown by a complete list, with what is known of it.
+#[test]
+fn a_list_of_items_is_complete() {
+    const KEYS: usize = 10_000;
+    let clock = Clock::manual(u64::from(NOW));
+    let options = Options::new().capacity(4 << 30).clock(clock);
+    let map = Evermap::in_memory(options).unwrap().default_map();
+    let mut session = TestSession::with(map, 1 << 20, 1000);
+    for key in 0..KEYS {
+        let request = format!("ms key-{key} 1 q T{key} E{}\r\nx\r\n", key + 1_000_000);
+        assert_eq!(ask(&mut session, request.as_bytes()), b"");
+    }
+    let list = String::from_utf8(ask(&mut session, b"lru_crawler metadump hash\r\n")).unwrap();
+    let lines: std::collections::HashSet<_> = list.lines().collect();
+    for key in 0..KEYS {
+        let expiry = if key == 0 { -1 } else { i64::from(NOW) + key as i64 };
+        let cas = key + 1_000_000;
+        let start = format!("key=key-{key} exp={expiry} la={NOW} cas={cas} fetch=no cls=1 ");
+        assert!(lines.iter().any(|line| line.starts_with(&start)), "{start}");
+        if key > 100 {
+            break;
+        }
+    }
+    assert_eq!(lines.len(), KEYS + 1);
+    let items = String::from_utf8(ask(&mut session, b"stats items\r\n")).unwrap();
+    // A sample is scaled to the number of all items.
+    assert!(items.contains("STAT items:1:number 10000\r\n"), "{items}");
+}
+
+/// The limit is that of the store.
+#[test]
+fn the_memory_limit_of_the_store_can_be_changed() {
+    let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
+    let mut session = TestSession::with(map, 1 << 20, 1 << 20);
+    assert_eq!(session.cache.memory_limit(), 0);
+    assert_eq!(ask(&mut session, b"cache_memlimit 8\r\n"), b"OK\r\n");
+    assert_eq!(session.cache.memory_limit(), 8 << 20);
+    let value = vec![b'v'; 1 << 19];
+    let mut stored = 0;
+    for key in 0..20 {
+        let line = format!("set {key} 0 0 {}\r\n", value.len());
+        let reply = ask(&mut session, &[line.as_bytes(), &value, b"\r\n"].concat());
+        stored += usize::from(reply == b"STORED\r\n");
+    }
+    assert!((12..16).contains(&stored), "{stored}");
 }
 
 /// Each client changes one number and one list. No change may be lost.

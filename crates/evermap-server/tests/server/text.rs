@@ -1,8 +1,10 @@
 //! The replies of the text protocol to each request.
 
+use std::collections::HashSet;
+
 use crate::common::{NOW, TestSession};
 use evermap_server::CacheError;
-use evermap_server::cache::BATCH_KEYS;
+use evermap_server::cache::{BATCH_KEYS, Cache};
 use evermap_server::protocol::{Budget, KEY_LIST_MAX, LINE_MAX, Reservation};
 use evermap_server::stats::Count;
 
@@ -179,26 +181,200 @@ fn other_commands() {
         ("verbosity noreply", ""),
         ("verbosity", "$F"),
         ("verbosity x", "$F"),
-        ("stats settings", "STAT maxconns 1024|END"),
         ("stats reset", "RESET"),
         ("stats sizes", "STAT sizes_status disabled|END"),
-        ("stats items|stats slabs|stats conns", "END|END|END"),
-        ("stats noreply|stats foo", "ERROR|ERROR"),
         (
-            "set a 0 0 3|xyz|stats",
-            "STORED|STAT threads 1|STAT curr_items 1|STAT total_items 1|STAT bytes 4|END",
+            "stats items|stats slabs|stats conns",
+            "END|STAT active_slabs 0|STAT total_malloced 0|END|END",
         ),
-        ("shutdown|shutdown graceful", "ERROR: shutdown not enabled|ERROR: shutdown not enabled"),
+        ("stats noreply|stats foo", "ERROR|ERROR"),
+        // This host allows only a graceful end.
+        ("shutdown|shutdown now", "ERROR: shutdown not enabled|CLIENT_ERROR invalid shutdown mode"),
+        ("refresh_certs", "SERVER_ERROR no such  file"),
     ] {
         check(request, reply);
     }
-    for request in ["quit", "quit noreply", "quit|get a"] {
+    for request in ["quit", "quit noreply", "quit|get a", "shutdown graceful|get a"] {
         check_closes(request);
     }
     for method in ["GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE"] {
         check_closes(&format!("{method} / HTTP/1.1|Host: a||set a 0 0 1|x|"));
     }
     check("get / HTTP/1.1", "END");
+}
+
+/// The names that the exporter for Prometheus reads, each once. What this server does not have is
+/// 0.
+#[test]
+fn statistics_have_the_names_that_exporters_read() {
+    let mut session = TestSession::default();
+    session.send(b"set a 0 0 3\r\nxyz\r\n");
+    for (request, names) in [
+        (
+            "stats",
+            "threads curr_items total_items bytes limit_maxbytes evictions reclaimed \
+            direct_reclaims crawler_reclaimed crawler_items_checked lru_crawler_starts \
+            moves_to_cold moves_to_warm moves_within_lru lru_maintainer_juggles malloc_fails \
+            expired_unfetched evicted_unfetched evicted_active lrutail_reflocked hash_bytes \
+            hash_power_level hash_is_expanding slab_global_page_pool slabs_moved idle_kicks \
+            auth_cmds auth_errors get_expired get_flushed time_in_listen_disabled_us",
+        ),
+        (
+            "stats settings",
+            "maxconns maxbytes lru_crawler lru_crawler_sleep lru_crawler_tocrawl hot_lru_pct \
+            warm_lru_pct hot_max_factor warm_max_factor lru_maintainer_thread growth_factor",
+        ),
+    ] {
+        let reply = String::from_utf8(session.send(&lines(request))).unwrap();
+        for name in names.split_whitespace() {
+            let count = reply.matches(&format!("STAT {name} ")).count();
+            assert_eq!(count, 1, "{name} in {reply}");
+        }
+        assert!(reply.ends_with("\r\nEND\r\n"));
+        let all = reply.lines().count();
+        let distinct = reply.lines().map(|line| line.split(' ').nth(1)).collect::<HashSet<_>>();
+        assert_eq!(distinct.len(), all, "{reply}");
+    }
+    let stats = String::from_utf8(session.send(b"stats\r\n")).unwrap();
+    for line in ["curr_items 1", "bytes 4", "threads 1", "evictions 0"] {
+        assert!(stats.contains(&format!("STAT {line}\r\n")), "{line} in {stats}");
+    }
+}
+
+/// Commands about memory that this server has no use for are accepted as memcached does.
+#[test]
+fn commands_that_tune_memory() {
+    const BAD_CLASS: &str = "BADCLASS invalid class id";
+    const BAD_CLASSES: &str = "BADCLASS invalid src or dst class id";
+    for (request, reply) in [
+        ("slabs reassign 1 2|slabs reassign -1 5", "$S|$S"),
+        ("slabs reassign 3 3", "SAME src and dst class are identical"),
+        ("slabs reassign 0 1|slabs reassign 1 64|slabs reassign 1 -1", "$R|$R|$R"),
+        ("slabs reassign|slabs reassign 1|slabs reassign a b", "$F|$F|$F"),
+        ("slabs automove 0|slabs automove 1|slabs automove 2", "OK|OK|OK"),
+        ("slabs automove 3|slabs automove|slabs automove x", "ERROR|ERROR|$F"),
+        ("slabs|slabs x", "ERROR|ERROR"),
+        ("lru tune 10 25 0.1 2.0", "OK"),
+        ("lru tune 50 31 1 1", "ERROR hot and warm pcts must not exceed 80"),
+        ("lru tune 50 30 0 1", "ERROR hot/warm age factors must be greater than 0"),
+        ("lru tune 4294967295 30 1 1", "ERROR hot and warm pcts must not exceed 80"),
+        ("lru tune|lru tune 1 2 3|lru tune a 2 1 1", "ERROR|ERROR|$F"),
+        ("lru mode flat|lru mode segmented|lru mode x|lru mode", "OK|OK|ERROR|ERROR"),
+        ("lru temp_ttl 60|lru temp_ttl -1|lru temp_ttl x|lru", "OK|OK|ERROR|ERROR"),
+        ("lru_crawler enable|lru_crawler disable", "OK|OK"),
+        ("lru_crawler crawl all|lru_crawler crawl 1,2,39", "OK|OK"),
+        ("lru_crawler crawl 0|lru_crawler crawl 1,,2|lru_crawler crawl 64", "$B|$B|$B"),
+        ("lru_crawler tocrawl 100|lru_crawler tocrawl x", "OK|$F"),
+        ("lru_crawler sleep 1000000|lru_crawler sleep x", "OK|$F"),
+        ("lru_crawler sleep 1000001", "CLIENT_ERROR sleep must be one second or less"),
+        ("lru_crawler metadump x|lru_crawler mgdump 0", "$B|$B"),
+        ("lru_crawler|lru_crawler metadump|lru_crawler x", "ERROR|ERROR|ERROR"),
+        ("cache_memlimit|cache_memlimit x", "$F|$F"),
+        ("cache_memlimit 7", "MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m"),
+        ("cache_memlimit 1000000001", "MEMLIMIT_ADJUST_FAILED input value is megabytes not bytes"),
+        ("cache_memlimit 7 noreply|cache_memlimit x noreply", ""),
+        ("stats cachedump|stats cachedump 1|stats cachedump x 1", "$F|$F|$F"),
+        ("stats cachedump 0 1", "CLIENT_ERROR Illegal slab id"),
+        ("stats cachedump 1 0", "END"),
+    ] {
+        let reply = reply.replace("$B", BAD_CLASS).replace("$R", BAD_CLASSES);
+        check(request, &reply.replace("$S", "NOSPARE source class has no spare pages"));
+    }
+}
+
+#[test]
+fn the_memory_limit_can_be_changed() {
+    let mut session = TestSession::default();
+    assert_eq!(session.send(b"cache_memlimit 9 noreply\r\n"), b"");
+    assert_eq!(session.cache.memory_limit(), 9 << 20);
+    assert_eq!(session.send(b"cache_memlimit 8\r\n"), lines("OK"));
+    assert_eq!(session.cache.memory_limit(), 8 << 20);
+    let value = vec![b'v'; 1 << 19];
+    let mut set = |key: usize| {
+        let line = format!("set {key} 0 0 {}\r\n", value.len());
+        session.send(&[line.as_bytes(), &value, b"\r\n"].concat())
+    };
+    assert!((0..15).all(|key| set(key) == lines("STORED")));
+    assert_eq!(set(15), lines("SERVER_ERROR out of memory storing object"));
+}
+
+/// What exporters read about sizes.
+#[test]
+fn items_are_counted_by_the_size_classes_of_memcached() {
+    let mut session = TestSession::default();
+    let value = "v".repeat(500_000);
+    for (key, value) in [("a", "1"), ("b", "2"), ("c", &value)] {
+        let set = format!("set {key} 0 0 {}|{value}", value.len());
+        assert_eq!(session.send(&lines(&set)), lines("STORED"));
+    }
+    let items = String::from_utf8(session.send(b"stats items\r\n")).unwrap();
+    for line in ["items:1:number 2", "items:39:number 1", "items:1:mem_requested 122"] {
+        assert!(items.contains(&format!("STAT {line}\r\n")), "{line} in {items}");
+    }
+    let slabs = String::from_utf8(session.send(b"stats slabs\r\n")).unwrap();
+    for line in [
+        "1:chunk_size 96",
+        "1:used_chunks 2",
+        "1:chunks_per_page 10922",
+        "39:chunk_size 524288",
+        "39:total_pages 1",
+        "active_slabs 2",
+        "total_malloced 2097152",
+    ] {
+        assert!(slabs.contains(&format!("STAT {line}\r\n")), "{line} in {slabs}");
+    }
+    assert_eq!(
+        session.send(b"stats cachedump 1 1\r\nstats cachedump 1 0\r\nstats cachedump 39 9\r\n"),
+        lines(
+            "ITEM a [1 b; 0 s]|END|ITEM a [1 b; 0 s]|ITEM b [1 b; 0 s]|END|\
+            ITEM c [500000 b; 0 s]|END"
+        )
+    );
+}
+
+#[test]
+fn lists_of_all_items() {
+    let mut session = TestSession::default();
+    assert_eq!(session.send(b"lru_crawler metadump all\r\n"), lines("END"));
+    assert_eq!(session.send(b"lru_crawler mgdump hash\r\n"), lines("EN"));
+    session.send(&lines("set a 0 0 1|x|set b%\x01/ 7 10 2|yy|set old 0 -1 1|z|get a"));
+    session.cache.set_now(NOW + 4);
+    session.now = NOW + 4;
+    let (expiry, stored, now) = (NOW + 10, NOW, NOW);
+    let expected = format!(
+        "key=a exp=-1 la={now} cas=1 fetch=yes cls=1 size=61\n\
+        key=b%25%01%2F exp={expiry} la={stored} cas=2 fetch=no cls=1 size=69\nEND\r\n"
+    );
+    for classes in ["all", "hash", "1", "1,39"] {
+        let dump = session.send(format!("lru_crawler metadump {classes}\r\n").as_bytes());
+        assert_eq!(String::from_utf8(dump).unwrap(), expected, "{classes}");
+    }
+    assert_eq!(session.send(b"lru_crawler metadump 2\r\n"), lines("END"));
+    let dump = session.send(b"lru_crawler mgdump all\r\nget a\r\n");
+    let dump = String::from_utf8(dump).unwrap();
+    assert_eq!(dump.as_bytes(), lines("mg a|mg YiUBLw== b|EN|VALUE a 0 1|x|END"));
+    // What is listed can be sent back.
+    assert_eq!(session.send(&lines("mg YiUBLw== b v")), lines("VA 2|yy"));
+}
+
+/// A long list is written page by page, while the client reads, and commands behind it wait.
+#[test]
+fn a_list_pauses_when_the_reply_buffer_is_full() {
+    let mut session = TestSession::new(1 << 20, 1000);
+    for key in 0..1000 {
+        session.send(format!("set key-{key:04} 0 0 1\r\nx\r\n").as_bytes());
+    }
+    session.resumed = 0;
+    let dump = session.send(b"lru_crawler metadump all\r\nversion\r\n");
+    let dump = String::from_utf8(dump).unwrap();
+    assert_eq!(dump.matches("key=key-").count(), 1000);
+    assert!(dump.ends_with("END\r\nVERSION 1.2.3 test\r\n"));
+    assert!(session.resumed >= 9, "{}", session.resumed);
+    let error = CacheError::Other("damaged".into());
+    session.cache.fail_with(Some(error));
+    for list in ["lru_crawler metadump all", "stats items", "stats slabs", "stats cachedump 1 1"] {
+        assert_eq!(session.send(&lines(list)), lines("SERVER_ERROR damaged"), "{list}");
+    }
 }
 
 #[test]
@@ -271,8 +447,9 @@ fn the_data_of_a_rejected_command_is_not_executed() {
         ("set K x abc 9", "$F"),
         ("cas K 0 0 9 1", "$F"),
         ("append K 0 0 9", "$F"),
-        ("ms a 9", "ERROR"),
-        ("ms a 9 T0 F5", "ERROR"),
+        ("ms a 9 z", "CLIENT_ERROR invalid flag"),
+        ("ms a 9 T0 Fx", "$F"),
+        ("ms K 9 T0", "$F"),
     ] {
         let line = line.replace('K', &long);
         let reply = if reply.is_empty() { String::new() } else { format!("|{reply}") };
@@ -322,7 +499,7 @@ fn the_data_of_a_rejected_command_is_not_executed() {
     }
     for line in ["ms", "ms a", "ms a S9", "ms a -1"] {
         let mut session = TestSession::default();
-        assert_eq!(session.send(&lines(&format!("{line}|flush_all"))), lines("ERROR"), "{line}");
+        assert_eq!(session.send(&lines(&format!("{line}|flush_all"))), lines(BAD_FORMAT), "{line}");
         assert!(session.is_closed() && session.counters.get(Count::CmdFlush) == 0, "{line}");
     }
 }

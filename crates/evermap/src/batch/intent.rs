@@ -71,7 +71,7 @@ impl Entry {
             if index.get(key, guard)? == Some(self.new)
                 && let Ok(record) = Record::at(pool.medium(), self.new)
             {
-                record.set_control(self.control);
+                record.set_control_word(self.control);
             }
             return Ok(());
         }

@@ -20,7 +20,8 @@ use crate::map::handle::ensure_length;
 use crate::ops::atomic::sum;
 use crate::ops::read::LiveRecord;
 use crate::ordered::KeyEvent;
-use crate::record::{Draft, control_of, decode_expiry, encode_expiry, record_bytes};
+use crate::record::control::Control;
+use crate::record::{Draft, control_of, encode_expiry, record_bytes};
 use crate::{Error, Evermap, Item, Map, MapOptions, Meta, Outcome, Result};
 
 /// The maximum number of keys in a [`Batch`].
@@ -371,9 +372,12 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
             None => None,
         };
         let mut meta = Meta::default();
-        if let Some((record, expires_at)) = &live {
+        if let Some((record, control)) = &live {
             self.store.copy(key, record, &mut value)?;
-            meta = Meta::new().with_flags(record.flags()).with_expiry(decode_expiry(*expires_at));
+            meta = Meta::new()
+                .with_flags(record.flags())
+                .with_expiry(control.expiry())
+                .with_marks(control.marks);
         }
         Ok((self.added(live.is_some().then_some(&value[..]), delta)?, meta))
     }
@@ -396,7 +400,7 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
                 draft: None,
             }));
         };
-        let control = control_of(encode_expiry(meta.expires_at)?);
+        let control = Control::of(meta)?.encode();
         let draft = store.reserve(
             key,
             value,

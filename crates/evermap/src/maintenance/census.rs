@@ -65,6 +65,8 @@ pub(crate) struct Counters {
     /// The bound in the file. The lock is held while it changes.
     bound: Mutex<u64>,
     exact: AtomicBool,
+    /// The number of records when the store was opened; valid once `exact` is set.
+    at_open: AtomicU64,
     /// While a census is due: where records of earlier openings were unlinked, and their bytes.
     departed: Mutex<Option<Vec<(u64, u64)>>>,
     counting: AtomicBool,
@@ -79,6 +81,7 @@ impl Counters {
             uncounted: AtomicU64::new(if known.is_some() { 0 } else { bound }),
             bound: Mutex::new(bound),
             exact: AtomicBool::new(known.is_some()),
+            at_open: AtomicU64::new(known.unwrap_or_default().records),
             departed: Mutex::new(known.is_none().then(Vec::new)),
             counting: AtomicBool::new(known.is_none()),
         };
@@ -169,11 +172,19 @@ impl Counters {
             census.count(&mut found, offset, bytes);
         }
         self.add(found);
+        // Relaxed: `exact` publishes it.
+        self.at_open.store(found.records, Relaxed);
         // Release: a thread that sees this sees the sum.
         self.uncounted.store(0, Release);
         self.counting.store(false, Relaxed);
         // Release: a thread that sees this sees the sum.
         self.exact.store(true, Release);
+    }
+
+    /// Returns the number of records when the store was opened, or `None` while a census is due.
+    pub(crate) fn at_open(&self) -> Option<u64> {
+        // Acquire pairs with the release in `settle`.
+        self.exact.load(Acquire).then(|| self.at_open.load(Relaxed))
     }
 
     /// Returns the counts now, and whether they are exact.
@@ -235,11 +246,13 @@ mod tests {
         counters.change(-1, -64);
         counters.change(1, 100);
         assert!(!counters.totals().1);
+        assert_eq!(counters.at_open(), None);
         assert_eq!(counters.most_bytes(), 1_000 - 28);
         counters.settle(&mut census, found);
         assert_eq!(counters.totals(), (Totals { records: 2, bytes: 164 }, true));
         assert_eq!(counters.most_bytes(), 164);
         assert!(!counters.is_counting());
+        assert_eq!(counters.at_open(), Some(3));
         counters.departed(0, 64);
         assert_eq!(counters.totals(), (Totals { records: 2, bytes: 164 }, true));
     }

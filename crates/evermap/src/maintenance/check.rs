@@ -120,6 +120,8 @@ impl<M: Medium> Evermap<M> {
         // Records that are being moved would be seen twice, and records that are purged meanwhile
         // would be counted.
         let _sweeping = self.file.maintenance.sweeping();
+        // So would records that are evicted.
+        let _hand = self.file.maintenance.evictor.hold();
         // Retired blocks are allocated but not reachable.
         self.file.pool.epoch().drain();
         let (maps, problem) = match self.all_maps() {

@@ -89,7 +89,7 @@ impl<M: Medium> Evermap<M> {
         let mut moved = 0;
         // The records of a map that cannot be opened stay where they are.
         for map in &self.all_maps()?.0 {
-            let mut mover = Mover { map, key: Vec::new(), value: Vec::new(), moved: 0 };
+            let mut mover = Mover::new(map);
             match mover.run(&evacuation) {
                 Ok(()) | Err(Error::Dropped { .. }) => moved += mover.moved,
                 Err(error) => return Err(error),
@@ -101,7 +101,7 @@ impl<M: Medium> Evermap<M> {
 
     /// Waits until the old copies of what has moved are reclaimed. Nothing may be allocated beside
     /// them before, because the extents would never become empty.
-    fn wait_for_reclamation(&self, evacuation: &Evacuation<'_, M>, wait: Duration) {
+    pub(crate) fn wait_for_reclamation(&self, evacuation: &Evacuation<'_, M>, wait: Duration) {
         let (epoch, began) = (self.file.pool.epoch(), Instant::now());
         let settled = epoch.stats().epoch + GRACE;
         loop {
@@ -115,14 +115,23 @@ impl<M: Medium> Evermap<M> {
     }
 }
 
-struct Mover<'s, M: Medium> {
+/// Moves records of one map.
+pub(crate) struct Mover<'s, M: Medium> {
     map: &'s Map<M>,
     key: Vec<u8>,
     value: Vec<u8>,
     moved: u64,
 }
 
-impl<M: Medium> Mover<'_, M> {
+impl<'s, M: Medium> Mover<'s, M> {
+    pub(crate) fn new(map: &'s Map<M>) -> Self {
+        Mover { map, key: Vec::new(), value: Vec::new(), moved: 0 }
+    }
+
+    pub(crate) fn map(&self) -> &'s Map<M> {
+        self.map
+    }
+
     fn run(&mut self, evacuation: &Evacuation<'_, M>) -> Result<()> {
         let mut walk = Walk::new(self.map);
         let mut pairs = Vec::new();
@@ -148,7 +157,7 @@ impl<M: Medium> Mover<'_, M> {
 
     /// Moves the record that `word` names. Returns `true` if it did. A record that does not verify
     /// stays: a copy would make its damage look sound.
-    fn move_record(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
+    pub(crate) fn move_record(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
         let (map, key, value) = (self.map, &mut self.key, &mut self.value);
         let owner = map.inner.header.owner();
         let Ok(record) = Record::at(map.db.file.pool.medium(), word) else { return Ok(false) };
@@ -159,8 +168,12 @@ impl<M: Medium> Mover<'_, M> {
         if !record.verifies(owner, key, value) {
             return Ok(false);
         }
-        let meta = (record.flags(), record.expires_at().unwrap_or(0));
-        let draft = Draft::new(&map.db.file.pool, owner, key, value, meta, record.cas())?;
+        let control = record.control().unwrap_or_default().encode();
+        let (pool, flags) = (&map.db.file.pool, record.flags());
+        let draft = Draft::reserve(pool, owner, key, value, flags, control, record.cas())?;
+        // What it knows of its readers moves along.
+        draft.set_access(record.access());
+        draft.persist();
         let change = map.commit(
             map.key(key)?,
             MutateMode::ExistingOnly,
@@ -169,7 +182,7 @@ impl<M: Medium> Mover<'_, M> {
             &mut |live| {
                 match live {
                     // The expiry may have been touched since it was copied.
-                    Some(live) if live.word() == word => Verdict::PublishWith(live.control()),
+                    Some(live) if live.word() == word => Verdict::PublishWith(live.control_word()),
                     _ => Verdict::Keep,
                 }
             },

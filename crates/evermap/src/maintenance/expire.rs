@@ -385,11 +385,36 @@ impl<M: Medium> Map<M> {
             Verdict::Keep
         })?;
         if change.removed() {
-            self.db.file.maintenance.purged.fetch_add(1, Relaxed);
+            self.count_dead(record);
         } else {
             self.expect(key.hash, expires_at);
         }
         Ok(change.removed())
+    }
+
+    /// Removes what `key` is bound to, which was `record`, if that is dead and no batch is about to
+    /// change it. Returns `true` if it did.
+    pub(crate) fn remove_dead_unless_reserved(
+        &self,
+        key: BytesRef<'_>,
+        record: &Record<'_, M>,
+        guard: &Guard<'_>,
+    ) -> Result<bool> {
+        let change = self.commit_unless_reserved(key, guard, &mut |_| Verdict::Keep)?;
+        let removed = change.is_some_and(|change| change.removed());
+        if removed {
+            self.count_dead(record);
+        }
+        Ok(removed)
+    }
+
+    /// Counts a record that was removed because it was dead.
+    fn count_dead(&self, record: &Record<'_, M>) {
+        let maintenance = &self.db.file.maintenance;
+        maintenance.purged.fetch_add(1, Relaxed);
+        if self.inner.evicts && !record.access().is_fetched() {
+            maintenance.evictor.counts.expired_unfetched.fetch_add(1, Relaxed);
+        }
     }
 
     /// Makes the key with this hash due at its expiry, if it has one.

@@ -1,14 +1,17 @@
 //! Maintenance, which no operation waits for: [sweeping](sweep) after an unclean shutdown,
 //! [removing what is expired or flushed](expire), [reclaiming what dropped maps
-//! occupied](crate::map::catalog), and [moving records together](compact).
+//! occupied](crate::map::catalog), [moving records together](compact), and, in a cache,
+//! [evicting](evict).
 
 pub(crate) mod census;
 pub(crate) mod check;
 pub(crate) mod compact;
+pub(crate) mod evict;
 pub(crate) mod expire;
 pub(crate) mod stats;
 pub(crate) mod sweep;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
@@ -17,6 +20,7 @@ use evermap_pm::Medium;
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
 
 use crate::Evermap;
+use crate::maintenance::evict::Evictor;
 use crate::maintenance::sweep::SweepState;
 
 /// How long a mutation that lacks space waits for a sweep to find some.
@@ -71,6 +75,7 @@ pub(crate) struct Maintenance {
     pub(crate) purges: AtomicU64,
     /// The number of records that were removed because they were dead.
     pub(crate) purged: AtomicU64,
+    pub(crate) evictor: Arc<Evictor>,
 }
 
 impl Maintenance {
@@ -93,6 +98,7 @@ impl Maintenance {
             looked: AtomicBool::new(is_new),
             purges: AtomicU64::new(0),
             purged: AtomicU64::new(0),
+            evictor: Evictor::new(),
         }
     }
 
@@ -170,6 +176,7 @@ impl Maintenance {
         self.stop.store(true, Relaxed);
         let _wanted = self.wanted.lock().expect("no panics while held");
         self.changed.notify_all();
+        self.evictor.wake();
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -229,6 +236,8 @@ impl<M: Medium> Evermap<M> {
         let poison = self.file.pool.region().poison_on_panic();
         // An error here is in `stat`, or is returned by every operation that meets it.
         let _ = self.recover();
+        // Now there is something to choose from.
+        self.file.maintenance.evictor.wake();
         let mut walk_at = Instant::now() + WALK_PAUSE;
         let mut pause = Duration::ZERO;
         while let Some(wanted) = self.file.maintenance.wait(pause) {

@@ -31,6 +31,9 @@ pub struct Stat {
     pub maps: u64,
     /// Number of records, including those that expired or were flushed but are not removed yet.
     pub records: Count,
+    /// Number of records that the map had when the file was opened; `None` until the sweep after an
+    /// unclean shutdown has counted them.
+    pub records_at_open: Option<u64>,
     /// Bytes of the blocks that hold records.
     pub record_bytes: Count,
     /// Bytes of the file.
@@ -39,6 +42,10 @@ pub struct Stat {
     pub extent_size: u64,
     /// Most bytes that records may take; `None` without a limit.
     pub max_bytes: Option<u64>,
+    /// Most bytes that the file may take in memory; `None` without a limit.
+    pub memory_limit: Option<u64>,
+    /// Bytes that the file takes as far as that is limited: what is in use, with the indexes.
+    pub memory_used: u64,
     /// The kind of index.
     pub index: IndexKind,
     /// How often the file was opened. 1: it was created by this opening.
@@ -69,6 +76,22 @@ pub struct Stat {
     pub purges: u64,
     /// Number of records that were removed since opening because they were expired or flushed.
     pub purged: u64,
+    /// Number of records that were evicted since opening.
+    pub evictions: u64,
+    /// Number of those of them that were never read.
+    pub evicted_unfetched: u64,
+    /// Bytes of the blocks of the records that were evicted.
+    pub evicted_bytes: u64,
+    /// Number of those that mutations evicted themselves, because the thread in the background had
+    /// not made enough space.
+    pub evicted_directly: u64,
+    /// Seconds from the last access of the record that was evicted last to its eviction.
+    pub eviction_age: u64,
+    /// Number of records that expired or were flushed without having been read, of those that were
+    /// removed since opening. Counted in a cache only.
+    pub expired_unfetched: u64,
+    /// Number of records that were moved since opening so that others find space.
+    pub moved_for_space: u64,
     /// Number of operations that met a damaged record, or a damaged part of the index, since
     /// opening.
     pub damage_met: u64,
@@ -129,6 +152,7 @@ impl<M: Medium> Map<M> {
     pub fn stat(&self) -> Stat {
         let file = &self.db.file;
         let epoch = file.pool.epoch_stats();
+        let (room, evicted) = (file.pool.heap().room(), &file.maintenance.evictor.counts);
         Stat {
             path: file.origin.path.clone(),
             file_system: file.origin.file_system.clone(),
@@ -137,10 +161,13 @@ impl<M: Medium> Map<M> {
             map: self.name().map(str::to_owned),
             maps: self.db.map_count(),
             records: self.len(),
+            records_at_open: self.inner.counters.at_open(),
             record_bytes: self.bytes(),
             file_bytes: file.pool.medium().len(),
             extent_size: file.pool.region().extent_size(),
             max_bytes: Some(self.inner.max_bytes.load(Relaxed)).filter(|&limit| limit != u64::MAX),
+            memory_limit: Some(room.limit).filter(|&limit| limit != u64::MAX),
+            memory_used: room.used,
             index: self.inner.index.kind(),
             generation: file.pool.region().generation(),
             clean_open: file.clean,
@@ -157,6 +184,13 @@ impl<M: Medium> Map<M> {
             next_expiry: self.db.next_expiry().map(u64::from),
             purges: file.maintenance.purges.load(Relaxed),
             purged: file.maintenance.purged.load(Relaxed),
+            evictions: evicted.evictions.load(Relaxed),
+            evicted_unfetched: evicted.evicted_unfetched.load(Relaxed),
+            evicted_bytes: evicted.evicted_bytes.load(Relaxed),
+            evicted_directly: evicted.direct.load(Relaxed),
+            eviction_age: evicted.idle.load(Relaxed),
+            expired_unfetched: evicted.expired_unfetched.load(Relaxed),
+            moved_for_space: evicted.moved.load(Relaxed),
             damage_met: self.damage_met(),
         }
     }
@@ -216,7 +250,17 @@ impl fmt::Display for Stat {
         line(f, "file bytes", &self.file_bytes)?;
         line(f, "extent size", &self.extent_size)?;
         if let Some(limit) = self.max_bytes {
-            line(f, "memory limit", &limit)?;
+            line(f, "record limit", &limit)?;
+        }
+        if let Some(limit) = self.memory_limit {
+            line(f, "memory limit", &format!("{limit}, of which {} are in use", self.memory_used))?;
+        }
+        if self.evictions > 0 {
+            let text = format!(
+                "{} records ({} never read, {} by writers), the last {} s after its last access",
+                self.evictions, self.evicted_unfetched, self.evicted_directly, self.eviction_age
+            );
+            line(f, "evicted", &text)?;
         }
         line(f, "index", &self.index)?;
         let last = match (self.clean_open, self.suspect) {

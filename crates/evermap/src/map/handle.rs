@@ -11,7 +11,9 @@ use evermap_pm::medium::Mapped;
 
 use crate::maintenance::census::Count;
 use crate::map::inner::MapInner;
-use crate::record::{Draft, VALUE_MAX, control_of, encode_expiry, record_bytes};
+use crate::record::access::AccessState;
+use crate::record::control::Control;
+use crate::record::{Draft, VALUE_MAX, record_bytes};
 use crate::{Error, Evermap, Meta, Result};
 
 /// A map from keys to values in a file: a handle, to be cloned and shared between threads.
@@ -160,7 +162,7 @@ impl<M: Medium> Map<M> {
             let bytes = record_bytes(key.bytes.len(), value.len());
             self.ensure_room(self.db.file.pool.block_size(bytes))?;
         }
-        self.reserve(key, value, meta.flags, control_of(encode_expiry(meta.expires_at)?))
+        self.reserve(key, value, meta.flags, Control::of(&meta)?.encode())
     }
 
     /// The same whether or not there is room for it, and with a control word that may differ from
@@ -175,7 +177,18 @@ impl<M: Medium> Map<M> {
         ensure_length(value)?;
         let cas = self.db.file.cas_counter.take(self.db.file.pool.region())?;
         let (pool, owner) = (&self.db.file.pool, self.inner.header.owner());
-        Draft::reserve(pool, owner, key.bytes, value, flags, control, cas)
+        let draft = Draft::reserve(pool, owner, key.bytes, value, flags, control, cas)?;
+        draft.set_access(self.new_access());
+        Ok(draft)
+    }
+
+    /// Returns the access state of a record that is stored now.
+    #[inline]
+    pub(crate) fn new_access(&self) -> AccessState {
+        match self.inner.evicts {
+            true => AccessState::new(self.db.file.clock.coarse()),
+            false => AccessState::default(),
+        }
     }
 
     /// Notes that a read met damage.

@@ -34,6 +34,8 @@ pub(crate) struct MapInner<M: Medium> {
     pub(crate) flush: FlushMark,
     pub(crate) counters: Counters,
     pub(crate) max_bytes: AtomicU64,
+    /// Whether its records are evicted, and keep how they were read.
+    pub(crate) evicts: bool,
     pub(crate) expiries: Expiries,
     /// `None` unless [`Options::ordered`] asks for it.
     pub(crate) ordered: Option<Ordered>,
@@ -113,6 +115,7 @@ impl<M: Medium> OpenContext<'_, M> {
             )?,
             counters: Counters::new(known, bound),
             max_bytes: AtomicU64::new(u64::MAX),
+            evicts: header.is_default() && self.options.evict && !self.options.read_only,
             expiries: Expiries::new(is_new),
             ordered: ordered
                 .then(|| Ordered::new(self.options.ordered_updates, is_new))

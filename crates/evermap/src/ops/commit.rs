@@ -133,6 +133,32 @@ impl<M: Medium> Map<M> {
         }
     }
 
+    /// Removes `key` as [`commit`](Map::commit) does, if that is what `decide` decides. Returns
+    /// `None` without having done anything if the key is absent, or it would have to wait for a
+    /// batch or a flush.
+    pub(crate) fn commit_unless_reserved(
+        &self,
+        key: BytesRef<'_>,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(Option<Record<'_, M>>) -> Verdict,
+    ) -> Result<Option<Change>> {
+        let (since, mode) = (self.unbindings(key), MutateMode::ExistingOnly);
+        let mut round = Round::NotAsked;
+        let done = self.inner.index.mutate(key, mode, guard, &mut |word| {
+            round = self.round(key, word, None, false, decide);
+            round.action()
+        });
+        let (change, failed) = settled(self.injected_failure(done), round.change())?;
+        let Round::Decided { was_hidden, .. } = round else { return Ok(None) };
+        if change.changed() {
+            self.account(key, change.old, None, guard);
+            if let Some(event) = KeyEvent::of(change.old, change.new, was_hidden, since) {
+                self.notice(key, event, guard);
+            }
+        }
+        failed.map_or(Ok(Some(change)), |error| Err(error.into()))
+    }
+
     /// Decides about `key`, which is locked and bound to `word`. The caller has a `permit` if no
     /// batch can run.
     fn round(

@@ -7,19 +7,27 @@ use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
-use crate::ops::read::BATCH_KEYS;
-use crate::record::{Record, decode_expiry};
-use crate::{Item, Map, Result};
+use crate::ops::read::{BATCH_KEYS, RECORDS_AHEAD, Walk};
+use crate::record::Record;
+use crate::record::access::PriorAccess;
+use crate::record::control::Control;
+use crate::{Item, Map, Marks, Result};
 
 /// A record that a lookup has found, and whose value has not been read: see [`Map::find_many`].
 pub struct UnreadRecord<'r, M: Medium = Mapped> {
     map: &'r Map<M>,
     key: &'r [u8],
     record: Record<'r, M>,
-    expires_at: u32,
+    control: Control,
+    prior: PriorAccess,
 }
 
 impl<M: Medium> UnreadRecord<'_, M> {
+    /// Returns the key.
+    pub fn key(&self) -> &[u8] {
+        self.key
+    }
+
     /// Returns the length of the value, in bytes.
     pub fn value_len(&self) -> usize {
         self.record.value_len()
@@ -38,7 +46,22 @@ impl<M: Medium> UnreadRecord<'_, M> {
     /// Returns the time at which the record expires, in seconds since 1970, or `None` if it does
     /// not.
     pub fn expires_at(&self) -> Option<u64> {
-        decode_expiry(self.expires_at)
+        self.control.expiry()
+    }
+
+    /// Returns the marks, as they were when the record was found.
+    pub fn marks(&self) -> Marks {
+        self.control.marks
+    }
+
+    /// Returns whether it was read before this access: see [`Item::fetched`].
+    pub fn fetched(&self) -> bool {
+        self.prior.fetched
+    }
+
+    /// Returns the number of seconds since the last access before this one: see [`Item::idle`].
+    pub fn idle(&self) -> u32 {
+        self.prior.idle
     }
 
     /// Appends the value to `out` and verifies the copy. O(length), with one copy.
@@ -58,7 +81,7 @@ impl<M: Medium> UnreadRecord<'_, M> {
     pub(crate) fn read<'v>(&'v self, value: &'v mut Vec<u8>) -> Result<Item<'v>> {
         value.clear();
         self.append_to(value)?;
-        Ok(self.record.item(self.key, value, self.expires_at))
+        Ok(self.record.item(self.key, value, self.control).with_access(self.prior))
     }
 }
 
@@ -101,19 +124,75 @@ impl<M: Medium> Map<M> {
             }
             let each =
                 |at, found: Result<UnreadRecord<'_, M>>| each(batch * BATCH_KEYS + at, found);
-            if self.find_batch(&refs[..keys.len()], &guard, each)?.is_break() {
+            let refs = &refs[..keys.len()];
+            if self.find_batch(refs, &guard, Self::accessed, each)?.is_break() {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Looks up at most [`BATCH_KEYS`] keys. Returns what `each` returned last.
+    /// Calls `each` with the records of one page of the map, or with the error of a record or a
+    /// part of the index that is damaged. Returns the position of the next page, or `None` if this
+    /// was the last one. 0 is the position of the first page.
+    ///
+    /// A walk over all pages shows each record that is there throughout at least once, and twice
+    /// only if the index moves it meanwhile; [`for_each`](Map::for_each) shows it exactly once, but
+    /// has to run to its end. Nothing is held between two calls, so the caller may pause for any
+    /// time. A guard is held during the call, so `each` should be quick. No access is counted.
+    /// Expected O(records of the page), which are a few thousand at most.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"a", b"1")?;
+    /// map.put(b"b", b"22")?;
+    /// let (mut bytes, mut next) = (0, Some(0));
+    /// while let Some(position) = next {
+    ///     next = map.find_page(position, |record| bytes += record.unwrap().value_len())?;
+    /// }
+    /// assert_eq!(bytes, 3);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`]; damage is reported to `each` instead.
+    pub fn find_page(
+        &self,
+        position: u64,
+        mut each: impl FnMut(Result<UnreadRecord<'_, M>>),
+    ) -> Result<Option<u64>> {
+        let mut walk = Walk::at(self, position);
+        let mut pairs = Vec::new();
+        let Some(guard) = walk.next(&mut pairs)? else { return Ok(None) };
+        if let Err(error) = walk.take_error() {
+            each(Err(error));
+        }
+        let mut key = Vec::new();
+        for (at, &(hash, word)) in pairs.iter().enumerate() {
+            if let Some((_, ahead)) = pairs.get(at + RECORDS_AHEAD) {
+                self.prefetch(*ahead);
+            }
+            key.clear();
+            match walk.named(hash, word, &guard, &mut key) {
+                Ok(None) => {}
+                Ok(Some((record, control))) => {
+                    let prior = self.prior_access(&record);
+                    each(Ok(UnreadRecord { map: self, key: &key, record, control, prior }));
+                }
+                Err(error) => each(Err(error)),
+            }
+        }
+        Ok(walk.position())
+    }
+
+    /// Looks up at most [`BATCH_KEYS`] keys. `prior` counts an access, or does not. Returns what
+    /// `each` returned last.
     #[inline]
     pub(crate) fn find_batch(
         &self,
         keys: &[BytesRef<'_>],
         guard: &Guard<'_>,
+        prior: impl Fn(&Self, &Record<'_, M>) -> PriorAccess,
         mut each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let mut words = [None; BATCH_KEYS];
@@ -125,8 +204,9 @@ impl<M: Medium> Map<M> {
             let Some(word) = word else { continue };
             let found = self.readable(*key, word, guard).transpose();
             let found = found.map(|found| {
-                let (record, expires_at) = found?;
-                Ok(UnreadRecord { map: self, key: key.bytes, record, expires_at })
+                let (record, control) = found?;
+                let prior = prior(self, &record);
+                Ok(UnreadRecord { map: self, key: key.bytes, record, control, prior })
             });
             if let Some(found) = found
                 && each(at, found).is_break()

@@ -11,8 +11,10 @@ use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 
 use crate::ops::read::{RECORDS_AHEAD, Walk};
-use crate::record::{Record, decode_expiry};
-use crate::{Error, Item, Map, Result};
+use crate::record::Record;
+use crate::record::access::PriorAccess;
+use crate::record::control::Control;
+use crate::{Error, Item, Map, Meta, Result};
 
 /// Bytes of keys and values after which further values are copied when their turn comes.
 const AT_ONCE: usize = 256 << 10;
@@ -42,7 +44,7 @@ struct Copied {
 /// What is known of a record beside its key.
 enum Rest {
     /// Everything: its value is at this range in `values`.
-    Whole { value: Range<usize>, flags: u32, cas: u64, expires_at: u32 },
+    Whole { value: Range<usize>, flags: u32, cas: u64, control: Control, prior: PriorAccess },
     /// Nothing, because only its key is asked for.
     KeyOnly,
     /// Nothing yet.
@@ -87,9 +89,10 @@ impl<'s, M: Medium> Pages<'s, M> {
         let Copied { key, rest, .. } = &mut self.records[at];
         let key = &self.keys[key.clone()];
         Ok(Some(match std::mem::replace(rest, Rest::Gone) {
-            Rest::Whole { value, flags, cas, expires_at } => {
-                let expires_at = decode_expiry(expires_at);
-                Ok(Item { key, value: &self.values[value], flags, cas, expires_at })
+            Rest::Whole { value, flags, cas, control, prior } => {
+                let meta = Meta::new().with_flags(flags).with_expiry(control.expiry());
+                let meta = meta.with_marks(control.marks);
+                Ok(Item::new(key, &self.values[value], cas, meta).with_access(prior))
             }
             Rest::Unreadable(error) => Err(*error),
             Rest::KeyOnly | Rest::Later | Rest::Gone => unreachable!("those are not found"),
@@ -175,8 +178,8 @@ impl<'s, M: Medium> Pages<'s, M> {
         let rest = match self.walk.named(hash, word, guard, &mut self.keys) {
             Ok(Some(_)) if self.keys_only => Rest::KeyOnly,
             Ok(Some(_)) if self.keys.len() + self.values.len() >= AT_ONCE => Rest::Later,
-            Ok(Some((record, expires_at))) => {
-                copy_value(self.map(), &self.keys[from..], &record, expires_at, &mut self.values)
+            Ok(Some((record, control))) => {
+                copy_value(self.map(), &self.keys[from..], &record, control, &mut self.values)
             }
             Ok(None) => return self.keys.truncate(from),
             Err(error) => Rest::unreadable(error),
@@ -197,8 +200,8 @@ impl<'s, M: Medium> Pages<'s, M> {
             if matches!(rest, Rest::Later) {
                 let key = BytesRef { bytes: &self.keys[key.clone()], hash: *hash };
                 *rest = match map.find_to_read(key, &guard) {
-                    Ok(Some((record, expires_at))) => {
-                        copy_value(map, key.bytes, &record, expires_at, &mut self.values)
+                    Ok(Some((record, control))) => {
+                        copy_value(map, key.bytes, &record, control, &mut self.values)
                     }
                     Ok(None) => Rest::Gone,
                     Err(error) => Rest::unreadable(error),
@@ -213,7 +216,7 @@ fn copy_value<M: Medium>(
     map: &Map<M>,
     key: &[u8],
     record: &Record<'_, M>,
-    expires_at: u32,
+    control: Control,
     values: &mut Vec<u8>,
 ) -> Rest {
     let from = values.len();
@@ -222,7 +225,8 @@ fn copy_value<M: Medium>(
             value: from..values.len(),
             flags: record.flags(),
             cas: record.cas(),
-            expires_at,
+            control,
+            prior: map.prior_access(record),
         },
         Err(error) => {
             values.truncate(from);

@@ -17,14 +17,16 @@ use evermap_pm::medium::Mapped;
 
 use crate::ops::pages::Pages;
 use crate::record::Record;
+use crate::record::access::PriorAccess;
+use crate::record::control::Control;
 use crate::{Error, Item, Map, Result};
 
 pub use evermap_index::BATCH_KEYS;
 /// Records that a walk prefetches ahead.
 pub(crate) const RECORDS_AHEAD: usize = 8;
 
-/// A live record, and when it expires.
-pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, u32);
+/// A live record, with its expiry and its marks.
+pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, Control);
 
 pub(crate) const MISMATCH: &str = "its checksum does not match";
 
@@ -65,6 +67,7 @@ impl<M: Medium> Map<M> {
         let key = self.key(key)?;
         let guard = self.enter()?;
         let Some((record, _)) = self.find_to_read(key, &guard)? else { return Ok(false) };
+        self.accessed(&record);
         self.copy(key.bytes, &record, out)?;
         Ok(true)
     }
@@ -82,14 +85,71 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// See [`Map`].
     pub fn get_with<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
+        self.read_with(key, Self::accessed, read)
+    }
+
+    /// Calls `read` with the whole record of `key`, as [`get_with`](Map::get_with) does, but does
+    /// not count as an access: whether and when the record is [evicted](crate::Options::evict) does
+    /// not change.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let options = Options::new().memory_limit(64 << 20).evict(true);
+    /// let map = Evermap::in_memory(options)?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// assert_eq!(map.peek(b"key", |item| item.fetched)?, Some(false));
+    /// assert_eq!(map.get_with(b"key", |item| item.fetched)?, Some(false));
+    /// assert_eq!(map.peek(b"key", |item| item.fetched)?, Some(true));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn peek<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
+        self.read_with(key, Self::prior_access, read)
+    }
+
+    fn read_with<R>(
+        &self,
+        key: &[u8],
+        prior: impl FnOnce(&Self, &Record<'_, M>) -> PriorAccess,
+        read: impl FnOnce(Item<'_>) -> R,
+    ) -> Result<Option<R>> {
         let key = self.key(key)?;
         let guard = self.enter()?;
-        let Some((record, expires_at)) = self.find_to_read(key, &guard)? else { return Ok(None) };
+        let Some((record, control)) = self.find_to_read(key, &guard)? else { return Ok(None) };
+        let prior = prior(self, &record);
         let mut value = Vec::new();
         self.copy(key.bytes, &record, &mut value)?;
-        let item = record.item(key.bytes, &value, expires_at);
+        let item = record.item(key.bytes, &value, control).with_access(prior);
         drop(guard);
         Ok(Some(read(item)))
+    }
+
+    /// Counts a read of `record`, which was found under a guard that is still held. Returns how it
+    /// was read before.
+    #[inline]
+    pub(crate) fn accessed(&self, record: &Record<'_, M>) -> PriorAccess {
+        if self.inner.evicts { self.count_access(record) } else { PriorAccess::default() }
+    }
+
+    #[inline(never)]
+    fn count_access(&self, record: &Record<'_, M>) -> PriorAccess {
+        let (now, before) = (self.db.file.clock.coarse(), record.access());
+        let after = before.after_read(now);
+        // The guard of a forked child keeps no block from being used again.
+        if after != before && self.db.file.pool.region().ensure_writable().is_ok() {
+            record.set_access(after);
+        }
+        before.prior(now)
+    }
+
+    /// Returns how a record was read, as [`accessed`](Map::accessed) does, without counting a read.
+    pub(crate) fn prior_access(&self, record: &Record<'_, M>) -> PriorAccess {
+        match self.inner.evicts {
+            true => record.access().prior(self.db.file.clock.coarse()),
+            false => PriorAccess::default(),
+        }
     }
 
     /// Returns `true` if `key` is present. Does not verify the value.
@@ -144,7 +204,7 @@ impl<M: Medium> Map<M> {
     }
 
     /// Looks up to [`BATCH_KEYS`] keys up as [`get_many`](Map::get_many) does, with a buffer for a
-    /// value. Returns what `each` returned last.
+    /// value, but does not count as an access. Returns what `each` returned last.
     #[inline]
     pub(crate) fn get_batch(
         &self,
@@ -153,7 +213,7 @@ impl<M: Medium> Map<M> {
         guard: &Guard<'_>,
         mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        self.find_batch(keys, guard, |at, found| match found {
+        self.find_batch(keys, guard, Self::prior_access, |at, found| match found {
             Ok(found) => each(at, found.read(value)),
             Err(error) => each(at, Err(error)),
         })
@@ -167,10 +227,10 @@ impl<M: Medium> Map<M> {
         found: Result<Option<LiveRecord<'_, M>>>,
         value: &'a mut Vec<u8>,
     ) -> Result<Option<Item<'a>>> {
-        let Some((record, expires_at)) = found? else { return Ok(None) };
+        let Some((record, control)) = found? else { return Ok(None) };
         value.clear();
         self.copy(key, &record, value)?;
-        Ok(Some(record.item(key, value, expires_at)))
+        Ok(Some(record.item(key, value, control)))
     }
 
     /// Calls `each` with every record, copied and verified, in no particular order, or with the
@@ -264,7 +324,7 @@ impl<M: Medium> Map<M> {
         self.find(key, guard)
     }
 
-    /// Returns the live record of `key`, and when it expires.
+    /// Returns the live record of `key`, with its expiry and its marks.
     #[inline]
     pub(crate) fn find<'g>(
         &'g self,
@@ -277,8 +337,8 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Returns the live record of `key`, which the index bound to `word` a moment ago, and when it
-    /// expires.
+    /// Returns the live record of `key`, which the index bound to `word` a moment ago, with its
+    /// expiry and its marks.
     #[inline]
     pub(crate) fn readable<'g>(
         &'g self,
@@ -292,10 +352,11 @@ impl<M: Medium> Map<M> {
             if record.cas() < self.inner.flush.mark() {
                 return Ok(None);
             }
-            if let Some(expires_at) = record.expires_at() {
+            if let Some(control) = record.control() {
+                let expires_at = control.expires_at;
                 let expired = expires_at != 0 && expires_at <= self.db.file.clock.now();
                 self.inner.size_hint.read(record.bytes());
-                return Ok((!expired).then_some((record, expires_at)));
+                return Ok((!expired).then_some((record, control)));
             }
             match self.bound_since(key, &record, guard)? {
                 Some(newer) => word = newer,
@@ -363,7 +424,17 @@ pub(crate) struct Walk<'s, M: Medium> {
 
 impl<'s, M: Medium> Walk<'s, M> {
     pub(crate) fn new(map: &'s Map<M>) -> Self {
-        Walk { map, from: Some(0), error: None, shown_early: HashSet::new() }
+        Walk::at(map, 0)
+    }
+
+    /// Begins where another walk [was](Walk::position).
+    pub(crate) fn at(map: &'s Map<M>, position: u64) -> Self {
+        Walk { map, from: Some(position), error: None, shown_early: HashSet::new() }
+    }
+
+    /// Returns where the walk continues, or `None` at the end.
+    pub(crate) fn position(&self) -> Option<u64> {
+        self.from
     }
 
     /// Replaces `pairs` by the slot keys and words of the next segment. Returns the guard that
@@ -392,8 +463,8 @@ impl<'s, M: Medium> Walk<'s, M> {
     }
 
     /// Returns the record of a pair that this walk has met, or the one that has replaced it since,
-    /// and when it expires, or `None` if that is dead. Appends its key to `keys`. `guard` is the
-    /// one under which the pair was met.
+    /// with its expiry and its marks, or `None` if that is dead. Appends its key to `keys`. `guard`
+    /// is the one under which the pair was met.
     pub(crate) fn named(
         &mut self,
         hash: u64,
@@ -411,7 +482,7 @@ impl<'s, M: Medium> Walk<'s, M> {
             map.met_damage();
             return Err(record.damaged("it is stored under the hash of another key"));
         }
-        let Some((record, expires_at)) = map.readable(key, word, guard)? else { return Ok(None) };
+        let Some((record, control)) = map.readable(key, word, guard)? else { return Ok(None) };
         if record.word() != word {
             // The key can be met again: it was removed and then bound in a part of the index that
             // is still ahead.
@@ -419,7 +490,7 @@ impl<'s, M: Medium> Walk<'s, M> {
         } else if !self.shown_early.is_empty() && self.shown_early.remove(&record.cas()) {
             return Ok(None);
         }
-        Ok(Some((record, expires_at)))
+        Ok(Some((record, control)))
     }
 }
 

@@ -10,8 +10,8 @@
 //!
 //! * value bytes are stored by drafts only, before the record is published; a thread that finds it
 //!   through the index has acquired them;
-//! * what changes afterwards is the control word (expiry, tombstone), which is not part of the
-//!   value;
+//! * what changes afterwards is the control word (expiry, tombstone), and in a cache the word with
+//!   the lengths (how it was read), which are not part of the value;
 //! * every operation that replaces or removes a record, moves it, or drops its map, retires the
 //!   block, and it is freed, written, or given back to the system after all guards of that time
 //!   have ended;
@@ -29,8 +29,8 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
 use crate::ops::read::MISMATCH;
-use crate::record::decode_expiry;
-use crate::{Error, Map, Result};
+use crate::record::control::Control;
+use crate::{Error, Map, Marks, Result};
 
 impl<M: Medium> Map<M> {
     /// Returns the value of `key` without copying it, where that is safe: in a store in memory, and
@@ -78,7 +78,8 @@ impl<M: Medium> Map<M> {
     /// Returns the value of `key`, verified. If it is borrowed, it may be used as long as `guard`
     /// is held.
     fn value_ref(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> Result<Option<ValueRef<'_>>> {
-        let Some((record, expires_at)) = self.find_to_read(key, guard)? else { return Ok(None) };
+        let Some((record, control)) = self.find_to_read(key, guard)? else { return Ok(None) };
+        self.accessed(&record);
         let file = &*self.db.file;
         // In a forked child the guard means nothing to the threads of the parent.
         let bytes = if file.lends && file.pool.region().ensure_writable().is_ok() {
@@ -97,7 +98,7 @@ impl<M: Medium> Map<M> {
             Bytes::Copied(copy)
         };
         let (flags, cas) = (record.flags(), record.cas());
-        Ok(Some(ValueRef { bytes, flags, cas, expires_at, guard: None, store: PhantomData }))
+        Ok(Some(ValueRef { bytes, flags, cas, control, guard: None, store: PhantomData }))
     }
 }
 
@@ -136,7 +137,7 @@ pub struct ValueRef<'s> {
     bytes: Bytes,
     flags: u32,
     cas: u64,
-    expires_at: u32,
+    control: Control,
     /// What keeps the bytes, unless a [`Reader`] does or they are a copy.
     guard: Option<Guard<'s>>,
     store: PhantomData<&'s [u8]>,
@@ -167,7 +168,12 @@ impl ValueRef<'_> {
 
     /// Returns when the record expires, in seconds since 1970, or `None` if it never does.
     pub fn expires_at(&self) -> Option<u64> {
-        decode_expiry(self.expires_at)
+        self.control.expiry()
+    }
+
+    /// Returns the caller's own marks, as they were when the record was found.
+    pub fn marks(&self) -> Marks {
+        self.control.marks
     }
 
     /// Returns the bytes as a vector, and ends the guard. Copies them unless they are a copy

@@ -17,8 +17,8 @@ const FOR_SPACE: u64 = 4096;
 
 impl<M: Medium> Evermap<M> {
     /// Calls `attempt`, and again while it fails for lack of space that can be made: by removing
-    /// dead records or saved keys, by waiting for readers or for the sweep, or by moving records
-    /// together.
+    /// dead records or saved keys, by evicting others in a cache, by waiting for readers or for the
+    /// sweep, or by moving records together.
     ///
     /// `attempt` must not hold a guard when it returns.
     pub(crate) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
@@ -34,6 +34,17 @@ impl<M: Medium> Evermap<M> {
             if !made {
                 break;
             }
+        }
+        if is_short(&answer) && self.evicts() {
+            // What has expired first; and until the sweep has ended, nothing that is removed
+            // becomes free.
+            self.remove_some_dead();
+            if !self.file.pool.is_swept() {
+                self.file.maintenance.wait_for_space();
+            }
+            self.drain();
+            answer = attempt();
+            answer = self.evict_and_retry(answer, &mut attempt);
         }
         let mut drained = true;
         if is_short(&answer) {

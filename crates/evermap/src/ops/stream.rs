@@ -11,8 +11,9 @@ use evermap_pm::medium::Mapped;
 use crate::ops::commit::Verdict;
 use crate::ops::read::MISMATCH;
 use crate::ops::reader::Reader;
+use crate::record::control::Control;
 use crate::record::partial::PartialRecord;
-use crate::record::{Record, VALUE_MAX, control_of, encode_expiry, record_bytes};
+use crate::record::{Record, VALUE_MAX, record_bytes};
 use crate::{Error, Map, Meta, Result};
 
 /// How many bytes are taken from a source at a time.
@@ -77,7 +78,7 @@ impl<M: Medium> Map<M> {
         if len > VALUE_MAX {
             return Err(Error::ValueTooLong { len, max: VALUE_MAX });
         }
-        let meta = (meta.flags, control_of(encode_expiry(meta.expires_at)?));
+        let meta = (meta.flags, Control::of(&meta)?.encode());
         let named = self.begin_change(key)?;
         let record = self.db.with_space(|| {
             let _guard = self.enter_writing()?;
@@ -120,6 +121,7 @@ impl<M: Medium> Map<M> {
         guard: &Guard<'_>,
     ) -> Result<Option<ValueReader<'_, M>>> {
         let Some((found, _)) = self.find(key, guard)? else { return Ok(None) };
+        self.accessed(&found);
         if self.db.file.verify && !found.verify(self.inner.header.owner()) {
             self.met_damage();
             return Err(Error::damaged(key.bytes, found.offset(), MISMATCH));
@@ -196,6 +198,7 @@ impl<M: Medium> ValueWriter<'_, M> {
         let record = self.record.take().expect("not published yet");
         let owner = store.inner.header.owner();
         let draft = record.draft(&file.pool, &file.partial, owner, key.bytes, self.meta, cas);
+        draft.set_access(store.new_access());
         // A mistake, which tests have to notice: the value is not durable when the record is
         // published.
         if file.pool.medium().mutant("VW-1") {

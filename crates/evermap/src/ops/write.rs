@@ -1,13 +1,16 @@
 //! Mutations of one key.
 
-use evermap_index::MutateMode;
 use evermap_index::key::BytesRef;
 use evermap_index::record::HEAD;
+use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
 
 use crate::ops::commit::Verdict;
-use crate::record::{Draft, Record, encode_expiry};
-use crate::{Edit, Item, Map, Meta, Outcome, Result};
+use crate::ops::read::LiveRecord;
+use crate::record::access::PriorAccess;
+use crate::record::control::Control;
+use crate::record::{Record, encode_expiry};
+use crate::{Edit, Item, Map, Marks, Meta, Outcome, Result};
 
 impl<M: Medium> Map<M> {
     /// Binds `key` to `value`, whether or not it is present. Expected O(1).
@@ -94,7 +97,7 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// See [`Map`].
     pub fn try_insert_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
-        self.store(key, value, meta, MutateMode::MayInsert, None, |cas| cas.is_none())
+        self.store(key, value, meta, MutateMode::MayInsert, None, |found| found.is_none())
     }
 
     /// Returns the value of `key`; if it is absent, binds it to `value` first. Expected O(1).
@@ -110,7 +113,7 @@ impl<M: Medium> Map<M> {
     /// See [`Map`].
     pub fn get_or_insert(&self, key: &[u8], value: &[u8]) -> Result<Vec<u8>> {
         let (mut old, meta) = (OldValue::default(), Meta::default());
-        let is_absent = |cas: Option<u64>| cas.is_none();
+        let is_absent = |found: Option<(u64, Marks)>| found.is_none();
         let stored =
             self.store(key, value, meta, MutateMode::MayInsert, Some(&mut old), is_absent)?;
         Ok(old.of(stored).unwrap_or_else(|| value.to_vec()))
@@ -139,7 +142,7 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// See [`Map`].
     pub fn replace_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
-        self.store(key, value, meta, MutateMode::ExistingOnly, None, |cas| cas.is_some())
+        self.store(key, value, meta, MutateMode::ExistingOnly, None, |found| found.is_some())
     }
 
     /// Binds `key` to `value` if its record has this CAS id. Returns [`Outcome::Updated`],
@@ -171,11 +174,39 @@ impl<M: Medium> Map<M> {
         value: &[u8],
         meta: Meta,
     ) -> Result<Outcome> {
-        self.store(key, value, meta, MutateMode::ExistingOnly, None, |found| found == Some(cas))
+        self.compare_exchange_unless(key, cas, Marks::NONE, value, meta)
     }
 
-    /// Stores a record if `allowed`, given the CAS id of the live one. Copies the value of the live
-    /// one to `old`.
+    /// [`compare_exchange_with`](Map::compare_exchange_with), unless the record has any of these
+    /// marks. It is kept then, whatever its CAS id.
+    ///
+    /// ```
+    /// use evermap::{Marks, Meta, Outcome};
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// let held = Marks::from_bits_truncate(1);
+    /// let cas = map.put_with(b"key", b"value", Meta::new().with_marks(held))?;
+    /// let kept = map.compare_exchange_unless(b"key", cas, held, b"next", Meta::new())?;
+    /// assert_eq!(kept, Outcome::Kept { cas });
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn compare_exchange_unless(
+        &self,
+        key: &[u8],
+        cas: u64,
+        marks: Marks,
+        value: &[u8],
+        meta: Meta,
+    ) -> Result<Outcome> {
+        self.store(key, value, meta, MutateMode::ExistingOnly, None, |found| {
+            found.is_some_and(|(found, has)| found == cas && !has.intersects(marks))
+        })
+    }
+
+    /// Stores a record if `allowed`, given the CAS id and the marks of the live one. Copies the
+    /// value of the live one to `old`.
     fn store(
         &self,
         key: &[u8],
@@ -183,7 +214,7 @@ impl<M: Medium> Map<M> {
         meta: Meta,
         mode: MutateMode,
         mut old: Option<&mut OldValue>,
-        allowed: impl Fn(Option<u64>) -> bool,
+        allowed: impl Fn(Option<(u64, Marks)>) -> bool,
     ) -> Result<Outcome> {
         let key = self.begin_change(key)?;
         self.db.with_space(|| self.try_store(key, value, meta, mode, old.as_deref_mut(), &allowed))
@@ -197,7 +228,7 @@ impl<M: Medium> Map<M> {
         meta: Meta,
         mode: MutateMode,
         old: Option<&mut OldValue>,
-        allowed: &impl Fn(Option<u64>) -> bool,
+        allowed: &impl Fn(Option<(u64, Marks)>) -> bool,
     ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
         // What the index has about the key arrives while the record is written.
@@ -209,9 +240,10 @@ impl<M: Medium> Map<M> {
         let mut word = None;
         let mut stored = false;
         self.commit(key, mode, &guard, Some(&draft), &mut |live| {
+            let marks = |record: Record<'_, M>| record.control().unwrap_or_default().marks;
             found = live.map(|record| record.cas());
             word = live.map(|record| record.word());
-            stored = allowed(found);
+            stored = allowed(live.map(|record| (record.cas(), marks(record))));
             if stored { Verdict::Publish } else { Verdict::Keep }
         })?;
         if let (Some(old), Some(word)) = (old, word) {
@@ -362,10 +394,11 @@ impl<M: Medium> Map<M> {
     ) -> Result<Option<R>> {
         let (key, expires_at) = (self.begin_change(key)?, encode_expiry(expires_at)?);
         let guard = self.enter_writing()?;
-        let Some(record) = self.touch_under(key, expires_at, &guard)? else { return Ok(None) };
+        let touched = self.touch_under(key, expires_at, &guard)?;
+        let Some(((record, control), prior)) = touched else { return Ok(None) };
         let mut value = Vec::new();
         self.copy(key.bytes, &record, &mut value)?;
-        let item = record.item(key.bytes, &value, expires_at);
+        let item = record.item(key.bytes, &value, control).with_access(prior);
         drop(guard);
         Ok(Some(read(item)))
     }
@@ -374,23 +407,34 @@ impl<M: Medium> Map<M> {
         &'g self,
         key: BytesRef<'_>,
         expires_at: u32,
-        guard: &'g evermap_pm::Guard<'_>,
-    ) -> Result<Option<Record<'g, M>>> {
-        let (mut word, mut before) = (None, None);
-        let touched = self.commit(key, MutateMode::ExistingOnly, guard, None, &mut |live| {
-            if let Some(record) = live {
-                before = record.expires_at();
-                record.set_expires_at(expires_at);
-                word = Some(record.word());
+        guard: &'g Guard<'_>,
+    ) -> Result<Option<(LiveRecord<'g, M>, PriorAccess)>> {
+        let mut touched = None;
+        let done = self.commit(key, MutateMode::ExistingOnly, guard, None, &mut |live| {
+            if let Some(record) = live
+                && let Some(before) = record.control()
+            {
+                let now = Control { expires_at, ..before };
+                record.set_control(now);
+                touched = Some((record.word(), before, now));
             }
             Verdict::Keep
         });
         // If it was touched, whatever else went wrong.
-        if word.is_some() && expires_at != 0 {
-            self.expect_instead(key.hash, before, Some(expires_at));
+        if let Some((_, before, now)) = touched {
+            self.expect_after(key, before, now);
         }
-        touched?;
-        Ok(word.and_then(|word| Record::at(self.db.file.pool.medium(), word).ok()))
+        done?;
+        let Some((word, _, now)) = touched else { return Ok(None) };
+        let record = Record::at(self.db.file.pool.medium(), word).ok();
+        Ok(record.map(|record| ((record, now), self.accessed(&record))))
+    }
+
+    /// Makes a key due whose record was changed in place.
+    fn expect_after(&self, key: BytesRef<'_>, before: Control, now: Control) {
+        if now.expires_at != 0 {
+            self.expect_instead(key.hash, Some(before.expires_at), Some(now.expires_at));
+        }
     }
 
     /// Changes `key` by an atomic read-modify-write: calls `edit` with the current record and does
@@ -483,44 +527,92 @@ impl<M: Medium> Map<M> {
         // The guard keeps the record that was seen from being reused, so that its word means the
         // same record as long as it is compared.
         let guard = self.enter_writing()?;
-        let mut value = Vec::new();
+        let (mut value, mut access) = (Vec::new(), self.new_access());
         let seen = match self.find(key, &guard)? {
             None => None,
-            Some((record, expires_at)) => {
+            Some((record, control)) => {
                 self.copy(key.bytes, &record, &mut value)?;
-                Some((record.word(), record.item(key.bytes, &value, expires_at)))
+                let prior = self.accessed(&record);
+                access = record.access();
+                let item = record.item(key.bytes, &value, control).with_access(prior);
+                Some((Version { word: record.word(), control }, item))
             }
         };
-        let cas = seen.map(|(_, item)| item.cas);
-        let edit = edit(seen.map(|(_, item)| item));
-        let flags = seen.map_or(0, |(_, item)| item.flags);
-        let (new, meta, keeps_expiry) = match &edit {
+        let (version, item) = seen.unzip();
+        let (new, meta, then) = match edit(item) {
             Edit::Keep => {
-                return Ok(Some(cas.map_or(Outcome::Absent, |cas| Outcome::Kept { cas })));
+                let kept = item.map_or(Outcome::Absent, |item| Outcome::Kept { cas: item.cas });
+                return Ok(Some(kept));
             }
-            Edit::Remove if cas.is_none() => return Ok(Some(Outcome::Absent)),
-            Edit::Remove => (None, Meta::default(), false),
-            Edit::Value(new) => (Some(new), Meta::new().with_flags(flags), true),
-            Edit::Record(new, meta) => (Some(new), *meta, false),
+            Edit::Remove | Edit::Mark { .. } if item.is_none() => return Ok(Some(Outcome::Absent)),
+            Edit::Remove => (None, Meta::default(), Then::Remove),
+            Edit::Mark { expires_at, marks } => {
+                let control = Control { expires_at: encode_expiry(expires_at)?, marks };
+                return self.try_mark(key, version, control, &guard);
+            }
+            edit => {
+                let meta = item.map_or_else(Meta::default, |item| item.meta());
+                match edit {
+                    Edit::Value(new) => (Some(new), meta, Then::PublishTouched),
+                    Edit::MarkedValue(new, marks) => {
+                        (Some(new), meta.with_marks(marks), Then::PublishMarked(marks))
+                    }
+                    Edit::Record(new, meta) => (Some(new), meta, Then::Publish),
+                    Edit::Keep | Edit::Remove | Edit::Mark { .. } => unreachable!("matched above"),
+                }
+            }
         };
-        let draft = new.map(|new| self.draft(key, new, meta)).transpose()?;
-        draft.iter().for_each(Draft::persist);
+        let draft = new.as_ref().map(|new| self.draft(key, new, meta)).transpose()?;
+        // A change of what is there is an access, and not a new record.
+        draft.iter().for_each(|draft| {
+            draft.set_access(access);
+            draft.persist();
+        });
         let mut done = false;
         self.commit(key, MutateMode::MayInsert, &guard, draft.as_ref(), &mut |live| {
-            done = live.map(|record| record.word()) == seen.map(|(word, _)| word);
-            match (done, live) {
-                (false, _) => Verdict::Keep,
-                (true, _) if draft.is_none() => Verdict::Remove,
-                // The expiry may have been touched since it was seen: what is there now counts.
-                (true, Some(record)) if keeps_expiry => Verdict::PublishWith(record.control()),
-                (true, _) => Verdict::Publish,
-            }
+            let verdict = then.verdict(version, live.as_ref().map(Version::of));
+            done = verdict.is_some();
+            verdict.unwrap_or(Verdict::Keep)
         })?;
-        Ok(done.then(|| match (cas, draft) {
+        Ok(done.then(|| match (item, draft) {
             (_, None) => Outcome::Removed,
             (None, Some(draft)) => Outcome::Inserted { cas: draft.cas() },
             (Some(_), Some(draft)) => Outcome::Updated { cas: draft.cas() },
         }))
+    }
+
+    /// Changes expiry and marks of a record in place if it is still as it was `seen`. Returns
+    /// `None` if another thread was faster.
+    fn try_mark(
+        &self,
+        key: BytesRef<'_>,
+        seen: Option<Version>,
+        now: Control,
+        guard: &Guard<'_>,
+    ) -> Result<Option<Outcome>> {
+        let mut marked = None;
+        let done = self.commit(key, MutateMode::ExistingOnly, guard, None, &mut |live| {
+            // Compared under the lock, under which every change of a control word is made: neither
+            // this one nor one by another thread is lost.
+            if let Some(record) = live
+                && let Some(seen) = seen.filter(|&seen| seen == Version::of(&record))
+            {
+                // A mistake, which tests have to notice: the change is not durable.
+                if self.db.file.pool.medium().mutant("MK-1") {
+                    record.store_control(now);
+                } else {
+                    record.set_control(now);
+                }
+                marked = Some((seen.control, record.cas()));
+            }
+            Verdict::Keep
+        });
+        // If it was marked, whatever else went wrong.
+        if let Some((before, _)) = marked {
+            self.expect_after(key, before, now);
+        }
+        done?;
+        Ok(marked.map(|(_, cas)| Outcome::Kept { cas }))
     }
 
     /// Makes everything absent that was stored so far: immediately, or at the first operation at or
@@ -544,6 +636,60 @@ impl<M: Medium> Map<M> {
             self.has_flushed();
         }
         Ok(())
+    }
+}
+
+/// A version of a record: which record it is, and what can change in place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Version {
+    word: u64,
+    control: Control,
+}
+
+impl Version {
+    /// Returns the version that a live record has now.
+    fn of<M: Medium>(record: &Record<'_, M>) -> Self {
+        // A live record has a control word that can be read.
+        Version { word: record.word(), control: record.control().unwrap_or_default() }
+    }
+}
+
+/// What follows an edit if no other thread was faster.
+#[derive(Clone, Copy)]
+enum Then {
+    Remove,
+    /// Publish the draft as it is.
+    Publish,
+    /// Publish the draft with the expiry and the marks that the record has by then.
+    PublishTouched,
+    /// Publish the draft with these marks and the expiry that the record has by then.
+    PublishMarked(Marks),
+}
+
+impl Then {
+    /// Returns what is to be done if the version that the edit has `seen` still counts, given the
+    /// one that is there `now`.
+    fn verdict(self, seen: Option<Version>, now: Option<Version>) -> Option<Verdict> {
+        let (same, control) = match (seen, now) {
+            (None, None) => (true, None),
+            (Some(seen), Some(now)) if seen.word == now.word => (seen == now, Some(now.control)),
+            _ => return None,
+        };
+        match (self, control) {
+            // The edit has not decided about the expiry, nor about the marks.
+            (Then::PublishTouched, Some(control)) => Some(Verdict::PublishWith(control.encode())),
+            // The edit has not decided about the expiry.
+            (Then::PublishMarked(marks), Some(control))
+                if seen.is_some_and(|seen| seen.control.marks == control.marks) =>
+            {
+                Some(Verdict::PublishWith(Control { marks, ..control }.encode()))
+            }
+            _ if !same => None,
+            (Then::Remove, _) => Some(Verdict::Remove),
+            (Then::Publish | Then::PublishTouched | Then::PublishMarked(_), _) => {
+                Some(Verdict::Publish)
+            }
+        }
     }
 }
 

@@ -2,30 +2,34 @@
 //!
 //! The layout is drawn in [`evermap_index::record`]. What the store adds:
 //!
-//! * `control` is a [checked word](crate::record::checked_word); its low 32 bits are the expiry in
-//!   seconds since 1970 (0: never). It is changed by a single store under the key's lock. After the
+//! * `control` is a [checked word](crate::record::checked_word) with the expiry and the marks of
+//!   the record: see [`control`]. It is changed by a single store under the key's lock. After the
 //!   index has stopped naming the record, durably, the word becomes a [tombstone](tombstone_of):
 //!   bit 32 is set, and the low 32 bits are the number of the opening that unbound the record. So
-//!   damage to an index that leads to the record again does not bring it back. The other bits are
-//!   reserved;
+//!   damage to an index that leads to the record again does not bring it back;
 //! * `stamp` is the CAS id;
 //! * the high 16 bits of the index word repeat the low 16 bits of the CAS id. A word and a record
 //!   of different ages (a page that went back in time) seldom agree;
+//! * the state in the word with the lengths says [how the record was read](access);
 //! * the checksum begins with the [owner](Owner), so that a record verifies in its own map only.
 
+pub(crate) mod access;
 pub(crate) mod cas;
 pub(crate) mod checked_word;
+pub(crate) mod control;
 pub(crate) mod flush_mark;
 pub(crate) mod partial;
 pub(crate) mod size_hint;
 
 use std::cell::Cell;
 
-use evermap_index::record::{HEADER, Header, KEY_MAX, OFFSET_MASK, lengths};
+use evermap_index::record::{HEADER, Header, KEY_MAX, OFFSET_MASK, lengths, state, with_state};
 use evermap_pm::{Medium, PmU64, Pool};
 
+use crate::record::access::AccessState;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
-use crate::{Error, Item, Result};
+use crate::record::control::Control;
+use crate::{Error, Item, Meta, Result};
 
 /// The maximum length of a value, bytes: 1 GiB. A large value takes neighbouring units of the file
 /// for itself.
@@ -68,7 +72,7 @@ pub(crate) fn decode_expiry(stored: u32) -> Option<u64> {
     (stored != 0).then_some(u64::from(stored))
 }
 
-/// Returns the control word of a live record.
+/// Returns the control word of a live record without marks.
 pub(crate) fn control_of(expires_at: u32) -> u64 {
     encode_checked(WordKind::Control, u64::from(expires_at))
 }
@@ -122,6 +126,7 @@ pub(crate) struct Draft<'d, M: Medium> {
     flags: u32,
     cas: Cell<u64>,
     control: Cell<u64>,
+    access: Cell<AccessState>,
     published: Cell<bool>,
 }
 
@@ -149,16 +154,16 @@ impl<'d, M: Medium> Draft<'d, M> {
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
+    #[cfg(test)]
     pub(crate) fn new(
         pool: &'d Pool<M>,
         owner: Owner,
         key: &'d [u8],
         value: &'d [u8],
-        (flags, expires_at): (u32, u32),
+        (flags, control): (u32, Control),
         cas: u64,
     ) -> Result<Self> {
-        let control = control_of(expires_at);
-        let draft = Self::reserve(pool, owner, key, value, flags, control, cas)?;
+        let draft = Self::reserve(pool, owner, key, value, flags, control.encode(), cas)?;
         draft.persist();
         Ok(draft)
     }
@@ -186,8 +191,14 @@ impl<'d, M: Medium> Draft<'d, M> {
             flags,
             cas: Cell::new(cas),
             control: Cell::new(control),
+            access: Cell::default(),
             published: Cell::new(false),
         })
+    }
+
+    /// Sets how the record was read, before it is written.
+    pub(crate) fn set_access(&self, access: AccessState) {
+        self.access.set(access);
     }
 
     /// Writes the record and flushes it: durable after the next fence.
@@ -235,9 +246,9 @@ impl<'d, M: Medium> Draft<'d, M> {
         // Most records never expire, which a comparison tells.
         match self.control.get() {
             control if control == control_of(0) => None,
-            control => decode_checked(WordKind::Control, control)
-                .map(|value| value as u32)
-                .filter(|&at| at != 0),
+            control => {
+                Control::decode(control).map(|control| control.expires_at).filter(|&at| at != 0)
+            }
         }
     }
 
@@ -281,7 +292,7 @@ impl<'d, M: Medium> Draft<'d, M> {
             self.control.get(),
             self.cas(),
             u64::from(check) | u64::from(self.flags) << 32,
-            lengths,
+            with_state(lengths, self.access.get().bits()),
         ];
         let mut bytes = [0; HEADER as usize];
         for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -370,6 +381,29 @@ impl<'m, M: Medium> Record<'m, M> {
         Ok(Record { medium, header, cells, word, cas, key_len, value_len })
     }
 
+    /// Returns what could be the record in the block at `offset`, or why there cannot be one. What
+    /// the index has about its key tells whether there is.
+    pub(crate) fn in_block(medium: &'m M, offset: u64) -> Result<Self, &'static str> {
+        let header = medium.at::<Header>(offset).ok_or("it is outside the file")?;
+        Self::at(medium, word_of(offset, medium.load_relaxed(&header.stamp)))
+    }
+
+    /// Returns how the record was read.
+    #[inline]
+    pub(crate) fn access(&self) -> AccessState {
+        AccessState::from_bits(state(self.medium.load_relaxed(&self.header.lengths)))
+    }
+
+    /// Changes how the record was read. The caller holds the guard under which the index named the
+    /// record, so that the block has no other use.
+    #[inline]
+    pub(crate) fn set_access(&self, access: AccessState) {
+        // The lengths are those of this record, which never change. Of threads that do this at the
+        // same time, one wins: see the module of the state.
+        let lengths = self.key_len as u64 | (self.value_len as u64) << 32;
+        self.medium.store_transient(&self.header.lengths, with_state(lengths, access.bits()));
+    }
+
     pub(crate) fn offset(&self) -> u64 {
         self.word & OFFSET_MASK
     }
@@ -392,34 +426,39 @@ impl<'m, M: Medium> Record<'m, M> {
     }
 
     /// Returns the control word, as it is now.
-    pub(crate) fn control(&self) -> u64 {
+    pub(crate) fn control_word(&self) -> u64 {
         self.medium.load(&self.header.control)
     }
 
-    /// Returns when the record expires, 0 for never; `None` if it is not bound any more, or its
+    /// Returns the expiry and the marks, or `None` if the record is not bound any more, or its
     /// control word is damaged.
     #[inline]
+    pub(crate) fn control(&self) -> Option<Control> {
+        Control::decode(self.control_word())
+    }
+
+    /// Returns when the record expires, 0 for never, if [`control`](Record::control) can be read.
+    #[inline]
     pub(crate) fn expires_at(&self) -> Option<u32> {
-        decode_checked(WordKind::Control, self.control())
-            .and_then(|value| u32::try_from(value).ok())
+        self.control().map(|control| control.expires_at)
     }
 
     /// Returns `true` if the record has a tombstone, or a damaged control word that could have been
     /// one.
     #[inline]
     pub(crate) fn is_unbound(&self) -> bool {
-        self.control() & UNBOUND != 0
+        self.control_word() & UNBOUND != 0
     }
 
     /// Returns `true` if the record was unbound in the opening with this generation, so that the
     /// index can have led a reader to it shortly before.
     pub(crate) fn was_unbound_in(&self, generation: u64) -> bool {
-        self.control() == tombstone_of(generation)
+        self.control_word() == tombstone_of(generation)
     }
 
-    /// Returns why [`expires_at`](Record::expires_at) returns `None`.
+    /// Returns why [`control`](Record::control) returns `None`.
     pub(crate) fn why_unreadable(&self) -> &'static str {
-        match decode_checked(WordKind::Control, self.control()) {
+        match decode_checked(WordKind::Control, self.control_word()) {
             Some(value) if value & UNBOUND != 0 => REMOVED,
             _ => "its expiry is unreadable",
         }
@@ -432,18 +471,24 @@ impl<'m, M: Medium> Record<'m, M> {
     /// from now on.
     #[inline]
     pub(crate) fn set_tombstone(&self, tombstone: u64) {
-        self.set_control(tombstone);
+        self.set_control_word(tombstone);
     }
 
-    /// Changes the expiry, durably. The caller holds the key's lock.
-    pub(crate) fn set_expires_at(&self, expires_at: u32) {
-        self.set_control(control_of(expires_at));
+    /// Changes the expiry and the marks, durably. The caller holds the key's lock.
+    pub(crate) fn set_control(&self, control: Control) {
+        self.set_control_word(control.encode());
         self.medium.fence();
+    }
+
+    /// Changes the expiry and the marks, as [`set_control`](Record::set_control) does, but not
+    /// durably.
+    pub(crate) fn store_control(&self, control: Control) {
+        self.medium.store(&self.header.control, control.encode());
     }
 
     /// Changes the control word, durably after the next fence. No other thread may change it
     /// meanwhile.
-    pub(crate) fn set_control(&self, control: u64) {
+    pub(crate) fn set_control_word(&self, control: u64) {
         self.medium.store(&self.header.control, control);
         self.medium.flush(&self.header.control);
     }
@@ -539,9 +584,9 @@ impl<'m, M: Medium> Record<'m, M> {
     }
 
     /// Returns an item around copies of key and value.
-    pub(crate) fn item<'a>(&self, key: &'a [u8], value: &'a [u8], expires_at: u32) -> Item<'a> {
-        let expires_at = decode_expiry(expires_at);
-        Item { key, value, flags: self.flags(), cas: self.cas, expires_at }
+    pub(crate) fn item<'a>(&self, key: &'a [u8], value: &'a [u8], control: Control) -> Item<'a> {
+        let meta = Meta::new().with_flags(self.flags()).with_expiry(control.expiry());
+        Item::new(key, value, self.cas, meta.with_marks(control.marks))
     }
 
     /// Returns the error that reports that this record is damaged.
@@ -577,7 +622,9 @@ mod tests {
         for key_len in 0..20 {
             for value_len in (0..20).chain([80]) {
                 let (key, value) = (&bytes[..key_len], &bytes[20..20 + value_len]);
-                let meta = (0xdead_beef, 77);
+                let marks = crate::Marks::from_bits_truncate(5);
+                let control = Control { expires_at: 77, marks };
+                let meta = (0xdead_beef, control);
                 let draft = Draft::new(&pool, OWNER, key, value, meta, 0x1_2345).unwrap();
                 let record = Record::at(pool.medium(), draft.word()).unwrap();
                 let (mut key_copy, mut value_copy) = (Vec::new(), b"before".to_vec());
@@ -586,7 +633,7 @@ mod tests {
                 assert_eq!((&*key_copy, &value_copy[6..]), (key, value));
                 assert!(record.verify(OWNER) && record.verifies(OWNER, key, value));
                 assert_eq!((record.flags(), record.cas()), (0xdead_beef, 0x1_2345));
-                assert_eq!(record.expires_at(), Some(77));
+                assert_eq!(record.control(), Some(control));
                 assert!(evermap_index::record::key_equals(pool.medium(), draft.word(), key));
                 // SAFETY: nothing writes this pool.
                 assert_eq!(unsafe { record.value_slice() }, value);
@@ -599,7 +646,7 @@ mod tests {
     #[test]
     fn golden() {
         let pool = pool();
-        let meta = (7, 0);
+        let meta = (7, Control::default());
         let draft = Draft::new(&pool, Owner::of(0), b"key", b"value", meta, 42).unwrap();
         let record = Record::at(pool.medium(), draft.word()).unwrap();
         assert_eq!(pool.medium().load(&record.header.check), 7 << 32 | 0xb895_98cf);
@@ -616,7 +663,7 @@ mod tests {
         let pool = pool();
         let owners = [0, 64, 128, 1 << 40].map(Owner::of);
         for owner in owners {
-            let meta = (0, 0);
+            let meta = (0, Control::default());
             let draft = Draft::new(&pool, owner, b"key", b"value", meta, 42).unwrap();
             let record = Record::at(pool.medium(), draft.word()).unwrap();
             for other in owners {
@@ -630,24 +677,43 @@ mod tests {
     fn every_changed_bit_is_noticed() {
         let pool = pool();
         let value: Vec<u8> = (0..61).collect();
-        let draft = Draft::new(&pool, OWNER, b"some key", &value, (0, 0), 42).unwrap();
+        let draft =
+            Draft::new(&pool, OWNER, b"some key", &value, (0, Control::default()), 42).unwrap();
         let cells = draft.cells(0);
         for bit in 0..cells.len() * 64 {
             let (cell, flip) = (&cells[bit / 64], 1 << (bit % 64));
             let padding = bit / 8 >= 32 + 8 + 61;
+            // How the record was read is not covered.
+            let state = (24 * 8 + 17..24 * 8 + 32).contains(&bit);
             let before = pool.medium().load(cell);
             pool.medium().store(cell, before ^ flip);
             let sound = Record::at(pool.medium(), draft.word())
                 .is_ok_and(|record| record.verify(OWNER) && record.expires_at() == Some(0));
             pool.medium().store(cell, before);
-            assert_eq!(sound, padding, "bit {bit}");
+            assert_eq!(sound, padding || state, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn how_a_record_was_read_does_not_affect_what_it_is() {
+        let pool = pool();
+        let draft = Draft::reserve(&pool, OWNER, b"k", b"v", 0, control_of(0), 42).unwrap();
+        draft.set_access(AccessState::new(800));
+        draft.persist();
+        let record = Record::in_block(pool.medium(), draft.word() & OFFSET_MASK).unwrap();
+        assert_eq!(record.access(), AccessState::new(800));
+        for bits in [0, 1, 0x7fff] {
+            record.set_access(AccessState::from_bits(bits));
+            let again = Record::at(pool.medium(), draft.word()).unwrap();
+            assert_eq!((again.access().bits(), again.value_len()), (bits, 1));
+            assert!(again.verifies(OWNER, b"k", b"v"));
         }
     }
 
     #[test]
     fn a_record_with_a_tombstone_is_not_readable_and_hardly_becomes_so() {
         let pool = pool();
-        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, 0), 42).unwrap();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, Control::default()), 42).unwrap();
         let record = Record::at(pool.medium(), draft.word()).unwrap();
         assert!(!record.is_unbound() && record.expires_at() == Some(0));
         record.set_tombstone(tombstone_of(7));
@@ -666,7 +732,7 @@ mod tests {
     #[test]
     fn a_draft_that_is_not_published_does_not_verify_later() {
         let pool = pool();
-        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, 0), 42).unwrap();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, Control::default()), 42).unwrap();
         let word = draft.word();
         assert_eq!(Record::at(pool.medium(), word).unwrap().expires_at(), Some(0));
         drop(draft);
@@ -676,7 +742,7 @@ mod tests {
     #[test]
     fn a_word_that_names_no_record_is_refused() {
         let pool = pool();
-        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, 0), 42).unwrap();
+        let draft = Draft::new(&pool, OWNER, b"k", b"v", (0, Control::default()), 42).unwrap();
         let word = draft.word();
         let m = pool.medium();
         assert!(Record::at(m, word).is_ok());

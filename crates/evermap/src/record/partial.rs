@@ -142,6 +142,7 @@ impl PartialRecord {
             flags,
             cas: Cell::new(cas),
             control: Cell::new(control),
+            access: Cell::default(),
             published: Cell::new(false),
         }
     }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{self, Kept};
-use evermap::{Batch, EXPIRY_MAX, Edit, Error, Item, Map, Outcome, counter};
+use evermap::{Applied, Batch, EXPIRY_MAX, Edit, Error, Item, Map, Marks, Meta, Outcome, counter};
 
 #[test]
 fn counters_count_and_say_what_is_none() {
@@ -54,6 +54,72 @@ fn appending_keeps_what_is_there() {
     map.put(b"a", b"short").unwrap();
     assert!(map.append(b"a", &[0; 2000]).unwrap_err().is_no_space());
     assert_eq!(map.get(b"a").unwrap().unwrap(), b"short");
+}
+
+/// Threads that mark, touch and store the same key: none of their changes is lost.
+#[test]
+fn marks_are_changed_in_place_and_never_lost() {
+    const ROUNDS: u64 = 20_000;
+    const FIRST: u64 = EXPIRY_MAX - ROUNDS;
+    let map = common::in_memory(common::options()).unwrap();
+    map.put_with(b"key", b"value", Meta::new().with_expiry(FIRST)).unwrap();
+    let mark = |item: Option<Item<'_>>| {
+        let item = item.expect("always there");
+        let marks = Marks::from_bits_truncate(item.marks.bits().wrapping_add(1));
+        Edit::Mark { expires_at: item.expires_at, marks }
+    };
+    let cas = map.get_with(b"key", |item| item.cas).unwrap();
+    assert_eq!(map.modify(b"key", mark).unwrap(), cas, "the same version");
+    let absent = |_: Option<Item<'_>>| Edit::Mark { expires_at: None, marks: Marks::ALL };
+    assert_eq!(map.modify(b"absent", absent).unwrap(), None);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                map.modify(b"key", mark).unwrap();
+            }
+        });
+        scope.spawn(|| {
+            (1..=ROUNDS).for_each(|at| assert!(map.touch(b"key", Some(FIRST + at)).unwrap()));
+        });
+        // A new value has the marks and the expiry that are there when it is stored.
+        scope.spawn(|| {
+            for number in 0..ROUNDS {
+                map.modify(b"key", |_| Edit::Value(number.to_le_bytes().to_vec())).unwrap();
+            }
+        });
+    });
+    let end = map.get_with(b"key", |item| (item.value.to_vec(), item.expires_at, item.marks));
+    let (value, expires_at, marks) = end.unwrap().unwrap();
+    assert_eq!(value, (ROUNDS - 1).to_le_bytes());
+    assert_eq!(expires_at, Some(FIRST + ROUNDS));
+    assert_eq!(u64::from(marks.bits()), (ROUNDS + 1) % 8);
+}
+
+/// Only what is stored with marks has them, and a change of the value keeps them.
+#[test]
+fn marks_belong_to_a_version_unless_they_are_given_again() {
+    let map = common::in_memory(common::options()).unwrap();
+    let marks = Marks::from_bits_truncate(0b1_0101);
+    assert_eq!(marks.bits(), 0b101);
+    let shown = || map.get_with(b"key", |item| item.marks).unwrap().unwrap();
+    map.put_with(b"key", &7i64.to_le_bytes(), Meta::new().with_marks(marks)).unwrap();
+    map.fetch_add(b"key", 1).unwrap();
+    map.touch(b"key", Some(EXPIRY_MAX)).unwrap();
+    let applied = map.apply(Batch::new().add(b"key", 1)).unwrap();
+    assert!(matches!(applied, Applied::Done(_)));
+    assert_eq!(shown(), marks);
+    assert_eq!(map.get_ref(b"key").unwrap().unwrap().marks(), marks);
+    map.modify(b"key", |item| Edit::Record(vec![1], item.unwrap().meta())).unwrap();
+    assert_eq!(shown(), marks);
+    map.modify(b"key", |_| Edit::MarkedValue(vec![1], Marks::ALL)).unwrap();
+    assert_eq!(shown(), Marks::ALL);
+    let written = map.value_writer(b"key", 0, Meta::new().with_marks(marks)).unwrap().finish();
+    assert!(written.is_ok() && shown() == marks);
+    let put = Batch::new().put_with(b"key", b"2", Meta::new().with_marks(Marks::ALL)).clone();
+    assert!(matches!(map.apply(&put).unwrap(), Applied::Done(_)));
+    assert_eq!(shown(), Marks::ALL);
+    map.put(b"key", b"value").unwrap();
+    assert_eq!(shown(), Marks::NONE);
 }
 
 /// No new value is computed from a flushed one, even if a thread reads it in the middle of the

@@ -7,7 +7,8 @@ use std::sync::Mutex;
 use crate::common::{self, value_of};
 use crate::ordered;
 use evermap::{
-    Applied, Batch, Clock, Edit, Error, IndexKind, Map, MapOptions, Meta, Options, Outcome, counter,
+    Applied, Batch, Clock, Edit, Error, IndexKind, Map, MapOptions, Marks, Meta, Options, Outcome,
+    counter,
 };
 use evermap_index::testkit::tier;
 use evermap_pm::Medium;
@@ -120,16 +121,18 @@ impl Live {
         }
     }
 
-    /// Returns the version that is stored under a key. Anything but a complete version is an error.
+    /// Returns the version that is stored under a key, changed by its marks, so that a version with
+    /// other marks is another one. Anything but a complete version is an error.
     fn version(&self, key: u64) -> Result<Option<u64>, String> {
         let name = key_of(key);
         let Some(map) = self.map_of(key)? else { return Ok(None) };
-        let Some(value) = map.get(&name).map_err(text)? else { return Ok(None) };
+        let found = map.get_with(&name, |item| (item.value.to_vec(), item.marks));
+        let Some((value, marks)) = found.map_err(text)? else { return Ok(None) };
         if !common::is_value_of(&name, &value) {
             return Err(format!("key {key} has a value that was never stored: {value:x?}"));
         }
         let version = value[name.len()..].first_chunk().expect("checked");
-        Ok(Some(u64::from_le_bytes(*version)))
+        Ok(Some(u64::from_le_bytes(*version) ^ u64::from(marks.bits())))
     }
 
     fn use_id(&self, history: &History, number: u64, stored: Option<u64>) -> Result<(), String> {
@@ -155,7 +158,8 @@ impl Live {
         let cas = store.get_with(name, |item| item.cas).map_err(text)?.unwrap_or(1);
         let choice = rng.below(34);
         let op = match choice {
-            0..=7 | 14..=16 => MapOp::Upsert(version),
+            0..=7 | 14 | 15 => MapOp::Upsert(version),
+            16 => return self.mark(history, rng),
             8 | 9 => MapOp::Insert(version),
             10 => MapOp::Update(version),
             11 => MapOp::CompareExchange { expected: before.unwrap_or(0), new: version },
@@ -187,7 +191,8 @@ impl Live {
             11 => store.compare_exchange_with(name, cas, &value, meta).map(Outcome::stored),
             12 => store.remove_if(name, cas).map(Outcome::stored),
             13 => store.take(name).map(|_| None),
-            14..=16 => store.modify(name, |_| Edit::Value(value.clone())),
+            // Without the marks that it may have: it is to be this version.
+            14 | 15 => store.modify(name, |_| Edit::MarkedValue(value.clone(), Marks::NONE)),
             17 => store.modify(name, |_| Edit::Remove),
             18 => store.remove(name).map(|_| None),
             // Expired by its new expiry, which counts as removed.
@@ -195,6 +200,23 @@ impl Live {
             _ => store.get(name).map(|_| None),
         };
         self.answered(history, number, before, outcome)
+    }
+
+    /// Changes the marks of a key in place.
+    fn mark(&self, history: &History, rng: &mut Rng) -> Result<(), String> {
+        let (key, marks) = (rng.below(self.keys), Marks::from_bits_truncate(rng.draw() as u8));
+        let name = &key_of(key)[..];
+        let Some(before) = self.version(key)? else { return Ok(()) };
+        let found = self.store.get_with(name, |item| (item.cas, item.marks)).map_err(text)?;
+        let (cas, old) = found.ok_or("it was there")?;
+        let marked = before ^ u64::from(old.bits() ^ marks.bits());
+        let number = history.map.begin(&self.sim, key, MapOp::Update(marked));
+        let edit = Edit::Mark { expires_at: None, marks };
+        match self.store.modify(name, |_| edit.clone()) {
+            Ok(Some(same)) if same == cas => self.answered(history, number, Some(before), Ok(None)),
+            Ok(other) => Err(format!("a mark has changed the id from {cas} to {other:?}")),
+            Err(error) => Err(text(error)),
+        }
     }
 
     /// Writes a value in two pieces, while another one is being written that is discarded, in part
@@ -667,6 +689,16 @@ fn a_tombstone_that_is_too_early_is_found() {
     let config = config(Model::ProcessDeath, 20_000);
     let fate = sim::mutants::fate_of_planted(&workload, &config, "TO-1", 0..4);
     println!("TO-1: {fate:?}");
+    assert!(matches!(fate, Fate::Killed(_)), "{fate:?}");
+}
+
+/// A planted mistake: a change of marks is not durable when it was acknowledged.
+#[test]
+fn marks_that_are_not_durable_are_found() {
+    let workload = Workload { keys: KEYS, maps: 0, ops: 120, index: common::index() };
+    let config = config(Model::Adr, 20_000);
+    let fate = sim::mutants::fate_of_planted(&workload, &config, "MK-1", 0..4);
+    println!("MK-1: {fate:?}");
     assert!(matches!(fate, Fate::Killed(_)), "{fate:?}");
 }
 

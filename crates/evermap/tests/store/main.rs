@@ -10,6 +10,7 @@ mod conservation;
 mod costs;
 mod crash;
 mod damage;
+mod evict;
 mod expire;
 mod files;
 mod find_many;

@@ -5,13 +5,14 @@ use std::ops::ControlFlow;
 
 use crate::common::{self, Kept, Random, value_of};
 use crate::ordered;
-use evermap::{Clock, Edit, Error, Map, MapOptions, Meta, Options, Outcome};
+use evermap::{Clock, Edit, Error, Map, MapOptions, Marks, Meta, Options, Outcome};
 
 #[derive(Clone, Debug, PartialEq)]
 struct Entry {
     value: Vec<u8>,
     flags: u32,
     expires_at: u64,
+    marks: Marks,
     cas: u64,
 }
 
@@ -38,8 +39,9 @@ impl Model {
 
     fn set(&mut self, key: &[u8], value: Vec<u8>, meta: Meta, cas: u64) {
         assert!(self.ids.insert(cas), "CAS id {cas} was assigned twice");
-        let (flags, expires_at) = (meta.flags, meta.expires_at.unwrap_or(0));
-        self.entries.insert(key.to_vec(), Entry { value, flags, expires_at, cas });
+        let Meta { flags, marks, .. } = meta;
+        let expires_at = meta.expires_at.unwrap_or(0);
+        self.entries.insert(key.to_vec(), Entry { value, flags, expires_at, marks, cas });
     }
 
     /// Checks the outcome of storing `value` under a condition, which holds if `stores`.
@@ -79,6 +81,7 @@ fn compare(store: &Map<Kept>, model: &mut Model, keys: u64) {
                 value: item.value.to_vec(),
                 flags: item.flags,
                 expires_at: item.expires_at.unwrap_or(0),
+                marks: item.marks,
                 cas: item.cas,
             };
             assert!(shown.insert(item.key.to_vec(), entry).is_none(), "shown twice");
@@ -86,6 +89,7 @@ fn compare(store: &Map<Kept>, model: &mut Model, keys: u64) {
         })
         .unwrap();
     assert_eq!(shown, model.entries);
+    assert_eq!(pages_of(store), model.entries);
     let pairs: BTreeMap<_, _> = store.iter().map(|pair| pair.unwrap()).collect();
     assert!(pairs.iter().eq(model.entries.iter().map(|(key, entry)| (key, &entry.value))));
     if store.stat().ordered.is_some() {
@@ -115,12 +119,37 @@ fn compare(store: &Map<Kept>, model: &mut Model, keys: u64) {
     }
 }
 
+/// Returns what a walk through all pages shows.
+fn pages_of(store: &Map<Kept>) -> BTreeMap<Vec<u8>, Entry> {
+    let (mut shown, mut next) = (BTreeMap::new(), Some(0));
+    while let Some(position) = next {
+        next = store
+            .find_page(position, |record| {
+                let record = record.unwrap();
+                let mut value = Vec::new();
+                record.append_to(&mut value).unwrap();
+                let entry = Entry {
+                    value,
+                    flags: record.flags(),
+                    expires_at: record.expires_at().unwrap_or(0),
+                    marks: record.marks(),
+                    cas: record.cas(),
+                };
+                assert!(shown.insert(record.key().to_vec(), entry).is_none(), "shown twice");
+            })
+            .unwrap();
+    }
+    shown
+}
+
 fn step(store: &Map<Kept>, model: &mut Model, random: &mut Random, clock: &Clock, keys: u64) {
     let key = &key_of(random, keys)[..];
     let len = if random.below(100) == 0 { 20_000 } else { random.below(200) as usize };
     let value = value_of(key, random.next(), len);
     let expires_at = if random.below(4) == 0 { model.now + random.below(40) } else { 0 };
-    let meta = common::meta(random.next() as u32, expires_at);
+    let marks = if random.below(3) == 0 { random.next() as u8 } else { 0 };
+    let meta =
+        common::meta(random.next() as u32, expires_at).with_marks(Marks::from_bits_truncate(marks));
     let expiry = meta.expires_at;
     model.settle();
     let before = model.entries.get(key).cloned();
@@ -150,8 +179,11 @@ fn step(store: &Map<Kept>, model: &mut Model, random: &mut Random, clock: &Clock
         6 => {
             let right = random.below(2) == 0;
             let cas = before.as_ref().map_or(99, |entry| entry.cas) + u64::from(!right);
-            let outcome = store.compare_exchange_with(key, cas, &value, meta).unwrap();
-            model.stored(key, value, meta, right && before.is_some(), outcome);
+            let refused = Marks::from_bits_truncate(random.below(3) as u8);
+            let has = before.as_ref().map_or(Marks::NONE, |entry| entry.marks);
+            let right = right && before.is_some() && !has.intersects(refused);
+            let outcome = store.compare_exchange_unless(key, cas, refused, &value, meta).unwrap();
+            model.stored(key, value, meta, right, outcome);
         }
         7 => {
             assert_eq!(store.remove(key).unwrap(), before.is_some());
@@ -174,7 +206,7 @@ fn step(store: &Map<Kept>, model: &mut Model, random: &mut Random, clock: &Clock
                 model.entries.remove(key);
             }
         }
-        10 | 11 => modify(store, model, key, value, meta, random.below(4)),
+        10 | 11 => modify(store, model, key, value, meta, random.below(6)),
         12 => {
             let found = store.get_and_touch(key, expiry, |item| item.value.to_vec()).unwrap();
             assert_eq!(found, before.as_ref().map(|entry| entry.value.clone()));
@@ -207,32 +239,46 @@ fn modify(store: &Map<Kept>, model: &mut Model, key: &[u8], value: Vec<u8>, meta
     let stored = store
         .modify(key, |item| {
             let item = item.map(|item| {
-                (item.key, item.value, item.flags, item.expires_at.unwrap_or(0), item.cas)
+                let expires_at = item.expires_at.unwrap_or(0);
+                (item.key, item.value, item.flags, (expires_at, item.marks), item.cas)
             });
-            let expected = before
-                .as_ref()
-                .map(|entry| (key, &entry.value[..], entry.flags, entry.expires_at, entry.cas));
+            let expected = before.as_ref().map(|entry| {
+                let control = (entry.expires_at, entry.marks);
+                (key, &entry.value[..], entry.flags, control, entry.cas)
+            });
             assert_eq!(item, expected);
             match how {
                 0 => Edit::Keep,
                 1 => Edit::Remove,
                 2 => Edit::Value([item.map_or(&b""[..], |item| item.1), &value[..]].concat()),
+                3 => Edit::MarkedValue(value.clone(), meta.marks),
+                4 => Edit::Mark { expires_at: meta.expires_at, marks: meta.marks },
                 _ => Edit::Record(value.clone(), meta),
             }
         })
         .unwrap();
     match (how, before) {
         (0, Some(entry)) => assert_eq!(stored, Some(entry.cas)),
-        (0 | 1, None) => assert_eq!(stored, None),
+        (0 | 1 | 4, None) => assert_eq!(stored, None),
         (1, Some(_)) => {
             assert_eq!(stored, None);
             model.entries.remove(key);
         }
-        (2, before) => {
-            let (old, flags, expires_at) = before
-                .map_or((Vec::new(), 0, 0), |entry| (entry.value, entry.flags, entry.expires_at));
-            let meta = common::meta(flags, expires_at);
-            model.set(key, [old, value].concat(), meta, stored.unwrap());
+        (2 | 3, before) => {
+            let (old, stays) = before.map_or((Vec::new(), Meta::new()), |entry| {
+                let stays = common::meta(entry.flags, entry.expires_at).with_marks(entry.marks);
+                (entry.value, stays)
+            });
+            match how {
+                2 => model.set(key, [old, value].concat(), stays, stored.unwrap()),
+                _ => model.set(key, value, stays.with_marks(meta.marks), stored.unwrap()),
+            }
+        }
+        // In place: it is the same version.
+        (4, Some(mut entry)) => {
+            assert_eq!(stored, Some(entry.cas));
+            (entry.expires_at, entry.marks) = (meta.expires_at.unwrap_or(0), meta.marks);
+            model.entries.insert(key.to_vec(), entry);
         }
         (_, _) => model.set(key, value, meta, stored.unwrap()),
     }

@@ -1,20 +1,32 @@
-//! The classic text protocol, as a state machine over lines and data blocks.
+//! The classic text protocol, as a state machine over lines and data blocks. It also carries the
+//! commands of the [meta protocol](super::meta), which may come in between.
 
 mod batch;
+mod dump;
 mod parse;
+mod tuning;
 
 use std::fmt::Display;
 use std::ops::ControlFlow;
 
 use memchr::memchr;
 
+use super::exptime::expiry;
+use super::line::{AfterReject, Rejected, Words};
+use super::meta::Command;
 use super::session::Progress;
-use super::{Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Reservation, reply};
-use crate::cache::{Arithmetic, CacheError, StoreMode, StoreOutcome};
+use super::upload::{Upload, UploadProgress};
+use super::{
+    Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply, stats,
+};
+use crate::cache::{Arithmetic, Cache, CacheError, StoreMode, StoreOutcome, StoreRequest, Stored};
+use crate::latency;
 use crate::number;
 use crate::stats::Count;
+use crate::watch::{DeleteCommand, StoreStatus};
 use batch::{Batch, BatchOutcome, KeyContext};
-use parse::{AfterReject, Rejected, Request, Stats, Store, Verb, Words};
+use dump::Dump;
+use parse::{Detail, Request, Stats, Storage, Store, Verb};
 
 /// The state of a session of the text protocol.
 #[derive(Default)]
@@ -35,7 +47,9 @@ enum State {
     /// checked.
     Keys(Lookup),
     /// A data block that has not arrived completely.
-    Data(Box<Upload>),
+    Data(Box<Unfinished>),
+    /// A list of items of which only a part fits the reply buffer.
+    Dump(Dump),
     /// This number of bytes that are read and dropped.
     Skip(usize),
 }
@@ -49,27 +63,11 @@ struct Lookup {
 }
 
 /// A storage command whose data block has not arrived completely.
-struct Upload {
-    verb: Verb,
-    key: Box<[u8]>,
-    flags: u32,
-    exptime: i64,
-    len: usize,
-    noreply: bool,
-    /// The part of the value and of its line end that has arrived.
-    data: Vec<u8>,
-    /// Accounts for the memory of `data`.
-    reservation: Reservation,
-}
-
-/// What happened to the bytes that were given to an upload.
-enum UploadProgress {
-    /// It took all of them and needs more.
-    Partial,
-    /// It took this number of bytes and is complete.
-    Complete(usize),
-    /// It took none, because the budget does not allow the memory for them.
-    NoMemory,
+struct Unfinished {
+    /// The line of the command, which is parsed again when the data block is complete.
+    line: Box<[u8]>,
+    /// The value and its line end.
+    block: Upload,
 }
 
 /// The line at the start of some input.
@@ -94,9 +92,8 @@ struct Pass<'a, 'p> {
     out: &'p mut Vec<u8>,
 }
 
-/// The first byte of every request of the binary protocol, which this server does not support. No
-/// text command begins with it.
-const BINARY_REQUEST: u8 = 0x80;
+/// What receives the names and values of statistics.
+type EachStat<'a> = dyn FnMut(&str, &dyn Display) + 'a;
 
 /// Whether the pass continues, or how it ended.
 type Step = ControlFlow<Next>;
@@ -124,7 +121,10 @@ impl Text {
 
     pub(super) fn held_bytes(&self) -> usize {
         match &self.state {
-            State::Data(upload) => size_of::<Upload>() + upload.key.len() + upload.data.capacity(),
+            State::Data(unfinished) => {
+                let Unfinished { line, block } = &**unfinished;
+                size_of::<Unfinished>() + line.len() + block.held_bytes()
+            }
             _ => 0,
         }
     }
@@ -136,6 +136,7 @@ impl<'a> Pass<'a, '_> {
             State::Line => self.line(),
             State::Keys(lookup) => self.keys(lookup),
             State::Data(_) => self.data(),
+            State::Dump(dump) => self.dump(dump),
             State::Skip(len) => self.skip(len),
         }
     }
@@ -143,7 +144,7 @@ impl<'a> Pass<'a, '_> {
     /// Executes the request in the next line.
     fn line(&mut self) -> Step {
         // A packet of the binary protocol: its content must not be read as commands.
-        if self.input.get(self.at) == Some(&BINARY_REQUEST) {
+        if self.input.get(self.at) == Some(&binary::REQUEST) {
             self.execute_batch()?;
             return ControlFlow::Break(Next::Close);
         }
@@ -174,17 +175,28 @@ impl<'a> Pass<'a, '_> {
         let request = parse::parse(line);
         // A lookup only collects its keys. Any other request must follow the execution of the keys
         // that were collected before it.
-        if let Ok(Request::Lookup { exptime, with_cas, keys_at }) = request {
-            let touch = exptime.map(|exptime| expiry(exptime, self.context.now));
-            let lookup = Lookup { with_cas, touch };
-            self.text.state = State::Keys(lookup);
-            self.at += keys_at;
-            return self.look_up(&line[keys_at..], len - keys_at, lookup);
-        }
+        let request = match request {
+            Ok(Request::Lookup { exptime, with_cas, keys_at }) => {
+                let touch = exptime.map(|exptime| expiry(exptime, self.context.now));
+                let lookup = Lookup { with_cas, touch };
+                self.text.state = State::Keys(lookup);
+                self.at += keys_at;
+                return self.look_up(&line[keys_at..], len - keys_at, lookup);
+            }
+            Ok(Request::Meta(Command::Get(request))) if request.only_looks_up() => {
+                self.at += len;
+                self.batch.push_meta(request, self.at);
+                return match self.batch.is_full() {
+                    true => self.execute_batch().map_continue(drop),
+                    false => CONTINUE,
+                };
+            }
+            request => request,
+        };
         self.execute_batch()?;
         self.at += len;
         match request {
-            Ok(request) => self.execute(request),
+            Ok(request) => self.execute(request, line),
             Err(Rejected { reply, noreply, after }) => {
                 self.reply(reply, noreply);
                 match after {
@@ -197,10 +209,11 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
-    fn execute(&mut self, request: Request<'a>) -> Step {
+    fn execute(&mut self, request: Request<'a>, line: &[u8]) -> Step {
         match request {
             Request::Lookup { .. } => {}
-            Request::Store(store) => self.begin_store(store),
+            Request::Store(store) => self.begin_store(&store, line),
+            Request::Meta(command) => command.execute(self.context, self.out),
             Request::Delete { key, noreply } => self.delete(key, noreply),
             Request::Arithmetic { key, delta, up, noreply } => {
                 self.arithmetic(key, delta, up, noreply);
@@ -213,9 +226,30 @@ impl<'a> Pass<'a, '_> {
                     self.out.extend_from_slice(part.as_bytes());
                 }
             }
-            Request::Verbosity { noreply } => self.reply(b"OK\r\n", noreply),
+            Request::Verbosity { level, noreply } => {
+                self.context.host.set_verbosity(level);
+                self.reply(b"OK\r\n", noreply);
+            }
+            Request::MemoryLimit { megabytes, noreply } => self.set_limit(megabytes, noreply),
+            Request::Shutdown { graceful } => return self.shutdown(graceful),
+            Request::RefreshCerts => self.refresh_certs(),
+            // The operator has refused lists of all items.
+            Request::Dump(_) if !self.context.host.allows(Restricted::Dump) => {
+                self.reply(b"ERROR metadump not allowed\r\n", false);
+            }
+            Request::Dump(dump) => self.text.state = State::Dump(dump),
+            Request::Accepted(reply) => self.reply(reply, false),
             Request::Stats(which) => self.stats(which),
-            Request::Quit | Request::Http => return ControlFlow::Break(Next::Close),
+            // The operator has refused log streams.
+            Request::Watch(_) if !self.context.host.allows(Restricted::Watch) => {
+                self.reply(b"CLIENT_ERROR watch commands not allowed\r\n", false);
+            }
+            Request::Watch(streams) => return ControlFlow::Break(Next::Watch(streams)),
+            Request::Quit => {
+                self.context.quitting();
+                return ControlFlow::Break(Next::Close);
+            }
+            Request::Http => return ControlFlow::Break(Next::Close),
         }
         CONTINUE
     }
@@ -235,7 +269,7 @@ impl<'a> Pass<'a, '_> {
         while let Some(key) = words.next() {
             let last = words.is_done();
             let resume_at = start + if last { len } else { words.at };
-            let position = KeyContext { resume_at, with_cas: lookup.with_cas, last };
+            let position = KeyContext::new(resume_at, lookup.with_cas, last);
             let ok = match lookup.touch {
                 None => self.get(key, position)?,
                 Some(expiry) => self.get_and_touch(key, expiry, position)?,
@@ -269,10 +303,16 @@ impl<'a> Pass<'a, '_> {
         self.at = position.resume_at;
         let before = self.out.len();
         let live = self.context.cache.get_and_touch(key, expiry, &mut |item| {
-            reply::value(key, &item, position.with_cas, self.out)
+            reply::value(key, &item, position.with_cas, self.out)?;
+            self.context.fetched(key, Some(&item));
+            Ok(())
         });
+        self.context.executed(latency::Command::Touch, 1);
         match live {
             Ok(live) => {
+                if !live {
+                    self.context.fetched(key, None);
+                }
                 // memcached counts these keys as touched and not as looked up.
                 self.count(Count::CmdTouch);
                 self.count(if live { Count::TouchHits } else { Count::TouchMisses });
@@ -297,7 +337,7 @@ impl<'a> Pass<'a, '_> {
         match self.batch.execute(self.context, self.out) {
             BatchOutcome::Complete => ControlFlow::Continue(true),
             BatchOutcome::Failed => ControlFlow::Continue(false),
-            BatchOutcome::OutputFull(KeyContext { resume_at, with_cas, last }) => {
+            BatchOutcome::OutputFull(KeyContext { resume_at, with_cas, last, .. }) => {
                 self.at = resume_at;
                 self.text.state = match last {
                     true => State::Line,
@@ -308,44 +348,47 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
-    /// Begins a storage command. Its data block follows in the input.
-    fn begin_store(&mut self, store: Store<'a>) {
-        let block = store.len + 2;
-        if store.key.len() + store.len + ITEM_OVERHEAD > self.context.item_size_max {
-            self.store_failed(&store, &CacheError::TooLarge);
+    /// Begins the storage command in `line`. Its data block follows in the input.
+    fn begin_store(&mut self, storage: &Storage<'_>, line: &[u8]) {
+        let (key, len) = (storage.key(), storage.len());
+        let block = len + 2;
+        if key.len() + len + ITEM_OVERHEAD > self.context.item_size_max {
+            self.store_failed(storage, &CacheError::TooLarge);
             self.text.state = State::Skip(block);
         } else if let Some(data) = self.input[self.at..].get(..block) {
             self.at += block;
-            self.finish_store(&store, data);
+            self.finish_store(storage, data);
         } else {
-            let Store { verb, key, flags, exptime, len, noreply } = store;
-            let (key, data) = (key.into(), Vec::new());
-            let reservation = Reservation::new(self.context.uploads);
-            let upload = Upload { verb, key, flags, exptime, len, noreply, data, reservation };
-            self.text.state = State::Data(Box::new(upload));
+            let block = Upload::new(block, self.context.uploads);
+            let unfinished = Unfinished { line: line.into(), block };
+            self.text.state = State::Data(Box::new(unfinished));
         }
     }
 
     /// Takes the next part of a data block.
     fn data(&mut self) -> Step {
-        let State::Data(mut upload) = std::mem::take(&mut self.text.state) else {
+        let State::Data(mut unfinished) = std::mem::take(&mut self.text.state) else {
             return CONTINUE;
         };
         let arrived = &self.input[self.at..];
-        match upload.take(arrived) {
+        match unfinished.block.take(arrived) {
             UploadProgress::Complete(len) => {
                 self.at += len;
-                self.finish_store(&upload.store(), &upload.data);
+                if let Ok(Request::Store(storage)) = parse::parse(&unfinished.line) {
+                    self.finish_store(&storage, unfinished.block.data());
+                }
                 CONTINUE
             }
             UploadProgress::Partial => {
                 self.at += arrived.len();
-                self.text.state = State::Data(upload);
+                self.text.state = State::Data(unfinished);
                 ControlFlow::Break(Next::Receive)
             }
             UploadProgress::NoMemory => {
-                self.text.state = State::Skip(upload.missing());
-                self.store_failed(&upload.store(), &CacheError::OutOfMemory);
+                self.text.state = State::Skip(unfinished.block.missing());
+                if let Ok(Request::Store(storage)) = parse::parse(&unfinished.line) {
+                    self.store_failed(&storage, &CacheError::OutOfMemory);
+                }
                 CONTINUE
             }
         }
@@ -364,16 +407,31 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Executes a storage command. `data` is its data block: the value and a line end.
-    fn finish_store(&mut self, store: &Store<'_>, data: &[u8]) {
+    fn finish_store(&mut self, storage: &Storage<'_>, data: &[u8]) {
         self.count(Count::CmdSet);
-        let (value, end) = data.split_at(store.len);
+        let (value, end) = data.split_at(storage.len());
         if end != b"\r\n" {
-            return self.reply(b"CLIENT_ERROR bad data chunk\r\n", store.noreply);
+            return self.reply(b"CLIENT_ERROR bad data chunk\r\n", storage.noreply());
         }
+        let done = match storage {
+            Storage::Text(store) => self.store(store, value),
+            Storage::Meta(set) => set.execute(value, self.context, self.out),
+        };
+        if let Err(error) = done {
+            self.store_failed(storage, &error);
+        }
+    }
+
+    /// Executes a storage command of the text protocol.
+    fn store(&mut self, store: &Store<'_>, value: &[u8]) -> Result<(), CacheError> {
         let Context { cache, now, item_size_max, .. } = *self.context;
-        let put =
-            |mode| cache.store(store.key, value, store.flags, expiry(store.exptime, now), mode);
-        let outcome = match store.verb {
+        let put = |mode| {
+            let expiry = expiry(store.exptime, now);
+            let request = StoreRequest { flags: store.flags, expiry, mode, cas: None };
+            cache.store(store.key, value, &request)
+        };
+        self.context.executed(latency::Command::Set, 1);
+        let Stored { outcome, .. } = match store.verb {
             Verb::Set => put(StoreMode::Set),
             Verb::Add => put(StoreMode::Add),
             Verb::Replace => put(StoreMode::Replace),
@@ -382,11 +440,9 @@ impl<'a> Pass<'a, '_> {
                 let value_max = item_size_max - ITEM_OVERHEAD - store.key.len();
                 cache.concat(store.key, value, side, value_max)
             }
-        };
-        match outcome {
-            Ok(outcome) => self.stored(store, outcome),
-            Err(error) => self.store_failed(store, &error),
-        }
+        }?;
+        self.stored(store, outcome);
+        Ok(())
     }
 
     fn stored(&mut self, store: &Store<'_>, outcome: StoreOutcome) {
@@ -404,28 +460,43 @@ impl<'a> Pass<'a, '_> {
             StoreOutcome::Exists => b"EXISTS\r\n",
             StoreOutcome::NotFound => b"NOT_FOUND\r\n",
         };
+        let status = StoreStatus::from(outcome);
+        let expiry = expiry(store.exptime, self.context.now);
+        self.context.stored(store.key, store.verb.command(), status, expiry, store.len);
         self.reply(reply, store.noreply);
     }
 
-    fn store_failed(&mut self, store: &Store<'_>, error: &CacheError) {
+    fn store_failed(&mut self, storage: &Storage<'_>, error: &CacheError) {
         let refusal = match error {
-            CacheError::TooLarge => Some(Count::StoreTooLarge),
-            CacheError::OutOfMemory => Some(Count::StoreNoMemory),
+            CacheError::TooLarge => Some((Count::StoreTooLarge, StoreStatus::TooLarge)),
+            CacheError::OutOfMemory => Some((Count::StoreNoMemory, StoreStatus::NoMemory)),
             _ => None,
         };
-        if let Some(count) = refusal {
+        if let Some((count, status)) = refusal {
             self.count(count);
-            if store.verb == Verb::Set {
+            self.report_store(storage, status);
+            if storage.is_set() {
                 // The client meant to replace the item, so the old value must not be returned any
                 // more. If it cannot be deleted either, the reply reports the failure anyway.
-                let _ = self.context.cache.delete(store.key);
+                let _ = self.context.cache.delete(storage.key());
             }
         }
-        self.failed(error, store.noreply);
+        self.failed(error, storage.noreply());
+    }
+
+    fn report_store(&self, storage: &Storage<'_>, status: StoreStatus) {
+        let expiry = storage.expiry(self.context.now);
+        self.context.stored(storage.key(), storage.command(), status, expiry, storage.len());
     }
 
     fn delete(&mut self, key: &[u8], noreply: bool) {
-        match self.context.cache.delete(key) {
+        let len = self.context.len_before_delete(key);
+        let deleted = self.context.cache.delete(key);
+        self.context.executed(latency::Command::Delete, 1);
+        if let Ok(found) = deleted {
+            self.context.deleted(key, DeleteCommand::Delete, found.then_some(len));
+        }
+        match deleted {
             Ok(true) => {
                 self.count(Count::DeleteHits);
                 self.reply(b"DELETED\r\n", noreply);
@@ -443,9 +514,12 @@ impl<'a> Pass<'a, '_> {
             true => (Count::IncrHits, Count::IncrMisses),
             false => (Count::DecrHits, Count::DecrMisses),
         };
-        match self.context.cache.arithmetic(key, delta, up) {
-            Ok(Arithmetic::Value(number)) => {
+        let result = self.context.cache.arithmetic(key, delta, up);
+        self.context.executed(latency::Command::Arithmetic, 1);
+        match result {
+            Ok(Arithmetic::Changed { number, .. }) => {
                 self.count(hits);
+                self.context.counted(key, number, up);
                 if !noreply {
                     number::append(number, self.out);
                     self.out.extend_from_slice(b"\r\n");
@@ -465,6 +539,7 @@ impl<'a> Pass<'a, '_> {
 
     fn touch(&mut self, key: &[u8], exptime: i64, noreply: bool) {
         let touched = self.context.cache.touch(key, expiry(exptime, self.context.now));
+        self.context.executed(latency::Command::Touch, 1);
         if let Ok(live) = touched {
             self.count(Count::CmdTouch);
             self.count(if live { Count::TouchHits } else { Count::TouchMisses });
@@ -477,6 +552,9 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn flush_all(&mut self, delay: i64, noreply: bool) {
+        if !self.context.host.allows(Restricted::FlushAll) {
+            return self.reply(b"CLIENT_ERROR flush_all not allowed\r\n", noreply);
+        }
         let now = self.context.now;
         let at = Some(expiry(delay, now)).filter(|&at| at > now);
         self.count(Count::CmdFlush);
@@ -487,22 +565,103 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn stats(&mut self, which: Stats) {
-        let Context { host, cache, .. } = *self.context;
+        let host = self.context.host;
         let mut each = |name: &str, value: &dyn Display| reply::stat(name, value, self.out);
         match which {
-            Stats::General => {
-                host.general(&mut each);
-                cache.stats(&mut each);
-            }
-            Stats::Settings => host.settings(&mut each),
+            Stats::General => stats::general(self.context, &mut each),
+            Stats::Settings => stats::settings(self.context, &mut each),
             Stats::Sizes => each("sizes_status", &"disabled"),
-            Stats::Empty => {}
+            Stats::Items => return self.stats_of(|cache, each| cache.item_stats(each)),
+            Stats::Slabs => return self.stats_of(|cache, each| cache.slab_stats(each)),
+            Stats::Keys { class, limit } => return self.keys_of_class(class, limit),
+            Stats::Connections => host.connections(&mut each),
+            Stats::Latency => host.latencies(&mut each),
+            Stats::HotKeys => host.hot_keys(&mut each),
+            Stats::Detail(Detail::Dump) => {
+                host.prefixes(&mut |prefix, counts| reply::prefix(prefix, counts, self.out));
+            }
+            Stats::Detail(detail) => {
+                host.set_detail(detail == Detail::On);
+                return self.reply(b"OK\r\n", false);
+            }
             Stats::Reset => {
                 host.reset();
                 return self.reply(b"RESET\r\n", false);
             }
         }
         self.reply(b"END\r\n", false);
+    }
+
+    /// Appends statistics that the cache has to compute.
+    fn stats_of(&mut self, compute: fn(&dyn Cache, &mut EachStat<'_>) -> Result<(), CacheError>) {
+        let before = self.out.len();
+        let out = &mut *self.out;
+        let done = compute(self.context.cache, &mut |name, value| reply::stat(name, value, out));
+        self.end_list(before, done);
+    }
+
+    fn keys_of_class(&mut self, class: usize, limit: u64) {
+        if !self.context.host.allows(Restricted::Dump) {
+            return self.reply(b"CLIENT_ERROR stats cachedump not allowed\r\n", false);
+        }
+        let before = self.out.len();
+        let done = dump::append_keys(class, limit, self.context, self.out);
+        self.end_list(before, done);
+    }
+
+    /// Ends a list that began at `before`, or replaces it by an error.
+    fn end_list(&mut self, before: usize, done: Result<(), CacheError>) {
+        match done {
+            Ok(()) => self.out.extend_from_slice(b"END\r\n"),
+            Err(error) => {
+                self.out.truncate(before);
+                self.failed(&error, false);
+            }
+        }
+    }
+
+    /// Appends the next part of a list of items.
+    fn dump(&mut self, dump: Dump) -> Step {
+        if self.out.len() >= self.context.output_limit {
+            return ControlFlow::Break(Next::Resume);
+        }
+        let before = self.out.len();
+        self.text.state = match dump.next_page(self.context, self.out) {
+            Ok(Some(rest)) => State::Dump(rest),
+            Ok(None) => State::Line,
+            Err(error) => {
+                self.out.truncate(before);
+                self.failed(&error, false);
+                State::Line
+            }
+        };
+        CONTINUE
+    }
+
+    fn set_limit(&mut self, megabytes: u64, noreply: bool) {
+        match self.context.cache.set_memory_limit(megabytes << 20) {
+            Ok(()) => self.reply(b"OK\r\n", noreply),
+            Err(_) => {
+                self.reply(b"MEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust\r\n", noreply)
+            }
+        }
+    }
+
+    fn shutdown(&mut self, graceful: bool) -> Step {
+        if self.context.host.shutdown(graceful) {
+            return ControlFlow::Break(Next::Close);
+        }
+        self.reply(b"ERROR: shutdown not enabled\r\n", false);
+        CONTINUE
+    }
+
+    fn refresh_certs(&mut self) {
+        match self.context.host.refresh_certs() {
+            // Without certificates, the command does not exist.
+            None => self.reply(b"ERROR\r\n", false),
+            Some(Ok(())) => self.reply(b"OK\r\n", false),
+            Some(Err(error)) => self.failed(&CacheError::Other(error), false),
+        }
     }
 
     fn reply(&mut self, reply: &[u8], noreply: bool) {
@@ -519,35 +678,6 @@ impl<'a> Pass<'a, '_> {
 
     fn count(&self, count: Count) {
         self.context.counters.add(count, 1);
-    }
-}
-
-impl Upload {
-    /// Returns the number of bytes of the data block that have not arrived.
-    fn missing(&self) -> usize {
-        self.len + 2 - self.data.len()
-    }
-
-    /// Takes the missing bytes, or as many as there are, from the front of `arrived`.
-    fn take(&mut self, arrived: &[u8]) -> UploadProgress {
-        let missing = self.missing();
-        let taken = missing.min(arrived.len());
-        let needed = self.data.len() + taken;
-        if needed > self.data.capacity() {
-            // The capacity doubles as bytes arrive, but never exceeds the announced length.
-            let capacity = needed.max(2 * self.data.capacity()).min(self.len + 2);
-            if !self.reservation.try_grow_to(capacity) {
-                return UploadProgress::NoMemory;
-            }
-            self.data.reserve_exact(capacity - self.data.len());
-        }
-        self.data.extend_from_slice(&arrived[..taken]);
-        if taken == missing { UploadProgress::Complete(taken) } else { UploadProgress::Partial }
-    }
-
-    fn store(&self) -> Store<'_> {
-        let Upload { verb, ref key, flags, exptime, len, noreply, .. } = *self;
-        Store { verb, key, flags, exptime, len, noreply }
     }
 }
 
@@ -576,18 +706,5 @@ fn line_at(input: &[u8], scanned: usize) -> Line<'_> {
             let line = &input[..end];
             Line::Complete { line: line.strip_suffix(b"\r").unwrap_or(line), len: end + 1 }
         }
-    }
-}
-
-/// Converts the protocol's `exptime` to an absolute expiry. 0 means never; a negative number,
-/// already expired; up to 30 days, seconds from now; a larger number, seconds since 1970.
-fn expiry(exptime: i64, now: u32) -> u32 {
-    const RELATIVE_MAX: i64 = 60 * 60 * 24 * 30;
-    const LONG_AGO: u32 = 1;
-    match exptime {
-        0 => 0,
-        ..0 => LONG_AGO,
-        1..=RELATIVE_MAX => now.saturating_add(exptime as u32),
-        _ => exptime.try_into().unwrap_or(u32::MAX),
     }
 }

@@ -1,13 +1,17 @@
 //! The grammar of request lines.
 
-use memchr::memchr;
-
 use crate::cache::Side;
 use crate::number::{parse_i64, parse_u32, parse_u64};
 use crate::protocol::KEY_MAX;
+use crate::protocol::exptime::expiry;
+use crate::protocol::line::{AfterReject, BAD_FORMAT, ERROR, Rejected, Words, block, rejected};
+use crate::protocol::meta;
+use crate::protocol::text::dump::Dump;
+use crate::protocol::text::tuning;
+use crate::watch::{StoreCommand, Streams};
 
 /// A parsed request line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Request<'a> {
     /// get, gets, gat or gats. The keys are the words from byte `keys_at` of the line on. There is
     /// at least one, and none is too long.
@@ -17,7 +21,9 @@ pub(super) enum Request<'a> {
         keys_at: usize,
     },
     /// A storage command. Its data block follows the line.
-    Store(Store<'a>),
+    Store(Storage<'a>),
+    /// A command of the meta protocol without a data block.
+    Meta(meta::Command<'a>),
     Delete {
         key: &'a [u8],
         noreply: bool,
@@ -39,15 +45,36 @@ pub(super) enum Request<'a> {
     },
     Version,
     Verbosity {
+        level: u32,
         noreply: bool,
     },
+    MemoryLimit {
+        megabytes: u64,
+        noreply: bool,
+    },
+    Shutdown {
+        graceful: bool,
+    },
+    RefreshCerts,
+    /// A request for a list of all items.
+    Dump(Dump),
+    /// A command that changes nothing in this server, with its reply.
+    Accepted(&'static [u8]),
     Stats(Stats),
+    Watch(Streams),
     Quit,
     /// The first line of an HTTP request.
     Http,
 }
 
-/// The line of a storage command.
+/// The line of a storage command of either protocol.
+#[derive(Debug)]
+pub(super) enum Storage<'a> {
+    Text(Store<'a>),
+    Meta(meta::Set<'a>),
+}
+
+/// The line of a storage command of the text protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Store<'a> {
     pub(super) verb: Verb,
@@ -69,6 +96,20 @@ pub(super) enum Verb {
     Concat(Side),
 }
 
+impl Verb {
+    /// Returns the name in log streams.
+    pub(super) fn command(self) -> StoreCommand {
+        match self {
+            Verb::Set => StoreCommand::Set,
+            Verb::Add => StoreCommand::Add,
+            Verb::Replace => StoreCommand::Replace,
+            Verb::Cas(_) => StoreCommand::Cas,
+            Verb::Concat(Side::Append) => StoreCommand::Append,
+            Verb::Concat(Side::Prepend) => StoreCommand::Prepend,
+        }
+    }
+}
+
 /// The statistics that a `stats` command asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stats {
@@ -76,46 +117,40 @@ pub(super) enum Stats {
     Settings,
     Reset,
     Sizes,
-    /// A table that is always empty in this server.
-    Empty,
+    /// The items of each size class.
+    Items,
+    /// The memory of each size class.
+    Slabs,
+    /// Keys of a size class; at most this number of them, or all if it is 0.
+    Keys {
+        class: usize,
+        limit: u64,
+    },
+    Connections,
+    Latency,
+    HotKeys,
+    Detail(Detail),
 }
 
-/// A request that is malformed or not supported.
+/// What `stats detail` does with the counters by prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rejected {
-    /// The reply, including its line end.
-    pub(super) reply: &'static [u8],
-    pub(super) noreply: bool,
-    pub(super) after: AfterReject,
-}
-
-/// How the session continues after it rejected a request.
-///
-/// The data block of a rejected command must never be read as commands: it contains what a user of
-/// the client wrote, and a `flush_all` in it would be executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AfterReject {
-    /// The next line is a command, because the rejected one has no data block.
-    NextLine,
-    /// A data block of this number of bytes follows the line. It is read and dropped.
-    Skip(usize),
-    /// A data block of unknown length follows the line, so the connection has to be closed.
-    Close,
+pub(super) enum Detail {
+    On,
+    Off,
+    Dump,
 }
 
 type Parsed<'a> = Result<Request<'a>, Rejected>;
 
-const ERROR: &[u8] = b"ERROR\r\n";
-const BAD_FORMAT: &[u8] = b"CLIENT_ERROR bad command line format\r\n";
 const BAD_DELETE: &[u8] =
     b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n";
 const BAD_EXPTIME: &[u8] = b"CLIENT_ERROR invalid exptime argument\r\n";
 const BAD_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta argument\r\n";
-const NO_SHUTDOWN: &[u8] = b"ERROR: shutdown not enabled\r\n";
-
-/// The maximum length of a value that a line can announce, in bytes. Lengths are signed 32-bit
-/// numbers and include the line end.
-const LEN_MAX: u64 = i32::MAX as u64 - 2;
+const BAD_DETAIL: &[u8] = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n";
+const BAD_SHUTDOWN: &[u8] = b"CLIENT_ERROR invalid shutdown mode\r\n";
+const BAD_CLASS: &[u8] = b"CLIENT_ERROR Illegal slab id\r\n";
+const SMALL_LIMIT: &[u8] = b"MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m\r\n";
+const LARGE_LIMIT: &[u8] = b"MEMLIMIT_ADJUST_FAILED input value is megabytes not bytes\r\n";
 
 /// Parses a line, given without its line end.
 ///
@@ -134,7 +169,12 @@ pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
         b"append" => store(words, Some(Verb::Concat(Side::Append))),
         b"prepend" => store(words, Some(Verb::Concat(Side::Prepend))),
         b"cas" => store(words, None),
-        b"ms" => meta_set(words),
+        b"mg" => meta::Command::get(words).map(Request::Meta),
+        b"ms" => meta::Set::parse(words).map(|set| Request::Store(Storage::Meta(set))),
+        b"md" => meta::Command::delete(words).map(Request::Meta),
+        b"ma" => meta::Command::arithmetic(words).map(Request::Meta),
+        b"mn" => meta::Command::noop(words).map(Request::Meta),
+        b"me" => meta::Command::debug(words).map(Request::Meta),
         b"delete" => delete(words),
         b"incr" => arithmetic(words, true),
         b"decr" => arithmetic(words, false),
@@ -143,8 +183,14 @@ pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
         b"version" => Ok(Request::Version),
         b"verbosity" => verbosity(words),
         b"stats" => stats(words),
+        b"watch" => Ok(Request::Watch(Streams::parse(words).ok_or(ERROR)?)),
         b"quit" => Ok(Request::Quit),
-        b"shutdown" => Err(NO_SHUTDOWN.into()),
+        b"shutdown" => shutdown(words),
+        b"cache_memlimit" => memory_limit(words),
+        b"refresh_certs" => Ok(Request::RefreshCerts),
+        b"slabs" => tuning::slabs(words),
+        b"lru" => tuning::lru(words),
+        b"lru_crawler" => tuning::lru_crawler(words),
         _ if words.last().is_some_and(|word| word.starts_with(b"HTTP/")) => Ok(Request::Http),
         _ => Err(ERROR.into()),
     }
@@ -157,17 +203,6 @@ pub(super) fn lists_keys(line: &[u8]) -> bool {
     let spaces = line.iter().take(SPACES_MAX + 1).take_while(|&&byte| byte == b' ').count();
     let commands: [&[u8]; 4] = [b"get ", b"gets ", b"gat ", b"gats "];
     spaces <= SPACES_MAX && commands.iter().any(|command| line[spaces..].starts_with(command))
-}
-
-fn rejected(reply: &'static [u8], noreply: bool) -> Rejected {
-    Rejected { reply, noreply, after: AfterReject::NextLine }
-}
-
-impl From<&'static [u8]> for Rejected {
-    /// Rejects a line that has too few words to end with `noreply`.
-    fn from(reply: &'static [u8]) -> Self {
-        rejected(reply, false)
-    }
 }
 
 /// Parses the next word as a key.
@@ -197,11 +232,6 @@ fn lookup(mut words: Words<'_>, touching: bool, with_cas: bool) -> Parsed<'_> {
     Ok(Request::Lookup { exptime, with_cas, keys_at })
 }
 
-/// Parses the length of a value and returns the length of its data block: the value and a line end.
-fn block(word: &[u8]) -> Option<usize> {
-    parse_u64(word).filter(|&len| len <= LEN_MAX).map(|len| len as usize + 2)
-}
-
 /// Parses a storage command. `verb` is `None` for cas, whose CAS id is the fifth word.
 fn store(mut words: Words<'_>, verb: Option<Verb>) -> Parsed<'_> {
     let [key, flags, exptime, len] = std::array::from_fn(|_| words.next());
@@ -221,17 +251,11 @@ fn store(mut words: Words<'_>, verb: Option<Verb>) -> Parsed<'_> {
     let verb = verb.or_else(|| id.and_then(parse_u64).map(Verb::Cas));
     match (verb, parse_u32(flags), parse_i64(exptime)) {
         (Some(verb), Some(flags), Some(exptime)) if key.len() <= KEY_MAX => {
-            Ok(Request::Store(Store { verb, key, flags, exptime, len: block - 2, noreply }))
+            let store = Store { verb, key, flags, exptime, len: block - 2, noreply };
+            Ok(Request::Store(Storage::Text(store)))
         }
         _ => Err(Rejected { reply: BAD_FORMAT, noreply, after: AfterReject::Skip(block) }),
     }
-}
-
-/// Rejects ms, the storage command of the meta protocol, which this server does not support. It has
-/// a data block too.
-fn meta_set(mut words: Words<'_>) -> Parsed<'_> {
-    let after = words.nth(1).and_then(block).map_or(AfterReject::Close, AfterReject::Skip);
-    Err(Rejected { reply: ERROR, noreply: false, after })
 }
 
 fn delete(mut words: Words<'_>) -> Parsed<'_> {
@@ -274,8 +298,29 @@ fn flush_all(mut words: Words<'_>) -> Parsed<'_> {
 fn verbosity(mut words: Words<'_>) -> Parsed<'_> {
     let noreply = words.ends_with_noreply();
     let level = words.next().ok_or(BAD_FORMAT)?;
-    parse_u32(level).ok_or(rejected(BAD_FORMAT, noreply))?;
-    Ok(Request::Verbosity { noreply })
+    let level = parse_u32(level).ok_or(rejected(BAD_FORMAT, noreply))?;
+    Ok(Request::Verbosity { level, noreply })
+}
+
+fn shutdown(mut words: Words<'_>) -> Parsed<'_> {
+    match words.next() {
+        None => Ok(Request::Shutdown { graceful: false }),
+        Some(b"graceful") => Ok(Request::Shutdown { graceful: true }),
+        Some(_) => Err(BAD_SHUTDOWN.into()),
+    }
+}
+
+fn memory_limit(mut words: Words<'_>) -> Parsed<'_> {
+    const LEAST: u64 = 8;
+    const MOST: u64 = 1_000_000_000;
+    let noreply = words.ends_with_noreply();
+    let megabytes = words.next().ok_or(BAD_FORMAT)?;
+    match parse_u64(megabytes) {
+        None => Err(rejected(BAD_FORMAT, noreply)),
+        Some(..LEAST) => Err(rejected(SMALL_LIMIT, noreply)),
+        Some(megabytes) if megabytes > MOST => Err(rejected(LARGE_LIMIT, noreply)),
+        Some(megabytes) => Ok(Request::MemoryLimit { megabytes, noreply }),
+    }
 }
 
 fn stats(mut words: Words<'_>) -> Parsed<'_> {
@@ -284,54 +329,86 @@ fn stats(mut words: Words<'_>) -> Parsed<'_> {
         Some(b"settings") => Stats::Settings,
         Some(b"reset") => Stats::Reset,
         Some(b"sizes") => Stats::Sizes,
-        Some(b"items" | b"slabs" | b"conns") => Stats::Empty,
+        Some(b"items") => Stats::Items,
+        Some(b"slabs") => Stats::Slabs,
+        Some(b"cachedump") => return keys_of_class(words),
+        Some(b"conns") => Stats::Connections,
+        Some(b"latency") => Stats::Latency,
+        Some(b"hotkeys") => Stats::HotKeys,
+        Some(b"detail") => Stats::Detail(detail(words)?),
         Some(_) => return Err(ERROR.into()),
     };
     Ok(Request::Stats(which))
 }
 
-/// An iterator over the words of a line, which are separated by spaces.
-#[derive(Clone)]
-pub(super) struct Words<'a> {
-    line: &'a [u8],
-    /// The position from which the next word is searched.
-    pub(super) at: usize,
-}
-
-impl<'a> Words<'a> {
-    pub(super) fn new(line: &'a [u8]) -> Self {
-        Words { line, at: 0 }
-    }
-
-    /// Skips spaces. Returns `true` if no word follows them.
-    pub(super) fn is_done(&mut self) -> bool {
-        while self.line.get(self.at) == Some(&b' ') {
-            self.at += 1;
-        }
-        self.left() == 0
-    }
-
-    /// Returns the number of bytes from the current position to the end of the line.
-    fn left(&self) -> usize {
-        self.line.len() - self.at
-    }
-
-    /// Returns `true` if the last of the remaining words is `noreply`.
-    fn ends_with_noreply(&self) -> bool {
-        self.left() > 0 && self.clone().last() == Some(b"noreply")
+fn detail(mut words: Words<'_>) -> Result<Detail, Rejected> {
+    match words.next() {
+        Some(b"on") => Ok(Detail::On),
+        Some(b"off") => Ok(Detail::Off),
+        Some(b"dump") => Ok(Detail::Dump),
+        _ => Err(BAD_DETAIL.into()),
     }
 }
 
-impl<'a> Iterator for Words<'a> {
-    type Item = &'a [u8];
+fn keys_of_class(mut words: Words<'_>) -> Parsed<'_> {
+    let (class, limit) = (words.next().ok_or(BAD_FORMAT)?, words.next().ok_or(BAD_FORMAT)?);
+    let class = parse_u32(class).ok_or(BAD_FORMAT)? as usize;
+    let limit = parse_u64(limit).ok_or(BAD_FORMAT)?;
+    match class {
+        1..=CLASSES_MAX => Ok(Request::Stats(Stats::Keys { class, limit })),
+        _ => Err(BAD_CLASS.into()),
+    }
+}
 
-    fn next(&mut self) -> Option<&'a [u8]> {
-        if self.is_done() {
-            return None;
+/// The greatest number of a size class of memcached, whether or not it has items.
+pub(super) const CLASSES_MAX: usize = 63;
+
+impl Storage<'_> {
+    /// Returns the key of the item.
+    pub(super) fn key(&self) -> &[u8] {
+        match self {
+            Storage::Text(store) => store.key,
+            Storage::Meta(set) => &set.request.key,
         }
-        let rest = &self.line[self.at..];
-        let word = &rest[..memchr(b' ', rest).unwrap_or(rest.len())];
-        self.at += word.len();
-        Some(word)
+    }
+
+    /// Returns the length of the value, in bytes.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Storage::Text(store) => store.len,
+            Storage::Meta(set) => set.len,
+        }
+    }
+
+    /// Returns the name of the command in log streams.
+    pub(super) fn command(&self) -> StoreCommand {
+        match self {
+            Storage::Text(store) => store.verb.command(),
+            Storage::Meta(set) => set.command(),
+        }
+    }
+
+    /// Returns the absolute expiry that the item shall have. `now` is in seconds since 1970.
+    pub(super) fn expiry(&self, now: u32) -> u32 {
+        match self {
+            Storage::Text(store) => expiry(store.exptime, now),
+            Storage::Meta(set) => set.request.ttl(now).unwrap_or(0),
+        }
+    }
+
+    /// Returns `true` if the client means to replace the item unconditionally.
+    pub(super) fn is_set(&self) -> bool {
+        match self {
+            Storage::Text(store) => store.verb == Verb::Set,
+            Storage::Meta(set) => set.is_set(),
+        }
+    }
+
+    /// Returns `true` if not even errors are reported. The meta protocol always reports them.
+    pub(super) fn noreply(&self) -> bool {
+        match self {
+            Storage::Text(store) => store.noreply,
+            Storage::Meta(_) => false,
+        }
     }
 }

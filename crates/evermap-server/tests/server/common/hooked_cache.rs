@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use evermap_server::ModelCache;
 use evermap_server::cache::{
-    Arithmetic, Cache, CacheError, Hit, Item, Side, StoreMode, StoreOutcome,
+    Arithmetic, Cache, CacheError, Hit, Item, Side, StoreRequest, Stored, Update,
 };
 
 /// A model cache with a hook.
@@ -22,6 +22,10 @@ impl<F: Fn(&[&[u8]]) + Send + Sync + 'static> Cache for HookedCache<F> {
         self.cache.get_many(keys, hit)
     }
 
+    fn peek(&self, key: &[u8], hit: &mut dyn FnMut(Item<'_>) -> Result<()>) -> Result<bool> {
+        self.cache.peek(key, hit)
+    }
+
     fn get_and_touch(
         &self,
         key: &[u8],
@@ -31,24 +35,19 @@ impl<F: Fn(&[&[u8]]) + Send + Sync + 'static> Cache for HookedCache<F> {
         self.cache.get_and_touch(key, expiry, hit)
     }
 
-    fn store(
-        &self,
-        key: &[u8],
-        value: &[u8],
-        flags: u32,
-        expiry: u32,
-        mode: StoreMode,
-    ) -> Result<StoreOutcome> {
-        self.cache.store(key, value, flags, expiry, mode)
+    fn store(&self, key: &[u8], value: &[u8], request: &StoreRequest) -> Result<Stored> {
+        self.cache.store(key, value, request)
     }
 
-    fn concat(
+    fn update(
         &self,
         key: &[u8],
-        data: &[u8],
-        side: Side,
-        value_max: usize,
-    ) -> Result<StoreOutcome> {
+        decide: &mut dyn FnMut(Option<&Item<'_>>) -> Result<Update>,
+    ) -> Result<Option<u64>> {
+        self.cache.update(key, decide)
+    }
+
+    fn concat(&self, key: &[u8], data: &[u8], side: Side, value_max: usize) -> Result<Stored> {
         self.cache.concat(key, data, side, value_max)
     }
 
@@ -66,6 +65,18 @@ impl<F: Fn(&[&[u8]]) + Send + Sync + 'static> Cache for HookedCache<F> {
 
     fn flush_all(&self, at: Option<u32>) -> Result<()> {
         self.cache.flush_all(at)
+    }
+
+    fn page(&self, position: u64, each: &mut dyn FnMut(&[u8], Item<'_>)) -> Result<Option<u64>> {
+        self.cache.page(position, each)
+    }
+
+    fn memory_limit(&self) -> u64 {
+        self.cache.memory_limit()
+    }
+
+    fn set_memory_limit(&self, bytes: u64) -> Result<()> {
+        self.cache.set_memory_limit(bytes)
     }
 
     fn stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {

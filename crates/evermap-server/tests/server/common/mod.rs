@@ -1,12 +1,17 @@
 //! A session without sockets, whose memory bounds are checked after every step.
 
 pub(crate) mod hooked_cache;
+pub(crate) mod packet;
 
 use std::fmt::Display;
 use std::sync::Arc;
 
-use evermap_server::protocol::{Budget, Context, Host, KEY_LIST_MAX, Next, Session};
+use evermap_server::latency::Latencies;
+use evermap_server::protocol::{
+    Binding, Budget, Context, Credentials, Host, KEY_LIST_MAX, Next, Session,
+};
 use evermap_server::stats::Counters;
+use evermap_server::watch::Watch;
 use evermap_server::{Cache, ModelCache};
 
 /// The time of the model cache and of the sessions, in seconds since 1970.
@@ -18,8 +23,14 @@ pub(crate) struct TestSession<C = ModelCache> {
     /// The time that the session gets from its context.
     pub(crate) now: u32,
     pub(crate) counters: Counters,
+    pub(crate) watch: Watch,
+    pub(crate) latencies: Latencies,
     /// The budget of unfinished requests.
     pub(crate) uploads: Arc<Budget>,
+    /// The protocols that the session may speak.
+    pub(crate) binding: Binding,
+    /// The users that the session knows, if it must know its client.
+    pub(crate) credentials: Option<Arc<Credentials>>,
     item_size_max: usize,
     output_limit: usize,
     session: Session,
@@ -50,7 +61,11 @@ impl<C: Cache> TestSession<C> {
             cache,
             now: NOW,
             counters: Counters::default(),
+            watch: Watch::default(),
+            latencies: Latencies::default(),
             uploads: Budget::new(usize::MAX),
+            binding: Binding::Auto,
+            credentials: None,
             item_size_max,
             output_limit,
             session: Session::new(),
@@ -91,6 +106,14 @@ impl<C: Cache> TestSession<C> {
         self.next = session.receive(piece, &context, out);
     }
 
+    /// Continues after the reply buffer was full. Appends the replies to `out`, until it is full
+    /// again, and returns `true` if it is.
+    pub(crate) fn resume(&mut self, out: &mut Vec<u8>) -> bool {
+        let (session, context) = self.parts();
+        self.next = session.resume(&context, out);
+        self.next == Next::Resume
+    }
+
     fn parts(&mut self) -> (&mut Session, Context<'_>) {
         let context = Context {
             cache: &self.cache,
@@ -100,6 +123,11 @@ impl<C: Cache> TestSession<C> {
             now: self.now,
             item_size_max: self.item_size_max,
             output_limit: self.output_limit,
+            binding: self.binding,
+            credentials: self.credentials.as_deref(),
+            watch: &self.watch,
+            latencies: &self.latencies,
+            connection: 0,
         };
         (&mut self.session, context)
     }
@@ -135,4 +163,15 @@ impl Host for FixedHost {
     }
 
     fn reset(&self) {}
+
+    fn set_verbosity(&self, _level: u32) {}
+
+    fn shutdown(&self, graceful: bool) -> bool {
+        // Only so that both replies can be tested.
+        graceful
+    }
+
+    fn refresh_certs(&self) -> Option<Result<(), String>> {
+        Some(Err("no such\r\nfile".into()))
+    }
 }

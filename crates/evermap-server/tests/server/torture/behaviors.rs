@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
 
 use super::Totals;
-use super::script::{Replies, Reply, Script};
+use super::script::{Protocol, Replies, Reply, Script};
 use super::values::{LARGE, Random, SHARED, Values, shared};
 
 /// What a client does with a connection.
@@ -98,9 +98,16 @@ impl<'t> Client<'t> {
         }
     }
 
+    /// Opens a connection for either protocol.
     fn connect(&mut self) -> (Replies, Script<'t>) {
+        let binary = self.random.one_in(3);
+        self.connect_for(if binary { Protocol::Binary } else { Protocol::Text })
+    }
+
+    fn connect_for(&mut self, protocol: Protocol) -> (Replies, Script<'t>) {
         self.connections += 1;
-        let script = Script::new(self.values, format!("{}-{}", self.number, self.connections));
+        let name = format!("{}-{}", self.number, self.connections);
+        let script = Script::new(self.values, protocol, name);
         let stream = loop {
             match TcpStream::connect(self.address) {
                 Ok(stream) => break stream,
@@ -149,7 +156,7 @@ impl<'t> Client<'t> {
             self.exchange(&mut replies, &mut script);
         }
         if quit {
-            replies.stream().write_all(b"quit\r\nget shared-0\r\n").unwrap();
+            replies.stream().write_all(&script.quit()).unwrap();
             assert_eq!(replies.next_line(), None);
         }
         self.checked(&replies);
@@ -159,9 +166,7 @@ impl<'t> Client<'t> {
         let (mut replies, mut script) = self.connect();
         self.pipeline(&mut script, 60);
         // An unfinished request.
-        script.bytes.extend_from_slice(
-            [&b"get shared-0"[..], b"set shared-0 0 0 5\r\nabc"][self.random.below(2)],
-        );
+        script.bytes.extend(script.unfinished(&mut self.random));
         replies.stream().write_all(&script.bytes).unwrap();
         replies.stream().shutdown(Shutdown::Write).unwrap();
         self.sent(&script);
@@ -214,7 +219,8 @@ impl<'t> Client<'t> {
         self.sent(&script);
         let mut part = vec![0; 1 + self.random.below(50_000)];
         replies.stream().read_exact(&mut part).unwrap();
-        assert!(part.starts_with(&b"VALUE shared-"[..part.len().min(13)]));
+        let expected = script.start_of_value();
+        assert!(part.starts_with(&expected[..part.len().min(expected.len())]));
         if self.random.one_in(2) {
             reset_at_drop(replies.stream());
         }
@@ -261,11 +267,11 @@ impl<'t> Client<'t> {
     }
 
     fn send_garbage(&mut self) {
-        let (mut replies, mut script) = self.connect();
+        let (mut replies, mut script) = self.connect_for(Protocol::Text);
         let mut bytes: Vec<u8> =
             (0..self.random.below(4000)).map(|_| self.random.below(256) as u8).collect();
-        if self.random.one_in(4) {
-            // The binary protocol.
+        let binary = self.random.one_in(4);
+        if binary {
             bytes.insert(0, 0x80);
         }
         script.requests = 1;
@@ -275,6 +281,10 @@ impl<'t> Client<'t> {
         let _ = replies.stream().shutdown(Shutdown::Write);
         let mut received = Vec::new();
         let _ = replies.stream().read_to_end(&mut received);
+        if binary {
+            assert!(received.is_empty() || received[0] == 0x81, "{}", received.escape_ascii());
+            return;
+        }
         for line in received.split(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\r")) {
             assert!(
                 line.starts_with(b"ERROR") || line.starts_with(b"CLIENT_ERROR"),
@@ -285,7 +295,7 @@ impl<'t> Client<'t> {
     }
 
     pub(crate) fn store_all_shared_values(&mut self) {
-        let (mut replies, mut script) = self.connect();
+        let (mut replies, mut script) = self.connect_for(Protocol::Text);
         for number in 0..SHARED {
             let len = if number < SHARED - LARGE { 100 } else { 500_000 };
             script.set_shared(number, len);
@@ -294,7 +304,7 @@ impl<'t> Client<'t> {
     }
 
     pub(crate) fn check_all_shared_values(&mut self) {
-        let (mut replies, _) = self.connect();
+        let (mut replies, _) = self.connect_for(Protocol::Text);
         for number in 0..SHARED {
             let key = shared(number);
             replies.stream().write_all(format!("get {key}\r\n").as_bytes()).unwrap();
@@ -304,7 +314,7 @@ impl<'t> Client<'t> {
 
     /// Requests one statistic.
     pub(crate) fn stat(&mut self, name: &str) -> u64 {
-        let (mut replies, _) = self.connect();
+        let (mut replies, _) = self.connect_for(Protocol::Text);
         replies.stream().write_all(b"stats\r\n").unwrap();
         let prefix = format!("STAT {name} ");
         let mut found = None;

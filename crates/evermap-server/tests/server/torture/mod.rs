@@ -5,14 +5,16 @@
 //! one worker and again for two. Without it the number is small.
 
 mod behaviors;
+mod packets;
 mod script;
 mod values;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use evermap::{Evermap, Options};
-use evermap_server::{Config, Server};
+use evermap_server::{Cache, Config, ModelCache, Server};
 
 use behaviors::{BEHAVIORS, Client};
 use values::Values;
@@ -29,12 +31,15 @@ struct Totals {
     checked: AtomicU64,
 }
 
-fn torture(threads: usize) {
+fn store() -> Arc<dyn Cache> {
+    Arc::new(Evermap::in_memory(Options::new().capacity(8 << 30)).unwrap().default_map())
+}
+
+fn torture(threads: usize, cache: Arc<dyn Cache>) {
     let wanted = std::env::var("EVERMAP_TORTURE")
         .map_or(REQUESTS, |text| text.parse().expect("EVERMAP_TORTURE is a number of requests"));
-    let map = Evermap::in_memory(Options::new().capacity(8 << 30)).unwrap().default_map();
     let config = Config { listen: ([127, 0, 0, 1], 0).into(), threads, ..Config::default() };
-    let server = Server::start(Arc::new(map), config).unwrap();
+    let server = Server::start(cache, config).unwrap();
     let (values, totals) = (Values::default(), Totals::default());
     let client = |number| Client::new(number, server.local_addr(), &values, &totals);
     client(CLIENTS).store_all_shared_values();
@@ -71,10 +76,17 @@ fn torture(threads: usize) {
 
 #[test]
 fn one_worker() {
-    torture(1);
+    torture(1, store());
 }
 
 #[test]
 fn two_workers() {
-    torture(2);
+    torture(2, store());
+}
+
+/// What the script expects is true of the model too.
+#[test]
+fn a_model() {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    torture(1, Arc::new(ModelCache::new(now as u32)));
 }

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 
+use super::packets::PacketReply;
 use super::values::{LARGE, Random, SHARED, Values, check, shared};
+use crate::common::packet::opcode::{GET, QUITQ, SET};
+use crate::common::packet::request;
 
 const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
 
@@ -14,28 +17,47 @@ pub(crate) enum Reply {
     Values(Vec<String>),
     /// This value of a key, then the end.
     Exactly(String, Vec<u8>),
+    /// A valid value of this key, as mg returns it.
+    Meta(String),
+    /// This value, as mg returns it.
+    MetaExactly(Vec<u8>),
     /// One line.
     Line(String),
+    /// A packet of the binary protocol.
+    Packet(PacketReply),
+}
+
+/// The protocol of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// The text protocol, with the commands of the meta protocol in between.
+    Text,
+    Binary,
 }
 
 /// Requests of one connection, in order.
 pub(crate) struct Script<'v> {
     values: &'v Values,
+    protocol: Protocol,
     /// A part of the names of this connection's own keys.
     name: String,
     /// The values of the connection's own keys.
     own: HashMap<String, Vec<u8>>,
-    counter: Option<u64>,
+    pub(super) counter: Option<u64>,
+    /// The opaque number of the last packet.
+    opaque: u32,
     pub(crate) bytes: Vec<u8>,
     pub(crate) replies: Vec<Reply>,
     pub(crate) requests: u64,
 }
 
 impl<'v> Script<'v> {
-    pub(crate) fn new(values: &'v Values, name: String) -> Self {
+    pub(crate) fn new(values: &'v Values, protocol: Protocol, name: String) -> Self {
         Script {
             values,
+            protocol,
             name,
+            opaque: 0,
             own: HashMap::new(),
             counter: None,
             bytes: Vec::new(),
@@ -49,6 +71,52 @@ impl<'v> Script<'v> {
         self.bytes.clear();
         self.replies.clear();
         self.requests = 0;
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the value of one of the connection's own keys.
+    pub(super) fn own(&self, key: &str) -> Option<Vec<u8>> {
+        self.own.get(key).cloned()
+    }
+
+    pub(super) fn next_opaque(&mut self) -> u32 {
+        self.opaque += 1;
+        self.opaque
+    }
+
+    /// Returns a request to end the connection, and one that must not be executed any more.
+    pub(crate) fn quit(&self) -> Vec<u8> {
+        match self.protocol {
+            Protocol::Text => b"quit\r\nget shared-0\r\n".to_vec(),
+            Protocol::Binary => {
+                [request(QUITQ, "", ""), request(GET, "shared-0", "")].map(|p| p.bytes()).concat()
+            }
+        }
+    }
+
+    /// Returns the beginning of a request.
+    pub(crate) fn unfinished(&self, random: &mut Random) -> Vec<u8> {
+        match self.protocol {
+            Protocol::Text => {
+                [&b"get shared-0"[..], b"set shared-0 0 0 5\r\nabc"][random.below(2)].to_vec()
+            }
+            Protocol::Binary => {
+                let mut bytes = request(SET, "shared-0", "abcde").bytes();
+                bytes.truncate(1 + random.below(bytes.len() - 1));
+                bytes
+            }
+        }
+    }
+
+    /// Returns how the reply to a get of a large value begins.
+    pub(crate) fn start_of_value(&self) -> &'static [u8] {
+        match self.protocol {
+            Protocol::Text => b"VALUE shared-",
+            Protocol::Binary => b"\x81\x0c",
+        }
     }
 
     fn ask(&mut self, request: &str, reply: Reply) {
@@ -68,19 +136,67 @@ impl<'v> Script<'v> {
 
     /// Adds a random request that is small and has a small reply.
     pub(crate) fn add_small(&mut self, random: &mut Random) {
-        match random.below(20) {
+        if self.protocol == Protocol::Binary {
+            return self.add_small_packet(random);
+        }
+        match random.below(26) {
             0..8 => self.get(random, SHARED - LARGE),
             8..11 => self.set_shared(random.below(SHARED - LARGE), 20 + random.below(400)),
             11..14 => self.set_own(random),
             14..17 => self.get_own(random),
             17 => self.count(random),
             18 => self.rejected(random),
+            20.. => self.meta(random),
             _ => self.unusual(random),
+        }
+    }
+
+    /// Adds a request of the meta protocol.
+    fn meta(&mut self, random: &mut Random) {
+        let key = self.own_key(random);
+        match random.below(6) {
+            0..2 => {
+                let key = shared(random.below(SHARED - LARGE));
+                self.ask(&format!("mg {key} v"), Reply::Meta(key));
+            }
+            2 => {
+                let value = self.values.make(&key, 20 + random.below(2000));
+                let quiet = random.one_in(4);
+                let flags = if quiet { " q" } else { "" };
+                self.bytes.extend(format!("ms {key} {}{flags}\r\n", value.len()).into_bytes());
+                self.bytes.extend_from_slice(&value);
+                self.bytes.extend_from_slice(b"\r\n");
+                self.requests += 1;
+                if !quiet {
+                    self.replies.push(Reply::Line("HD".into()));
+                }
+                self.own.insert(key, value);
+            }
+            3 => match self.own.get(&key).cloned() {
+                Some(value) => self.ask(&format!("mg {key} v"), Reply::MetaExactly(value)),
+                None => self.line(&format!("mg {key} k"), format!("EN k{key}")),
+            },
+            4 => match self.own.remove(&key) {
+                Some(_) => {
+                    self.line(&format!("md {key} O{}", self.name), format!("HD O{}", self.name))
+                }
+                None => self.line(&format!("md {key} q"), "NF"),
+            },
+            // Nothing is found, and the end of that is announced.
+            _ => {
+                for _ in 0..random.below(20) {
+                    self.ask_without_reply(&format!("mg absent-{} v k q", self.name));
+                }
+                self.line("mn", "MN");
+            }
         }
     }
 
     /// Adds a request with a large reply.
     pub(crate) fn get_large(&mut self, random: &mut Random) {
+        if self.protocol == Protocol::Binary {
+            return self.get_large_packet(random);
+        }
         let key = shared(SHARED - 1 - random.below(LARGE));
         self.ask(&format!("get {key}"), Reply::Values(vec![key]));
     }
@@ -92,6 +208,9 @@ impl<'v> Script<'v> {
     }
 
     fn set(&mut self, key: &str, value: &[u8], noreply: bool) {
+        if self.protocol == Protocol::Binary {
+            return self.set_packet(key, value, noreply);
+        }
         let word = if noreply { " noreply" } else { "" };
         self.bytes.extend(format!("set {key} 0 0 {}{word}\r\n", value.len()).into_bytes());
         self.bytes.extend_from_slice(value);
@@ -113,11 +232,11 @@ impl<'v> Script<'v> {
         self.set_shared(SHARED - 1 - random.below(LARGE), 50_000 + random.below(900_000));
     }
 
-    fn own_key(&self, random: &mut Random) -> String {
+    pub(super) fn own_key(&self, random: &mut Random) -> String {
         format!("own-{}-{}", self.name, random.below(4))
     }
 
-    fn set_own(&mut self, random: &mut Random) {
+    pub(super) fn set_own(&mut self, random: &mut Random) {
         let key = self.own_key(random);
         let value = self.values.make(&key, 20 + random.below(2000));
         self.set(&key, &value, random.one_in(4));
@@ -158,7 +277,7 @@ impl<'v> Script<'v> {
             2 => (format!("set {victim} 0 soon {len}"), BAD_FORMAT),
             3 => (format!("cas {victim} 0 0 {len} id"), BAD_FORMAT),
             4 => (format!("set {long} 0 0 {len}"), BAD_FORMAT),
-            5 => (format!("ms {victim} {len} T0"), "ERROR"),
+            5 => (format!("ms {victim} {len} T0 z"), "CLIENT_ERROR invalid flag"),
             _ => {
                 return self
                     .ask_without_reply(&format!("set {victim} x 0 {len} noreply\r\n{data}"));
@@ -197,6 +316,10 @@ impl Replies {
         Replies { stream, line: Vec::new(), value: Vec::new(), checked: 0 }
     }
 
+    pub(super) fn reader(&mut self) -> &mut impl Read {
+        &mut self.stream
+    }
+
     pub(crate) fn stream(&mut self) -> &mut TcpStream {
         self.stream.get_mut()
     }
@@ -224,6 +347,7 @@ impl Replies {
                 let line = self.text();
                 assert_eq!(&line, expected);
             }
+            Reply::Packet(expected) => self.expect_packet(expected),
             Reply::Values(keys) => {
                 for key in keys {
                     self.read_value(key);
@@ -236,7 +360,22 @@ impl Replies {
                 assert!(self.value == *value, "for {key}: {}", self.value.escape_ascii());
                 assert_eq!(self.text(), "END");
             }
+            Reply::Meta(key) => {
+                self.read_meta_value();
+                check(key, &self.value).unwrap_or_else(|wrong| panic!("{wrong}"));
+            }
+            Reply::MetaExactly(value) => {
+                self.read_meta_value();
+                assert!(self.value == *value, "{}", self.value.escape_ascii());
+            }
         }
+    }
+
+    #[track_caller]
+    fn read_meta_value(&mut self) {
+        let line = self.text();
+        let len = line.strip_prefix("VA ").unwrap_or_else(|| panic!("{line}"));
+        self.read_block(len);
     }
 
     #[track_caller]
@@ -245,9 +384,15 @@ impl Replies {
         let words: Vec<_> = line.split(' ').collect();
         let ["VALUE", found, "0", len, ..] = words[..] else { panic!("for {key}: {line}") };
         assert_eq!(found, key);
+        self.read_block(len);
+    }
+
+    /// Reads a value of this length and the line end after it.
+    #[track_caller]
+    fn read_block(&mut self, len: &str) {
         self.value.resize(len.parse::<usize>().expect("a length") + 2, 0);
         self.stream.read_exact(&mut self.value).expect("a value");
-        assert!(self.value.ends_with(b"\r\n"), "for {key}: the value has no end");
+        assert!(self.value.ends_with(b"\r\n"), "the value has no end");
         self.value.truncate(self.value.len() - 2);
         self.checked += self.value.len() as u64;
     }

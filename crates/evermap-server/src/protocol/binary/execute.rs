@@ -1,0 +1,578 @@
+//! The execution of requests whose packets are well-formed.
+
+use std::fmt::Display;
+use std::ops::ControlFlow;
+
+use super::packet::{Command, Verb, extra_u32, extra_u64};
+use super::reply::{self, Status};
+use super::{CONTINUE, Pass, Request, Step};
+use crate::cache::{
+    Arithmetic, CacheError, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest, Update,
+    apply_delta,
+};
+use crate::latency;
+use crate::number;
+use crate::protocol::auth::{TOKEN_MAX, sasl};
+use crate::protocol::exptime::expiry;
+use crate::protocol::{Context, ITEM_OVERHEAD, Next, Restricted, reply as text_reply, stats};
+use crate::stats::Count;
+use crate::watch::{DeleteCommand, StoreCommand, StoreStatus};
+
+/// The expiry with which increment and decrement do not create an item.
+const NO_INITIAL_NUMBER: u32 = u32::MAX;
+
+/// What became of a request that changes one item: the status, and the CAS id of the new version
+/// (0 if there is none).
+type Changed = Result<(Status, u64), CacheError>;
+
+impl<'a> Pass<'a, '_> {
+    /// Executes a request without a value.
+    pub(super) fn execute(&mut self, request: &Request<'a>) -> Step {
+        let tag = request.header.tag;
+        match request.command {
+            Command::GetAndTouch { with_key } => self.get_and_touch(request, with_key),
+            Command::Touch => self.touch(request),
+            Command::Delete => self.delete(request),
+            Command::Arithmetic { up } => self.arithmetic(request, up),
+            Command::Flush => self.flush(request),
+            // Replies are in the order of the requests, so this one says that all requests before
+            // it are executed.
+            Command::Noop => reply::success(tag, 0, self.out),
+            Command::Verbosity => {
+                self.context.host.set_verbosity(extra_u32(request.extras, 0));
+                reply::success(tag, 0, self.out);
+            }
+            Command::Version => {
+                let version = self.context.host.version().as_bytes();
+                reply::body(tag, Status::Success, version, 0, self.out);
+            }
+            Command::Stat => self.stat(request),
+            Command::SaslList => {
+                reply::body(tag, Status::Success, sasl::MECHANISMS, 0, self.out);
+            }
+            Command::Quit => {
+                self.succeed(request, 0);
+                self.context.quitting();
+                return ControlFlow::Break(Next::Close);
+            }
+            // Gets are collected, and the others have a value.
+            Command::Get { .. }
+            | Command::Store(_)
+            | Command::Concat(_)
+            | Command::SaslStart
+            | Command::SaslStep => {}
+        }
+        CONTINUE
+    }
+
+    /// Returns `true` if a request may have a value of `len` bytes. Otherwise answers it.
+    pub(super) fn admit(&mut self, request: &Request<'_>, len: usize) -> bool {
+        let Request { header, key, command, .. } = *request;
+        if !command.is_sasl() {
+            let fits = key.len() + len + ITEM_OVERHEAD <= self.context.item_size_max;
+            if !fits {
+                self.store_failed(request, &CacheError::TooLarge);
+            }
+            return fits;
+        }
+        let refusal = if key.len() > sasl::MECHANISM_MAX {
+            Status::InvalidArguments
+        } else if len > TOKEN_MAX {
+            self.binary.client.refuse(self.context);
+            Status::AuthFailure
+        } else {
+            return true;
+        };
+        reply::error(header.tag, refusal, self.out);
+        false
+    }
+
+    /// Answers a request for whose value there is no memory.
+    pub(super) fn no_memory(&mut self, request: &Request<'_>) {
+        if request.command.is_sasl() {
+            self.binary.client.refuse(self.context);
+            return reply::error(request.header.tag, Status::OutOfMemory, self.out);
+        }
+        self.store_failed(request, &CacheError::OutOfMemory);
+    }
+
+    /// Executes a request whose value has arrived.
+    pub(super) fn finish(&mut self, request: &Request<'_>, value: &[u8]) {
+        match request.command {
+            Command::Store(verb) => self.store(request, verb, value),
+            Command::Concat(side) => self.concat(request, side, value),
+            Command::SaslStart => {
+                self.binary.client.start(request.key, value, self.context);
+                self.authenticated(request);
+            }
+            Command::SaslStep => {
+                self.binary.client.step(request.key, value, self.context);
+                self.authenticated(request);
+            }
+            _ => {}
+        }
+    }
+
+    fn get_and_touch(&mut self, request: &Request<'_>, with_key: bool) {
+        let Request { header, key, quiet, .. } = *request;
+        let shown: &[u8] = if with_key { key } else { b"" };
+        let before = self.out.len();
+        let live = self.context.cache.get_and_touch(key, self.expiry(request, 0), &mut |item| {
+            reply::item(header.tag, shown, &item, self.out)?;
+            self.context.fetched(key, Some(&item));
+            Ok(())
+        });
+        match live {
+            Ok(true) => self.count_touch(true),
+            Ok(false) => {
+                self.count_touch(false);
+                self.context.fetched(key, None);
+                match (quiet, with_key) {
+                    (true, _) => {}
+                    (false, true) => reply::missing_key(header.tag, key, self.out),
+                    (false, false) => reply::error(header.tag, Status::NotFound, self.out),
+                }
+            }
+            Err(error) => {
+                self.out.truncate(before);
+                reply::cache_error(header.tag, &error, self.out);
+            }
+        }
+    }
+
+    /// Executes a touch, which is answered by the flags and the CAS id of the item.
+    fn touch(&mut self, request: &Request<'_>) {
+        let tag = request.header.tag;
+        let mut found = (0, 0);
+        let expiry = self.expiry(request, 0);
+        let live = self.context.cache.get_and_touch(request.key, expiry, &mut |item| {
+            found = (item.flags, item.cas);
+            Ok(())
+        });
+        match live {
+            Ok(true) => {
+                self.count_touch(true);
+                reply::touched(tag, found.0, found.1, self.out);
+            }
+            Ok(false) => {
+                self.count_touch(false);
+                reply::error(tag, Status::NotFound, self.out);
+            }
+            Err(error) => reply::cache_error(tag, &error, self.out),
+        }
+    }
+
+    fn store(&mut self, request: &Request<'_>, verb: Verb, value: &[u8]) {
+        self.count(Count::CmdSet);
+        self.context.executed(latency::Command::Set, 1);
+        let cas = request.header.cas;
+        // A CAS id makes every storage command a comparison, as in memcached.
+        let mode = match verb {
+            _ if cas != 0 => StoreMode::Cas(cas),
+            Verb::Set => StoreMode::Set,
+            Verb::Add => StoreMode::Add,
+            Verb::Replace => StoreMode::Replace,
+        };
+        let (flags, expiry) = (extra_u32(request.extras, 0), self.expiry(request, 4));
+        let how = StoreRequest { flags, expiry, mode, cas: None };
+        let stored = match self.context.cache.store(request.key, value, &how) {
+            Ok(stored) => stored,
+            Err(error) => return self.store_failed(request, &error),
+        };
+        if cas != 0 {
+            self.count_cas(stored.outcome);
+        }
+        let status = StoreStatus::from(stored.outcome);
+        self.context.stored(request.key, store_command(request), status, expiry, value.len());
+        let status = match (stored.outcome, verb) {
+            (StoreOutcome::Stored, _) => Status::Success,
+            (StoreOutcome::Exists, _) | (StoreOutcome::NotStored, Verb::Add) => Status::Exists,
+            (StoreOutcome::NotFound, _) | (StoreOutcome::NotStored, Verb::Replace) => {
+                Status::NotFound
+            }
+            (StoreOutcome::NotStored, Verb::Set) => Status::NotStored,
+        };
+        self.changed(request, Ok((status, stored.cas)));
+    }
+
+    fn concat(&mut self, request: &Request<'_>, side: Side, data: &[u8]) {
+        self.count(Count::CmdSet);
+        self.context.executed(latency::Command::Set, 1);
+        let Request { header, key, .. } = *request;
+        let Context { cache, item_size_max, .. } = *self.context;
+        let value_max = item_size_max - ITEM_OVERHEAD - key.len();
+        if header.cas != 0 {
+            let outcome = concat_if(request, data, side, value_max, self.context);
+            if let Ok((status, _)) = outcome {
+                let status = match status {
+                    Status::Success => StoreStatus::Stored,
+                    Status::Exists => StoreStatus::Exists,
+                    _ => StoreStatus::NotStored,
+                };
+                self.context.stored(key, store_command(request), status, 0, data.len());
+            }
+            return self.changed(request, outcome);
+        }
+        let stored = match cache.concat(key, data, side, value_max) {
+            Ok(stored) => stored,
+            Err(error) => return self.store_failed(request, &error),
+        };
+        let status = StoreStatus::from(stored.outcome);
+        self.context.stored(key, store_command(request), status, 0, data.len());
+        let status = match stored.outcome {
+            StoreOutcome::Stored => Status::Success,
+            _ => Status::NotStored,
+        };
+        self.changed(request, Ok((status, stored.cas)));
+    }
+
+    fn delete(&mut self, request: &Request<'_>) {
+        let Request { header, key, .. } = *request;
+        let len = self.context.len_before_delete(key);
+        self.context.executed(latency::Command::Delete, 1);
+        let outcome = if header.cas == 0 {
+            self.context.cache.delete(key).map(|live| match live {
+                true => (Status::Success, 0),
+                false => (Status::NotFound, 0),
+            })
+        } else {
+            delete_if(request, self.context)
+        };
+        match outcome {
+            Ok((Status::Success, _)) => {
+                self.context.deleted(key, DeleteCommand::Delete, Some(len));
+                self.count(Count::DeleteHits);
+            }
+            Ok((Status::NotFound, _)) => {
+                self.context.deleted(key, DeleteCommand::Delete, None);
+                self.count(Count::DeleteMisses);
+            }
+            _ => {}
+        }
+        self.changed(request, outcome.map(|(status, _)| (status, 0)));
+    }
+
+    /// Executes an increment or decrement. The extras are the difference, the number that an item
+    /// which does not exist gets, and the expiry of such an item.
+    fn arithmetic(&mut self, request: &Request<'_>, up: bool) {
+        let Request { header, key, extras, .. } = *request;
+        let creates = extra_u32(extras, 16) != NO_INITIAL_NUMBER;
+        let initial = creates.then(|| (extra_u64(extras, 8), self.expiry(request, 16)));
+        let change = Delta { delta: extra_u64(extras, 0), up, cas: header.cas, initial };
+        let outcome = change.apply(key, self.context);
+        self.context.executed(latency::Command::Arithmetic, 1);
+        let (hits, misses) = match up {
+            true => (Count::IncrHits, Count::IncrMisses),
+            false => (Count::DecrHits, Count::DecrMisses),
+        };
+        match outcome {
+            Ok(DeltaOutcome::Number { number, cas, created }) => {
+                if !created {
+                    self.count(hits);
+                }
+                self.context.counted(key, number, up);
+                if !request.quiet {
+                    let number = number.to_be_bytes();
+                    reply::body(header.tag, Status::Success, &number, cas, self.out);
+                }
+            }
+            Ok(DeltaOutcome::Failed(status)) => {
+                if status == Status::NotFound {
+                    self.count(misses);
+                }
+                reply::error(header.tag, status, self.out);
+            }
+            Err(error) => reply::cache_error(header.tag, &error, self.out),
+        }
+    }
+
+    fn flush(&mut self, request: &Request<'_>) {
+        if !self.context.host.allows(Restricted::FlushAll) {
+            return reply::error(request.header.tag, Status::AuthFailure, self.out);
+        }
+        let now = self.context.now;
+        let at = Some(self.expiry(request, 0)).filter(|&at| at > now);
+        self.count(Count::CmdFlush);
+        let flushed = self.context.cache.flush_all(at);
+        self.changed(request, flushed.map(|()| (Status::Success, 0)));
+    }
+
+    /// Answers by one packet for each statistic, and one without a name.
+    fn stat(&mut self, request: &Request<'_>) {
+        let Context { host, cache, .. } = *self.context;
+        let tag = request.header.tag;
+        let before = self.out.len();
+        let mut each = |name: &str, value: &dyn Display| reply::stat(tag, name, value, self.out);
+        let shown = match request.key {
+            b"" => {
+                stats::general(self.context, &mut each);
+                Ok(())
+            }
+            b"settings" => {
+                stats::settings(self.context, &mut each);
+                Ok(())
+            }
+            b"reset" => {
+                host.reset();
+                Ok(())
+            }
+            b"sizes" => {
+                each("sizes_status", &"disabled");
+                Ok(())
+            }
+            b"items" => cache.item_stats(&mut each),
+            b"slabs" => cache.slab_stats(&mut each),
+            b"conns" => {
+                host.connections(&mut each);
+                Ok(())
+            }
+            b"latency" => {
+                host.latencies(&mut each);
+                Ok(())
+            }
+            b"hotkeys" => {
+                host.hot_keys(&mut each);
+                Ok(())
+            }
+            b"detail on" | b"detail off" => {
+                host.set_detail(request.key.ends_with(b"on"));
+                Ok(())
+            }
+            b"detail dump" => {
+                // One statistic, whose value is the whole reply of the text protocol.
+                let mut dump = Vec::new();
+                host.prefixes(&mut |prefix, counts| text_reply::prefix(prefix, counts, &mut dump));
+                dump.extend_from_slice(b"END\r\n");
+                reply::stat_bytes(tag, b"detailed", &dump, self.out);
+                Ok(())
+            }
+            _ => return reply::error(tag, Status::NotFound, self.out),
+        };
+        match shown {
+            Ok(()) => reply::success(tag, 0, self.out),
+            Err(error) => {
+                self.out.truncate(before);
+                reply::cache_error(tag, &error, self.out);
+            }
+        }
+    }
+
+    /// Answers a request of an authentication by the state that it led to.
+    fn authenticated(&mut self, request: &Request<'_>) {
+        let tag = request.header.tag;
+        match self.binary.client {
+            sasl::State::Authenticated => {
+                reply::body(tag, Status::Success, b"Authenticated", 0, self.out);
+            }
+            sasl::State::Started => reply::error(tag, Status::AuthContinue, self.out),
+            sasl::State::Unauthenticated => reply::error(tag, Status::AuthFailure, self.out),
+        }
+    }
+
+    /// Answers a request that changes an item.
+    fn changed(&mut self, request: &Request<'_>, outcome: Changed) {
+        match outcome {
+            Ok((Status::Success, cas)) => self.succeed(request, cas),
+            Ok((status, _)) => reply::error(request.header.tag, status, self.out),
+            Err(error) => reply::cache_error(request.header.tag, &error, self.out),
+        }
+    }
+
+    fn succeed(&mut self, request: &Request<'_>, cas: u64) {
+        if !request.quiet {
+            reply::success(request.header.tag, cas, self.out);
+        }
+    }
+
+    fn store_failed(&mut self, request: &Request<'_>, error: &CacheError) {
+        let refusal = match error {
+            CacheError::TooLarge => Some((Count::StoreTooLarge, StoreStatus::TooLarge)),
+            CacheError::OutOfMemory => Some((Count::StoreNoMemory, StoreStatus::NoMemory)),
+            _ => None,
+        };
+        if let Some((count, status)) = refusal {
+            self.count(count);
+            self.context.stored(request.key, store_command(request), status, 0, 0);
+            if request.command == Command::Store(Verb::Set) && request.header.cas == 0 {
+                // The client meant to replace the item, so the old value must not be returned any
+                // more. If it cannot be deleted either, the reply reports the failure anyway.
+                let _ = self.context.cache.delete(request.key);
+            }
+        }
+        reply::cache_error(request.header.tag, error, self.out);
+    }
+
+    /// Returns the expiry that the extras of a request have at this offset. An expiry of the binary
+    /// protocol is never negative.
+    fn expiry(&self, request: &Request<'_>, at: usize) -> u32 {
+        expiry(extra_u32(request.extras, at).into(), self.context.now)
+    }
+
+    fn count_touch(&self, hit: bool) {
+        self.context.executed(latency::Command::Touch, 1);
+        self.count(Count::CmdTouch);
+        self.count(if hit { Count::TouchHits } else { Count::TouchMisses });
+    }
+
+    fn count_cas(&self, outcome: StoreOutcome) {
+        match outcome {
+            StoreOutcome::Stored => self.count(Count::CasHits),
+            StoreOutcome::Exists => self.count(Count::CasBadval),
+            StoreOutcome::NotFound => self.count(Count::CasMisses),
+            StoreOutcome::NotStored => {}
+        }
+    }
+
+    fn count(&self, count: Count) {
+        self.context.counters.add(count, 1);
+    }
+}
+
+/// Returns the name of a storage command in log streams.
+fn store_command(request: &Request<'_>) -> StoreCommand {
+    match request.command {
+        Command::Concat(Side::Append) => StoreCommand::Append,
+        Command::Concat(Side::Prepend) => StoreCommand::Prepend,
+        Command::Store(_) if request.header.cas != 0 => StoreCommand::Cas,
+        Command::Store(Verb::Add) => StoreCommand::Add,
+        Command::Store(Verb::Replace) => StoreCommand::Replace,
+        _ => StoreCommand::Set,
+    }
+}
+
+/// Removes an item if it has the CAS id of the request.
+fn delete_if(request: &Request<'_>, context: &Context<'_>) -> Changed {
+    let mut status = Status::NotFound;
+    context.cache.update(request.key, &mut |item| {
+        let update;
+        (status, update) = match item {
+            None => (Status::NotFound, Update::Keep),
+            Some(item) if item.cas != request.header.cas => (Status::Exists, Update::Keep),
+            Some(_) => (Status::Success, Update::Remove),
+        };
+        Ok(update)
+    })?;
+    Ok((status, 0))
+}
+
+/// Appends or prepends `data` to a value if its item has the CAS id of the request.
+fn concat_if(
+    request: &Request<'_>,
+    data: &[u8],
+    side: Side,
+    value_max: usize,
+    context: &Context<'_>,
+) -> Changed {
+    let mut status = Status::NotStored;
+    let cas = context.cache.update(request.key, &mut |item| {
+        let Some(item) = item else {
+            status = Status::NotStored;
+            return Ok(Update::Keep);
+        };
+        if item.cas != request.header.cas {
+            status = Status::Exists;
+            return Ok(Update::Keep);
+        }
+        if item.value.len() + data.len() > value_max {
+            return Err(CacheError::TooLarge);
+        }
+        status = Status::Success;
+        let mut value = Vec::with_capacity(item.value.len() + data.len());
+        if side == Side::Prepend {
+            value.extend_from_slice(data);
+        }
+        item.value.append_to(&mut value)?;
+        if side == Side::Append {
+            value.extend_from_slice(data);
+        }
+        let &Item { flags, expiry, marks, .. } = item;
+        Ok(Update::Put { value, flags, expiry, marks, cas: None })
+    })?;
+    Ok((status, cas.unwrap_or(0)))
+}
+
+/// A change of a number.
+struct Delta {
+    delta: u64,
+    up: bool,
+    /// The CAS id that the item must have, or 0.
+    cas: u64,
+    /// The number and the expiry of the item that is created if there is none.
+    initial: Option<(u64, u32)>,
+}
+
+/// The new number of an item and whether it is the initial one, or the reason why there is none.
+type Decision = Result<(u64, bool), Status>;
+
+enum DeltaOutcome {
+    /// The item has this number now.
+    Number { number: u64, cas: u64, created: bool },
+    /// Nothing has changed, for this reason.
+    Failed(Status),
+}
+
+impl Delta {
+    fn apply(&self, key: &[u8], context: &Context<'_>) -> Result<DeltaOutcome, CacheError> {
+        if self.cas == 0 {
+            match context.cache.arithmetic(key, self.delta, self.up)? {
+                Arithmetic::Changed { number, cas } => {
+                    return Ok(DeltaOutcome::Number { number, cas, created: false });
+                }
+                Arithmetic::NonNumeric => return Ok(DeltaOutcome::Failed(Status::NonNumeric)),
+                Arithmetic::NotFound if self.initial.is_none() => {
+                    return Ok(DeltaOutcome::Failed(Status::NotFound));
+                }
+                // Another client may create the item at the same time, so this one must look again
+                // in the step that creates it.
+                Arithmetic::NotFound => {}
+            }
+        }
+        self.apply_in_one_step(key, context)
+    }
+
+    fn apply_in_one_step(
+        &self,
+        key: &[u8],
+        context: &Context<'_>,
+    ) -> Result<DeltaOutcome, CacheError> {
+        let mut decided: Decision = Err(Status::NotFound);
+        let cas = context.cache.update(key, &mut |item| {
+            let (outcome, update) = self.decide(item)?;
+            decided = outcome;
+            Ok(update)
+        })?;
+        Ok(match decided {
+            Err(status) => DeltaOutcome::Failed(status),
+            Ok((number, created)) => {
+                DeltaOutcome::Number { number, cas: cas.unwrap_or(0), created }
+            }
+        })
+    }
+
+    fn decide(&self, item: Option<&Item<'_>>) -> Result<(Decision, Update), CacheError> {
+        let Some(item) = item else {
+            return Ok(match self.initial {
+                None => (Err(Status::NotFound), Update::Keep),
+                Some((number, expiry)) => {
+                    let mut value = Vec::new();
+                    number::append(number, &mut value);
+                    let marks = Marks::default();
+                    let put = Update::Put { value, flags: 0, expiry, marks, cas: None };
+                    (Ok((number, true)), put)
+                }
+            });
+        };
+        if self.cas != 0 && self.cas != item.cas {
+            return Ok((Err(Status::Exists), Update::Keep));
+        }
+        let (mut old, mut value) = (Vec::new(), Vec::new());
+        item.value.append_to(&mut old)?;
+        Ok(match apply_delta(&old, self.delta, self.up, &mut value) {
+            None => (Err(Status::NonNumeric), Update::Keep),
+            Some(number) => {
+                let &Item { flags, expiry, marks, .. } = item;
+                (Ok((number, false)), Update::Put { value, flags, expiry, marks, cas: None })
+            }
+        })
+    }
+}

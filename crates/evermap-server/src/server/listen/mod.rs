@@ -1,0 +1,129 @@
+//! What a server listens on: TCP ports and unix sockets, with and without TLS.
+
+mod inherited;
+mod tcp;
+mod unix;
+
+use std::fmt::{self, Display};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use unix::SocketFile;
+
+use super::socket::AcceptingSocket;
+use super::tls::ClientCertificates;
+
+/// A socket that is bound to an address but does not listen yet.
+///
+/// Connections are refused until a [`Server`](super::Server) starts on it. So a program can reserve
+/// its addresses before it prepares what the server needs. Dropping it releases the address, and
+/// removes the file of a unix socket.
+#[derive(Debug)]
+pub struct Listener {
+    address: ListenAddress,
+    socket: OwnedFd,
+    security: Security,
+    /// Whether the program that created the socket listens already, with a backlog of its choice.
+    listening: bool,
+    /// The file of a unix socket that this process created.
+    file: Option<SocketFile>,
+}
+
+/// The address of a [`Listener`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// An address and a port.
+    Tcp(SocketAddr),
+    /// The path of a unix socket. It is empty if the socket has no name in the file system.
+    Unix(PathBuf),
+}
+
+/// Whether the connections of a [`Listener`] use TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Security {
+    /// They do not.
+    #[default]
+    Plain,
+    /// They do, with the certificates of [`Config::tls`](super::Config::tls).
+    Tls {
+        /// What clients have to present here, or `None` for what the settings say.
+        clients: Option<ClientCertificates>,
+    },
+}
+
+impl Listener {
+    /// Sets whether connections use TLS. Without a call they do not.
+    pub fn with_security(mut self, security: Security) -> Self {
+        self.security = security;
+        self
+    }
+
+    /// Returns the address. Its port is the one that the system chose, if port 0 was requested.
+    pub fn address(&self) -> &ListenAddress {
+        &self.address
+    }
+
+    /// Returns whether connections use TLS.
+    pub fn security(&self) -> Security {
+        self.security
+    }
+
+    /// Starts to listen. At most `backlog` connections wait to be accepted, or fewer if the system
+    /// has a lower limit.
+    pub(super) fn listen(self, backlog: u32) -> io::Result<Listening> {
+        if !self.listening {
+            let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+            rustix::net::listen(&self.socket, backlog)
+                .map_err(|error| listen_error(&self.address, error.into()))?;
+        }
+        let socket = match &self.address {
+            ListenAddress::Tcp(_) => {
+                AcceptingSocket::Tcp(mio::net::TcpListener::from_std(self.socket.into()))
+            }
+            ListenAddress::Unix(_) => {
+                AcceptingSocket::Unix(mio::net::UnixListener::from_std(self.socket.into()))
+            }
+        };
+        Ok(Listening { socket, _file: self.file })
+    }
+}
+
+impl ListenAddress {
+    /// Returns the address and port, or `None` for a unix socket.
+    pub fn tcp(&self) -> Option<SocketAddr> {
+        match self {
+            ListenAddress::Tcp(address) => Some(*address),
+            ListenAddress::Unix(_) => None,
+        }
+    }
+
+    /// Returns `true` if only processes of this host can connect.
+    pub fn is_local(&self) -> bool {
+        match self {
+            ListenAddress::Tcp(address) => address.ip().to_canonical().is_loopback(),
+            ListenAddress::Unix(_) => true,
+        }
+    }
+}
+
+impl Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Tcp(address) => address.fmt(f),
+            ListenAddress::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A socket that accepts connections, until it is dropped.
+pub(super) struct Listening {
+    pub(super) socket: AcceptingSocket,
+    /// Removed with the socket.
+    _file: Option<SocketFile>,
+}
+
+fn listen_error(address: &ListenAddress, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
+}

@@ -1,0 +1,423 @@
+//! The hand: it passes over the records in the order in which they are stored, and evicts those
+//! that are unlikely to be read again.
+//!
+//! Records that were never read are on *probation*. While they take more than a quarter of what the
+//! hand passes over, it evicts them, and leaves the others alone: so what is read once, or a scan,
+//! displaces nothing that is read often. Otherwise it leaves them alone, lowers the frequency of
+//! the others, and evicts those whose frequency was zero already, as CLOCK does.
+//!
+//! The order is that of extents, and of the blocks in each, instead of queues of records: so it
+//! takes no memory and needs no recovery. What is evicted together is free in one place, where the
+//! next records are stored together, behind the hand. So they are on probation for one round of the
+//! hand, as in a queue.
+//!
+//! A block may be anything: a record, of this map or another, one that was removed, or a part of an
+//! index. So the key that a record in it would have is looked up. Only if the index names this very
+//! block for that key, under a guard, is it a record, and nothing else until the guard ends.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use evermap_index::key::BytesRef;
+use evermap_index::record::OFFSET_MASK;
+use evermap_index::{BATCH_KEYS, Guard};
+use evermap_pm::Medium;
+
+use super::{Evicted, Manner};
+use crate::ops::commit::Verdict;
+use crate::record::Record;
+use crate::record::access::AccessState;
+use crate::{Evermap, Map, Result};
+
+/// The maximum number of blocks that are examined before other threads get their turn.
+const TOGETHER: u64 = 8 * BATCH_KEYS as u64;
+/// A record that was stored after this part of all records, counted in changes, is new: a reader
+/// may still come for it.
+const NEW_PART: u64 = 20;
+/// Records that were never read are evicted while they take more than one part in this many.
+const PROBATION_PART: u64 = 4;
+/// Their part is that of the bytes which the hand has passed over lately: the older half of a
+/// round counts less and less.
+const ROUND_PART: u64 = 2;
+
+/// Where the hand is.
+pub(super) struct Hand {
+    /// The extent after the one that it is in.
+    next: u64,
+    /// The extent that it is in.
+    extent: u64,
+    /// The blocks of the extent that are still to be passed, the last one first.
+    blocks: Vec<u64>,
+    block_size: u64,
+    /// Bytes of records that it has passed over lately.
+    lately: Share,
+}
+
+/// The part of records that were never read, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Share {
+    unread: u64,
+    all: u64,
+}
+
+impl Share {
+    /// Adds what was passed over, and forgets half of the past when that exceeds `most` bytes.
+    fn add(&mut self, passed: Share, most: u64) {
+        self.unread += passed.unread;
+        self.all += passed.all;
+        if self.all > most {
+            self.unread /= 2;
+            self.all /= 2;
+        }
+    }
+
+    /// Returns `true` if there are many of them.
+    fn is_large(self) -> bool {
+        self.unread * PROBATION_PART > self.all
+    }
+}
+
+impl Hand {
+    pub(super) fn new() -> Self {
+        Hand { next: 0, extent: 0, blocks: Vec::new(), block_size: 0, lately: Share::default() }
+    }
+
+    /// Goes on to the next extent, behind the last one to the first. Returns the bytes of free
+    /// blocks in it, or `None` if there is no extent.
+    fn advance<M: Medium>(&mut self, db: &Evermap<M>) -> Option<u64> {
+        let heap = db.file.pool.heap();
+        let extent = heap.extent_from(self.next).or_else(|| heap.extent_from(0))?;
+        (self.next, self.extent) = (extent.next, extent.extent);
+        self.block_size = extent.block_size;
+        self.blocks.clear();
+        self.blocks.extend(extent.offsets());
+        self.blocks.reverse();
+        Some(u64::from(extent.free) * extent.block_size)
+    }
+}
+
+/// What the hand has passed over.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Passed {
+    /// Bytes of blocks, free ones included.
+    pub(super) bytes: u64,
+}
+
+/// A record that was evicted.
+pub(super) struct Event {
+    key: Vec<u8>,
+    value_len: usize,
+    bytes: u64,
+    ttl: Option<u32>,
+    idle: u32,
+    fetched: bool,
+}
+
+impl Event {
+    pub(super) fn show(&self, listener: &dyn Fn(&Evicted<'_>)) {
+        let Event { ref key, value_len, bytes, ttl, idle, fetched } = *self;
+        listener(&Evicted { key, value_len, bytes, ttl, idle, fetched });
+    }
+}
+
+/// What is to be done with records.
+struct Judge<'j> {
+    /// The largest frequency of records that are evicted. If it is above zero, too few were.
+    bar: u16,
+    /// Whether records on probation are evicted, and not others.
+    ends_probation: bool,
+    /// What was passed over.
+    passed: Share,
+    /// Records with this CAS id and later ones are new.
+    new_from: u64,
+    /// Records with a smaller CAS id are flushed.
+    mark: u64,
+    now: u32,
+    manner: Manner,
+    /// `None` if nobody listens.
+    events: Option<&'j mut Vec<Event>>,
+}
+
+/// What the hand does with a live record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chosen {
+    Goes,
+    /// Its frequency is lowered.
+    Ages,
+    Stays,
+}
+
+impl Judge<'_> {
+    fn verdict(&self, access: AccessState, cas: u64) -> Chosen {
+        if self.bar > 0 {
+            // Too few went. Then the least read go, whatever they are.
+            return if access.frequency() <= self.bar { Chosen::Goes } else { Chosen::Ages };
+        }
+        match (access.is_fetched(), self.ends_probation) {
+            (false, true) if cas < self.new_from => Chosen::Goes,
+            (false, _) | (true, true) => Chosen::Stays,
+            (true, false) if access.frequency() == 0 => Chosen::Goes,
+            (true, false) => Chosen::Ages,
+        }
+    }
+}
+
+impl<M: Medium> Evermap<M> {
+    /// Has the hand pass over some blocks of one extent, of about `most` bytes, and evict records
+    /// whose frequency is `bar` at most.
+    pub(super) fn pass(
+        &self,
+        hand: &mut Hand,
+        most: u64,
+        bar: u16,
+        manner: Manner,
+        events: &mut Vec<Event>,
+    ) -> Result<Passed> {
+        let (map, mut passed) = (self.default_map(), Passed::default());
+        if hand.blocks.is_empty() {
+            let Some(free) = hand.advance(self) else { return Ok(passed) };
+            passed.bytes += free;
+        }
+        let records = map.inner.counters.totals().0.records;
+        let mut judge = Judge {
+            bar,
+            ends_probation: hand.lately.is_large(),
+            passed: Share::default(),
+            new_from: self.file.cas_counter.next().saturating_sub(records / NEW_PART),
+            mark: map.inner.flush.mark(),
+            now: self.file.clock.now(),
+            manner,
+            events: self.file.maintenance.evictor.is_watched.load(Relaxed).then_some(events),
+        };
+        let mut left = (most / hand.block_size.max(1)).clamp(1, TOGETHER) as usize;
+        while left > 0 && !hand.blocks.is_empty() {
+            let from = hand.blocks.len().saturating_sub(left.min(BATCH_KEYS));
+            let blocks = hand.blocks.split_off(from);
+            left -= blocks.len();
+            passed.bytes += blocks.len() as u64 * hand.block_size;
+            map.examine_blocks(hand.extent, &blocks, &mut judge)?;
+        }
+        let all = map.inner.counters.most_bytes();
+        hand.lately.add(judge.passed, all / ROUND_PART);
+        Ok(passed)
+    }
+}
+
+impl<M: Medium> Map<M> {
+    /// Passes over these blocks of an extent: evicts records or lowers their frequency.
+    fn examine_blocks(&self, extent: u64, blocks: &[u64], judge: &mut Judge<'_>) -> Result<()> {
+        let (guard, pool) = (self.enter_writing()?, &self.db.file.pool);
+        let mut keys = Vec::new();
+        let mut found = Vec::with_capacity(BATCH_KEYS);
+        pool.heap().with_blocks(extent, blocks, |offset| {
+            // What is no record, or is not bound any more, needs no search.
+            let record = Record::in_block(pool.medium(), offset).ok();
+            let Some(record) = record.filter(|record| !record.is_unbound()) else { return };
+            let from = keys.len();
+            if record.append_key(&mut keys).is_ok() {
+                found.push((record, from..keys.len()));
+            }
+        });
+        let mut refs = Vec::with_capacity(found.len());
+        for (_, key) in &found {
+            refs.push(self.key(&keys[key.clone()])?);
+        }
+        let mut words = [None; BATCH_KEYS];
+        match self.inner.index.get_many(&refs, &mut words[..refs.len()], &guard) {
+            // Nothing can be removed from a part of the index that cannot be read.
+            Err(error) if matches!(error.kind(), evermap_pm::ErrorKind::Damaged { .. }) => {
+                return Ok(());
+            }
+            done => done?,
+        }
+        for (((record, _), &key), word) in found.iter().zip(&refs).zip(words) {
+            if word == Some(record.word()) {
+                self.examine_record(key, record, judge, &guard)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes over a record that the index names under `guard`.
+    fn examine_record(
+        &self,
+        key: BytesRef<'_>,
+        record: &Record<'_, M>,
+        judge: &mut Judge<'_>,
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        let access = record.access();
+        match self.is_dead(record, judge.mark) {
+            Some(true) => {
+                self.remove_dead_unless_reserved(key, record, guard)?;
+            }
+            Some(false) => {
+                let bytes = record.bytes();
+                judge.passed.all += bytes;
+                judge.passed.unread += if access.is_fetched() { 0 } else { bytes };
+                match judge.verdict(access, record.cas()) {
+                    Chosen::Goes => self.evict(key, record, judge, guard)?,
+                    Chosen::Ages if access.after_pass(judge.now) != access => {
+                        record.set_access(access.after_pass(judge.now));
+                    }
+                    Chosen::Ages | Chosen::Stays => {}
+                }
+            }
+            // Damage: a thread that reads or changes the key finds out.
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Removes `record` if it is still what `key` is bound to, and was not read meanwhile.
+    fn evict(
+        &self,
+        key: BytesRef<'_>,
+        record: &Record<'_, M>,
+        judge: &mut Judge<'_>,
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        let (word, mut access) = (record.word(), record.access());
+        let (mut chosen, mut expires_at) = (false, None);
+        let change = self.commit_unless_reserved(key, guard, &mut |live| {
+            chosen = live.is_some_and(|live| {
+                access = live.access();
+                expires_at = live.expires_at();
+                live.word() == word && judge.verdict(access, live.cas()) == Chosen::Goes
+            });
+            if chosen { Verdict::Remove } else { Verdict::Keep }
+        })?;
+        if !chosen || !change.is_some_and(|change| change.removed()) {
+            return Ok(());
+        }
+        let counts = &self.db.file.maintenance.evictor.counts;
+        let bytes = self.db.file.pool.block_size(record.bytes());
+        let (fetched, idle) = (access.is_fetched(), access.idle(judge.now));
+        counts.evictions.fetch_add(1, Relaxed);
+        counts.evicted_bytes.fetch_add(bytes, Relaxed);
+        counts.evicted_unfetched.fetch_add(u64::from(!fetched), Relaxed);
+        counts.direct.fetch_add(u64::from(judge.manner == Manner::Direct), Relaxed);
+        counts.idle.store(idle.into(), Relaxed);
+        if let Some(events) = &mut judge.events {
+            let (key, value_len) = (key.bytes.to_vec(), record.value_len());
+            let expires_at = expires_at.filter(|&expires_at| expires_at != 0);
+            let ttl = expires_at.map(|expires_at| expires_at.saturating_sub(judge.now));
+            events.push(Event { key, value_len, bytes, ttl, idle, fetched });
+        }
+        Ok(())
+    }
+}
+
+/// Returns the offset of the block that a word of the index names.
+pub(super) fn offset_of(word: u64) -> u64 {
+    word & OFFSET_MASK
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Batch, Options};
+
+    fn cache() -> Map {
+        let options = Options::new().memory_limit(64 << 20).evict(true);
+        Evermap::in_memory(options).unwrap().default_map()
+    }
+
+    fn judge() -> Judge<'static> {
+        Judge {
+            bar: 0,
+            ends_probation: true,
+            passed: Share::default(),
+            new_from: u64::MAX,
+            mark: 0,
+            now: 1_000,
+            manner: Manner::Ahead,
+            events: None,
+        }
+    }
+
+    #[test]
+    fn what_was_never_read_goes_while_there_is_much_of_it() {
+        let unread = AccessState::new(1_000);
+        let read = unread.after_read(1_000);
+        let cold = read.after_pass(1_000);
+        for (ends_probation, bar, access, cas, chosen) in [
+            (true, 0, unread, 5, Chosen::Goes),
+            (true, 0, unread, 10, Chosen::Stays),
+            (true, 0, read, 5, Chosen::Stays),
+            (true, 0, cold, 5, Chosen::Stays),
+            (false, 0, unread, 5, Chosen::Stays),
+            (false, 0, read, 5, Chosen::Ages),
+            (false, 0, cold, 5, Chosen::Goes),
+            // Too few went.
+            (true, 1, unread, 10, Chosen::Goes),
+            (false, 1, read, 5, Chosen::Goes),
+            (true, 1, read.after_read(1_000), 5, Chosen::Ages),
+            (false, 3, read.after_read(1_000), 5, Chosen::Goes),
+        ] {
+            let judge = Judge { ends_probation, bar, new_from: 10, ..judge() };
+            assert_eq!(judge.verdict(access, cas), chosen, "{ends_probation} {bar} {access:?}");
+        }
+    }
+
+    #[test]
+    fn the_share_of_what_was_never_read_is_that_of_lately() {
+        let mut share = Share::default();
+        assert!(!share.is_large(), "nothing is known");
+        (0..10).for_each(|_| share.add(Share { unread: 10, all: 100 }, 1_000));
+        assert!(!share.is_large());
+        (0..10).for_each(|_| share.add(Share { unread: 60, all: 100 }, 1_000));
+        assert!(share.is_large() && share.all <= 1_000);
+        (0..20).for_each(|_| share.add(Share { unread: 10, all: 100 }, 1_000));
+        assert!(!share.is_large());
+    }
+
+    /// What happens between the choice of a record and its removal decides.
+    #[test]
+    fn only_the_record_that_was_chosen_is_evicted() {
+        let map = cache();
+        let happenings: [fn(&Map); 4] = [
+            |_| {},
+            // A newer record is not evicted by mistake.
+            |map| map.put(b"key", b"newer").unwrap(),
+            |map| assert!(map.remove(b"key").unwrap()),
+            // It is read, so it is not to go any more.
+            |map| assert!(map.get(b"key").unwrap().is_some()),
+        ];
+        for (number, happens) in happenings.into_iter().enumerate() {
+            let goes = number == 0;
+            map.put(b"key", b"value").unwrap();
+            let before = map.stat().evictions;
+            let guard = map.enter_writing().unwrap();
+            let key = map.key(b"key").unwrap();
+            let word = map.inner.index.get(key, &guard).unwrap().unwrap();
+            let record = Record::at(map.db.file.pool.medium(), word).unwrap();
+            happens(&map);
+            let there = map.contains(b"key").unwrap();
+            map.evict(key, &record, &mut judge(), &guard).unwrap();
+            assert_eq!(map.stat().evictions - before, u64::from(goes));
+            assert_eq!(map.contains(b"key").unwrap(), there && !goes);
+        }
+    }
+
+    /// A key that a batch is about to change is passed over, and not waited for.
+    #[test]
+    fn the_keys_of_a_batch_are_passed_over() {
+        let map = cache();
+        map.put(b"key", b"value").unwrap();
+        let key = map.key(b"key").unwrap();
+        let guard = map.enter_writing().unwrap();
+        let word = map.inner.index.get(key, &guard).unwrap().unwrap();
+        let record = Record::at(map.db.file.pool.medium(), word).unwrap();
+        let permit = map.db.file.reservations.permit();
+        let reservation = map.db.file.reservations.reserve(&permit, &[key]);
+        map.evict(key, &record, &mut judge(), &guard).unwrap();
+        assert!(map.contains(b"key").unwrap());
+        drop((reservation, permit));
+        map.evict(key, &record, &mut judge(), &guard).unwrap();
+        assert!(!map.contains(b"key").unwrap());
+        drop(guard);
+        let mut batch = Batch::new();
+        batch.put(b"key", b"value");
+        assert!(map.apply(&batch).unwrap().is_done());
+    }
+}

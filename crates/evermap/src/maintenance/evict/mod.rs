@@ -1,0 +1,427 @@
+//! Eviction: making space in a cache by removing what is unlikely to be read again.
+//!
+//! A file that is opened with [`Options::evict`](crate::Options::evict) and a
+//! [limit](crate::Options::memory_limit) is a cache. A thread in the background keeps some space
+//! free, so that mutations find it; a mutation that is faster than this thread makes space itself.
+//! What has expired goes first.
+//!
+//! * [`need`] decides whether space has to be made, and for which sizes.
+//! * [`hand`] chooses the records that go: it passes over the extents of the file in turn.
+//! * [`empty`] moves what is left in sparse extents together, so that the space of one size can
+//!   serve another.
+//!
+//! An eviction is a removal like any other, under the lock of the key, and only if the record is
+//! still the one that was chosen. Nothing about it is in the file but [how each record was
+//! read](crate::record::access), so that there is nothing to recover.
+
+mod empty;
+mod hand;
+mod need;
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use evermap_pm::Medium;
+use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
+
+use crate::{Error, Evermap, Result};
+use hand::Hand;
+use need::{Demands, Goal, Need};
+
+/// How often the thread in the background looks although nothing has woken it: less and less often
+/// while it finds nothing that can be evicted.
+const LOOK: Duration = Duration::from_secs(1);
+const LOOK_SELDOM: Duration = Duration::from_secs(64);
+/// How long it waits for readers that keep space from being reused.
+const READERS: Duration = Duration::from_millis(10);
+/// How long a mutation waits for them.
+const READER_WAIT: Duration = Duration::from_millis(500);
+/// The number of times that a mutation makes space and finds that others have taken it.
+const ATTEMPTS: u32 = 64;
+/// The number of times in a row that it finds nothing to be made, and none left.
+const STALLS: u32 = 3;
+
+/// A record that was evicted: what [`Evermap::on_evict`] passes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Evicted<'e> {
+    /// The key.
+    pub key: &'e [u8],
+    /// Length of the value, in bytes.
+    pub value_len: usize,
+    /// Bytes that the record took.
+    pub bytes: u64,
+    /// Seconds that it would still have lived; `None` if it never expired.
+    pub ttl: Option<u32>,
+    /// Seconds since the last access, up to 8 too few or too many.
+    pub idle: u32,
+    /// Whether it was ever read.
+    pub fetched: bool,
+}
+
+/// What is called with every record that is evicted: see [`Evermap::on_evict`].
+pub type EvictionListener = Box<dyn Fn(&Evicted<'_>) + Send + Sync>;
+
+type SharedListener = Arc<dyn Fn(&Evicted<'_>) + Send + Sync>;
+
+/// The state of eviction in one file.
+pub(crate) struct Evictor {
+    /// Held by the thread that evicts.
+    hand: Mutex<(Hand, Demands)>,
+    /// Whether the thread in the background is to look.
+    wanted: Mutex<bool>,
+    changed: Condvar,
+    listener: Mutex<Option<SharedListener>>,
+    is_watched: AtomicBool,
+    pub(crate) counts: Counts,
+}
+
+/// What was evicted since opening.
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub(crate) evictions: AtomicU64,
+    /// Those of them that were never read.
+    pub(crate) evicted_unfetched: AtomicU64,
+    /// Bytes of their blocks.
+    pub(crate) evicted_bytes: AtomicU64,
+    /// Evictions by mutations that found no space.
+    pub(crate) direct: AtomicU64,
+    /// Seconds since the last access of the record that was evicted last.
+    pub(crate) idle: AtomicU64,
+    /// Records that expired without having been read.
+    pub(crate) expired_unfetched: AtomicU64,
+    /// Records that were moved to make space.
+    pub(crate) moved: AtomicU64,
+}
+
+impl Evictor {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Evictor {
+            hand: Mutex::new((Hand::new(), Demands::new())),
+            wanted: Mutex::new(false),
+            changed: Condvar::new(),
+            listener: Mutex::new(None),
+            is_watched: AtomicBool::new(false),
+            counts: Counts::default(),
+        })
+    }
+
+    /// Has the thread in the background look whether space is to be made. Never waits for long, so
+    /// that it can be called under locks.
+    pub(crate) fn wake(&self) {
+        *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until space is to be made, or for a while.
+    fn wait(&self, pause: Duration) {
+        let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(wanted, pause, |wanted| !*wanted);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+    }
+
+    /// Keeps all threads from evicting until the guard is dropped.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, impl Sized> {
+        self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Hand, Demands)> {
+        // A panic of the medium under it has poisoned the store.
+        self.hand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listener(&self) -> Option<SharedListener> {
+        // Relaxed: an eviction that runs beside the call that sets it may be missed.
+        if !self.is_watched.load(Relaxed) {
+            return None;
+        }
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// How space is made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// Ahead of need, in the background.
+    Ahead,
+    /// By a mutation that needs it.
+    Direct,
+}
+
+impl<M: Medium> Evermap<M> {
+    /// Changes the [memory limit](crate::Options::memory_limit) from now on: bytes, or 0 for none.
+    /// It is not stored in the file.
+    ///
+    /// If the file takes more than that, a cache is reduced to it in the background. Without
+    /// eviction nothing is removed, and mutations fail that need more space.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let db = Evermap::in_memory(Options::new().evict(true).memory_limit(64 << 20))?;
+    /// db.set_memory_limit(32 << 20)?;
+    /// assert_eq!(db.stat().memory_limit, Some(32 << 20));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::Storage`] with `Poisoned` or `Forked`.
+    pub fn set_memory_limit(&self, bytes: u64) -> Result<()> {
+        self.file.ensure_writable()?;
+        self.apply_memory_limit(bytes);
+        self.file.maintenance.evictor.wake();
+        Ok(())
+    }
+
+    pub(crate) fn apply_memory_limit(&self, bytes: u64) {
+        let heap = self.file.pool.heap();
+        heap.set_limit(if bytes == 0 { u64::MAX } else { bytes });
+        // Spent: the thread that evicts first sets one.
+        heap.set_budget((bytes > 0 && self.evicts()).then_some(0));
+    }
+
+    /// Sets what is called with every record that is evicted, or nothing. Returns when a call to
+    /// the previous one that is under way may still have to end.
+    ///
+    /// `listener` is called by the thread that evicts, which may be one that stores a record,
+    /// without any lock or guard. It should be quick.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let db = Evermap::in_memory(Options::new().evict(true).memory_limit(64 << 20))?;
+    /// db.on_evict(Some(Box::new(|evicted| {
+    ///     println!("{:?} was not read for {} s", evicted.key, evicted.idle);
+    /// })));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn on_evict(&self, listener: Option<EvictionListener>) {
+        let evictor = &self.file.maintenance.evictor;
+        let mut current = evictor.listener.lock().unwrap_or_else(PoisonError::into_inner);
+        evictor.is_watched.store(listener.is_some(), Relaxed);
+        *current = listener.map(Arc::from);
+    }
+
+    /// Evicts records of a cache until some space is free again, if too little is. Returns their
+    /// number. On a file, a thread in the background does this.
+    ///
+    /// ```
+    /// let db = evermap::Evermap::in_memory(evermap::Options::new())?;
+    /// assert_eq!(db.evict_if_due()?, 0, "it is no cache");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::GuardHeld`], and see [`Map`](crate::Map).
+    pub fn evict_if_due(&self) -> Result<u64> {
+        self.ensure_no_guard("evict_if_due")?;
+        self.file.ensure_writable()?;
+        let counts = &self.file.maintenance.evictor.counts;
+        let before = counts.evictions.load(Relaxed);
+        if self.evicts() {
+            self.evict_ahead()?;
+        }
+        Ok(counts.evictions.load(Relaxed) - before)
+    }
+
+    /// Returns `true` if the default map evicts records.
+    pub(crate) fn evicts(&self) -> bool {
+        self.file.default.evicts
+    }
+
+    /// Runs in a thread in the background until the store is closed: evicts when space becomes
+    /// short. A panic in it poisons the store.
+    pub(crate) fn run_evictor(&self) {
+        let poison = self.file.pool.region().poison_on_panic();
+        let (maintenance, mut pause) = (&self.file.maintenance, LOOK);
+        while !maintenance.is_stopping() {
+            // A failure is returned by every mutation that meets it.
+            let is_useful = self.evict_ahead().unwrap_or(false);
+            pause = if is_useful { LOOK } else { LOOK_SELDOM.min(pause * 2) };
+            maintenance.evictor.wait(pause);
+        }
+        poison.disarm();
+    }
+
+    /// Makes as much space as there should be ahead of need. Returns `true` if there was as much,
+    /// or if it has evicted anything.
+    fn evict_ahead(&self) -> Result<bool> {
+        let pool = &self.file.pool;
+        // Until the sweep it is not known what is free, and nothing would become free.
+        if pool.heap().room().limit == u64::MAX || !pool.is_swept() {
+            return Ok(true);
+        }
+        let evictions = &self.file.maintenance.evictor.counts.evictions;
+        let before = evictions.load(Relaxed);
+        while !pool.heap().keep_limit(need::RETURNED_AT_ONCE) {
+            if self.file.maintenance.is_stopping() || !self.is_more_to_return() {
+                break;
+            }
+        }
+        let goal = Goal::ahead(pool.heap().room().limit, pool.region().unit());
+        let mut passes = Passes::new(goal);
+        while !self.file.maintenance.is_stopping() {
+            pool.region().ensure_writable()?;
+            if !self.make_some(&mut passes, Manner::Ahead)? {
+                break;
+            }
+        }
+        Ok(passes.passed == 0 || evictions.load(Relaxed) > before)
+    }
+
+    /// Returns `true` if free units take memory beyond the limit.
+    fn is_more_to_return(&self) -> bool {
+        let room = self.file.pool.heap().room();
+        room.held > room.limit && room.held > room.used
+    }
+
+    /// Evicts records because a mutation lacked `missing` bytes, and calls `attempt` again, until
+    /// it does not fail for lack of space, or nothing more can be evicted.
+    ///
+    /// # Errors
+    /// [`Error::Full`] if there cannot be as much space.
+    #[cold]
+    pub(crate) fn evict_and_retry<R>(
+        &self,
+        mut answer: Result<R>,
+        attempt: &mut impl FnMut() -> Result<R>,
+    ) -> Result<R> {
+        let (pool, mut stalls) = (&self.file.pool, 0);
+        for _ in 0..ATTEMPTS {
+            let Some((missing, by_limit)) = missing_bytes(&answer) else { return answer };
+            if !pool.is_swept() || pool.epoch().is_pinned() {
+                return answer;
+            }
+            let mut room = pool.heap().room();
+            if !by_limit {
+                // Not the limit, but the disk or the capacity of the file is used up: a cache goes
+                // on with what it has.
+                room.limit = room.used;
+                self.apply_memory_limit(room.limit);
+            }
+            let wanted = room.left() + missing;
+            if wanted > room.limit.saturating_sub(self.unevictable_bytes()) {
+                return Err(Error::Full { limit: room.limit, needed: wanted });
+            }
+            let mut passes = Passes::new(Goal::direct(room.limit, pool.region().unit(), wanted));
+            let mut made = false;
+            // Only as much as is needed now: more is left to the thread in the background, which
+            // has been woken.
+            while self.make_some(&mut passes, Manner::Direct)? {
+                made = true;
+                pool.epoch().drain_within(READER_WAIT);
+                if pool.heap().room().left() >= wanted || passes.steps >= need::DIRECT_STEPS {
+                    break;
+                }
+            }
+            answer = attempt();
+            // Others may have made space, and others have taken it.
+            stalls = if made { 0 } else { stalls + 1 };
+            if stalls == STALLS {
+                break;
+            }
+        }
+        answer
+    }
+
+    /// Returns the bytes of what eviction cannot remove: the header, the table, and the extents of
+    /// the indexes.
+    fn unevictable_bytes(&self) -> u64 {
+        let heap = self.file.pool.heap();
+        let (mut movable, mut at) = (0, 0);
+        while let Some(extent) = heap.extent_from(at) {
+            movable += extent.bytes;
+            at = extent.next;
+        }
+        heap.room().used.saturating_sub(movable)
+    }
+
+    /// Makes some of the space that is needed. Returns `false` if none is needed, or no more can be
+    /// made at present.
+    fn make_some(&self, passes: &mut Passes, manner: Manner) -> Result<bool> {
+        let evictor = &self.file.maintenance.evictor;
+        let mut events = Vec::new();
+        let done = {
+            let (hand, demands) = &mut *evictor.lock();
+            self.make_some_under(hand, demands, passes, manner, &mut events)
+        };
+        // Without the lock, because the listener may use the store.
+        if let Some(listener) = evictor.listener().filter(|_| !events.is_empty()) {
+            events.iter().for_each(|event| event.show(&*listener));
+        }
+        done
+    }
+
+    fn make_some_under(
+        &self,
+        hand: &mut Hand,
+        demands: &mut Demands,
+        passes: &mut Passes,
+        manner: Manner,
+        events: &mut Vec<hand::Event>,
+    ) -> Result<bool> {
+        let heap = self.file.pool.heap();
+        match demands.need(heap, &passes.goal, self.file.pool.epoch_stats().bytes_waiting as u64) {
+            Need::Nothing { budget } => {
+                heap.set_budget(Some(budget));
+                return Ok(false);
+            }
+            // What was evicted waits for readers. More would wait as well.
+            Need::Readers => {
+                let wait = if manner == Manner::Ahead { READERS } else { READER_WAIT };
+                self.file.pool.epoch().drain_within(wait);
+                passes.waits += 1;
+                return Ok(passes.waits < need::READER_WAITS);
+            }
+            Need::Units { sparse } => {
+                passes.steps += 1;
+                if let Some(size) = sparse
+                    && self.empty_extents(size, passes.goal.high)? > 0
+                {
+                    return Ok(true);
+                }
+            }
+            Need::Blocks => passes.steps += 1,
+        }
+        // What has expired first. A failure to remove leaves things as they are.
+        if self.default_map().remove_expired(need::EXPIRED_AT_ONCE).is_ok_and(|gone| gone > 0) {
+            self.file.pool.epoch().drain_within(READERS);
+            return Ok(true);
+        }
+        let bar = passes.bar();
+        let passed = self.pass(hand, passes.goal.high / 4, bar, manner, events)?;
+        passes.passed += passed.bytes;
+        self.file.pool.epoch().drain_within(READERS);
+        Ok(passed.bytes > 0 && passes.passed <= passes.goal.most_passed())
+    }
+}
+
+/// How much was passed over to reach one goal.
+struct Passes {
+    goal: Goal,
+    /// Bytes of extents that the hand has passed over.
+    passed: u64,
+    steps: u32,
+    /// How often readers were waited for.
+    waits: u32,
+}
+
+impl Passes {
+    fn new(goal: Goal) -> Self {
+        Passes { goal, passed: 0, steps: 0, waits: 0 }
+    }
+
+    /// Returns the largest frequency of records that are evicted: it rises while too few are.
+    fn bar(&self) -> u16 {
+        (self.passed / self.goal.passed_per_bar()).min(3) as u16
+    }
+}
+
+/// Returns the number of bytes that a mutation lacked, if that is why it failed, and whether it was
+/// because of the limit.
+fn missing_bytes<R>(answer: &Result<R>) -> Option<(u64, bool)> {
+    match answer {
+        Err(Error::Storage(error)) => error.missing_bytes(),
+        _ => None,
+    }
+}

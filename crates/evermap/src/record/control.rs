@@ -1,0 +1,89 @@
+//! What the control word of a live record says.
+//!
+//! ```text
+//! bits  0..32   the expiry, in seconds since 1970; 0: never
+//! bit      32   the record is unbound; the low bits are those of a tombstone then
+//! bits 33..36   the marks
+//! bits 36..40   reserved; 0
+//! bits 40..64   the check
+//! ```
+//!
+//! A record without marks has the word that it had before there were marks, so a file that was
+//! written then means the same now. A program from then reports a marked record as damaged.
+
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
+use crate::record::{decode_expiry, encode_expiry};
+use crate::{Marks, Meta, Result};
+
+const MARKS_SHIFT: u32 = 33;
+
+/// The expiry and the marks of a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Control {
+    /// When the record expires, in seconds since 1970; 0: never.
+    pub(crate) expires_at: u32,
+    pub(crate) marks: Marks,
+}
+
+impl Control {
+    /// Returns what is stored of `meta` beside the value and the flags.
+    ///
+    /// # Errors
+    /// [`Error::ExpiryTooLate`](crate::Error::ExpiryTooLate).
+    pub(crate) fn of(meta: &Meta) -> Result<Self> {
+        Ok(Control { expires_at: encode_expiry(meta.expires_at)?, marks: meta.marks })
+    }
+
+    /// Returns the control word.
+    #[inline]
+    pub(crate) fn encode(self) -> u64 {
+        let marks = u64::from(self.marks.bits()) << MARKS_SHIFT;
+        encode_checked(WordKind::Control, u64::from(self.expires_at) | marks)
+    }
+
+    /// Returns what a control word says, or `None` if it is a tombstone or damaged.
+    #[inline]
+    pub(crate) fn decode(word: u64) -> Option<Self> {
+        let value = decode_checked(WordKind::Control, word)?;
+        let marks = Marks::from_bits_truncate((value >> MARKS_SHIFT) as u8);
+        let marked = value & !(u64::from(u32::MAX));
+        // Neither unbound nor with a bit that has no meaning yet.
+        (marked == u64::from(marks.bits()) << MARKS_SHIFT)
+            .then_some(Control { expires_at: value as u32, marks })
+    }
+
+    /// Returns the expiry as the caller sees it.
+    #[inline]
+    pub(crate) fn expiry(self) -> Option<u64> {
+        decode_expiry(self.expires_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{control_of, tombstone_of};
+
+    #[test]
+    fn every_expiry_and_mark_is_read_as_it_was_written() {
+        for expires_at in [0, 1, 77, u32::MAX] {
+            for bits in 0..8 {
+                let control = Control { expires_at, marks: Marks::from_bits_truncate(bits) };
+                assert_eq!(Control::decode(control.encode()), Some(control));
+            }
+            // The word of a record without marks is part of the format.
+            let unmarked = Control { expires_at, marks: Marks::NONE };
+            assert_eq!(unmarked.encode(), control_of(expires_at));
+        }
+    }
+
+    #[test]
+    fn tombstones_and_reserved_bits_are_not_read() {
+        for generation in [0, 1, u64::from(u32::MAX)] {
+            assert_eq!(Control::decode(tombstone_of(generation)), None);
+        }
+        for bit in 36..40 {
+            assert_eq!(Control::decode(encode_checked(WordKind::Control, 1 << bit)), None);
+        }
+    }
+}

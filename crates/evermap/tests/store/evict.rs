@@ -1,0 +1,566 @@
+//! Caches: the memory limit holds at every moment, what is evicted was the right thing to evict,
+//! and everything that is left is right.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+
+use crate::common::{self, Kept, Random, is_value_of, value_of};
+use evermap::{Batch, Clock, Error, Map, MapOptions, Meta, Options};
+use evermap_pm::Medium;
+
+const MIB: u64 = 1 << 20;
+
+fn key_of(number: u64) -> Vec<u8> {
+    number.to_be_bytes().to_vec()
+}
+
+fn cache(limit: u64) -> Options {
+    common::options().memory_limit(limit).evict(true).seed(1)
+}
+
+/// Opens a cache in memory that outlives it, without threads.
+fn kept(limit: u64) -> (Kept, Map<Kept>) {
+    let memory = Kept::new(8 * limit);
+    let map = memory.open(&cache(limit).capacity(8 * limit)).unwrap();
+    (memory, map)
+}
+
+fn used<M: Medium>(map: &Map<M>) -> u64 {
+    map.stat().memory_used
+}
+
+/// Returns the space that a file takes.
+fn space_of(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// Collects the keys that are evicted.
+fn listen<M: Medium>(map: &Map<M>) -> Arc<Mutex<HashSet<Vec<u8>>>> {
+    let evicted = Arc::new(Mutex::new(HashSet::new()));
+    let seen = evicted.clone();
+    map.db().on_evict(Some(Box::new(move |it| {
+        assert!(it.bytes > 0);
+        seen.lock().unwrap().insert(it.key.to_vec());
+    })));
+    evicted
+}
+
+/// Every key that is missing was evicted, everything else is right, and the limit holds at every
+/// operation.
+#[test]
+fn a_cache_agrees_with_a_model() {
+    for (seed, limit) in [(1, MIB), (2, 3 * MIB), (3, 8 * MIB)] {
+        let (_memory, map) = kept(limit);
+        let evicted = listen(&map);
+        let (mut model, mut random) = (HashMap::<u64, u64>::new(), Random::new(seed));
+        for step in 0..60_000u64 {
+            let number = random.below(40_000);
+            let key = key_of(number);
+            match random.below(10) {
+                0..=4 => {
+                    let len = [20, 100, 700, 5_000][random.below(4) as usize];
+                    map.put(&key, &value_of(&key, step, len)).unwrap();
+                    model.insert(number, step);
+                }
+                5 => {
+                    map.remove(&key).unwrap();
+                    model.remove(&number);
+                }
+                6 => assert!(map.db().evict_if_due().unwrap() < 40_000),
+                _ => {
+                    if let Some(value) = map.get(&key).unwrap() {
+                        assert!(is_value_of(&key, &value) && model.contains_key(&number));
+                    }
+                }
+            }
+            for key in evicted.lock().unwrap().drain() {
+                let number = u64::from_be_bytes(key.try_into().unwrap());
+                // A put that evicted is in the model already, and its own key may have been what
+                // it evicted before.
+                if map.peek(&key_of(number), |_| ()).unwrap().is_none() {
+                    model.remove(&number);
+                }
+            }
+            assert!(used(&map) <= limit, "{} of {limit} after {step} steps", used(&map));
+        }
+        let stat = map.stat();
+        assert!(stat.evictions > 1_000 && stat.evicted_unfetched <= stat.evictions);
+        assert_eq!(map.len().value, model.len() as u64);
+        for &number in model.keys() {
+            let key = key_of(number);
+            assert!(is_value_of(&key, &map.get(&key).unwrap().expect("not evicted")));
+        }
+        let report = map.db().check(true).unwrap();
+        assert!(report.is_sound(), "{report}");
+    }
+}
+
+/// The number of evictions is the number of keys that are missing.
+#[test]
+fn evictions_are_counted() {
+    let (_memory, map) = kept(2 * MIB);
+    for number in 0..50_000 {
+        let key = key_of(number);
+        map.put(&key, &value_of(&key, number, 100)).unwrap();
+    }
+    let present = (0..50_000).filter(|&number| map.contains(&key_of(number)).unwrap()).count();
+    let stat = map.stat();
+    assert_eq!(stat.evictions, 50_000 - present as u64);
+    assert_eq!((stat.evicted_unfetched, map.len().value), (stat.evictions, present as u64));
+    assert_eq!(stat.purged, 0);
+    assert!(present > 8_000, "{present} records of about 150 bytes in {}", 2 * MIB);
+}
+
+/// Values of each length in turn fill the cache, although their predecessors had other lengths.
+#[test]
+fn space_follows_the_sizes_of_values() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("map");
+    let limit = 24 * MIB;
+    let map = common::open_file(&path, cache(limit)).unwrap();
+    let mut next = 0;
+    for len in [100, 10_000, 300_000, 50, 1_000_000, 3_000, 64] {
+        let count = 3 * limit / (len as u64 + 40);
+        for _ in 0..count {
+            let key = key_of(next);
+            map.put(&key, &value_of(&key, next, len)).unwrap();
+            next += 1;
+            if next % 64 == 0 {
+                assert!(used(&map) <= limit);
+                assert!(space_of(&path) <= limit, "{} of {limit}", space_of(&path));
+            }
+        }
+        let (stat, space) = (map.stat(), map.space().unwrap());
+        // Values of a megabyte leave more, because one of them is more than that.
+        let least = limit - (limit * 3 / 100).max(2 * len as u64);
+        assert!(stat.memory_used >= least, "{} with values of {len}", stat.memory_used);
+        // What is read now was stored lately.
+        let found = (next - count / 4..next).filter(|&it| map.contains(&key_of(it)).unwrap());
+        let (found, bytes) = (found.count() as u64, space.allocated_bytes);
+        assert!(found * 10 >= count / 4 * 7, "{found} of {} of {len}, {bytes} bytes", count / 4);
+    }
+    let report = map.db().check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+}
+
+/// A value that takes most of a cache finds space, and one for which there never is any changes
+/// nothing.
+#[test]
+fn large_values_find_space_or_are_refused() {
+    let limit = 16 * MIB;
+    let (_memory, map) = kept(limit);
+    let fill = || {
+        for number in 0..20_000 {
+            let key = key_of(number);
+            map.put(&key, &value_of(&key, number, 1_000)).unwrap();
+            map.get(&key).unwrap();
+        }
+    };
+    for len in [MIB as usize, 5 << 20, 12 << 20] {
+        fill();
+        map.put(b"large", &vec![7; len]).unwrap();
+        assert!(used(&map) <= limit);
+        assert_eq!(map.get(b"large").unwrap().map(|value| value.len()), Some(len));
+        map.remove(b"large").unwrap();
+    }
+    fill();
+    let (records, evictions) = (map.len().value, map.stat().evictions);
+    for len in [16 << 20, 100 << 20] {
+        let error = map.put(b"huge", &vec![7; len]).unwrap_err();
+        assert!(error.is_no_space(), "{error}");
+    }
+    assert!(map.len().value + 2 > records && map.stat().evictions <= evictions + 2);
+}
+
+#[test]
+fn without_eviction_the_limit_is_an_error() {
+    let limit = 2 * MIB;
+    let memory = Kept::new(16 * MIB);
+    let map = memory.open(&common::options().memory_limit(limit).capacity(16 * MIB)).unwrap();
+    let mut stored = 0;
+    let error = loop {
+        let key = key_of(stored);
+        match map.put(&key, &value_of(&key, stored, 500)) {
+            Ok(()) => stored += 1,
+            Err(error) => break error,
+        }
+        assert!(used(&map) <= limit);
+    };
+    assert!(error.is_no_space() && error.to_string().contains("memory limit"), "{error}");
+    assert!(stored * 560 > limit * 8 / 10, "only {stored} records");
+    for number in 0..stored {
+        let key = key_of(number);
+        assert!(is_value_of(&key, &map.get(&key).unwrap().unwrap()));
+    }
+    // A higher limit, or removing something, makes space.
+    map.db().set_memory_limit(limit + MIB).unwrap();
+    map.put(b"more", &[1; 500]).unwrap();
+    map.db().set_memory_limit(0).unwrap();
+    (0..10_000).for_each(|number| map.put(&key_of(number), &[1; 500]).unwrap());
+    assert_eq!((map.stat().evictions, map.stat().memory_limit), (0, None));
+}
+
+/// What was read stays, what was not goes.
+#[test]
+fn records_that_are_read_outlive_the_others() {
+    let (_memory, map) = kept(4 * MIB);
+    let hot = 0..2_000u64;
+    for number in hot.clone() {
+        map.put(&key_of(number), &[1; 100]).unwrap();
+    }
+    for round in 0..20 {
+        for number in hot.clone() {
+            map.get(&key_of(number)).unwrap();
+        }
+        for number in 0..5_000 {
+            map.put(&key_of(1_000_000 + round * 5_000 + number), &[2; 100]).unwrap();
+        }
+    }
+    let kept = hot.filter(|&number| map.contains(&key_of(number)).unwrap()).count();
+    assert!(kept >= 1_990, "{kept} of 2000 records that were read in every round");
+    assert!(map.stat().evictions > 50_000);
+}
+
+/// How records were read survives the death of the process.
+#[test]
+fn a_killed_cache_remembers_what_was_read() {
+    let limit = 4 * MIB;
+    let (memory, map) = kept(limit);
+    for number in 0..2_000 {
+        map.put(&key_of(number), &[1; 100]).unwrap();
+        (0..3).for_each(|_| drop(map.get(&key_of(number)).unwrap()));
+    }
+    for number in 2_000..15_000 {
+        map.put(&key_of(number), &[1; 100]).unwrap();
+    }
+    drop(map);
+    let map = memory.open(&cache(limit)).unwrap();
+    map.db().recover().unwrap();
+    assert_eq!(map.peek(&key_of(7), |item| item.fetched).unwrap(), Some(true));
+    for number in 15_000..30_000 {
+        map.put(&key_of(number), &[1; 100]).unwrap();
+        assert!(used(&map) <= limit);
+    }
+    let kept = (0..2_000).filter(|&number| map.contains(&key_of(number)).unwrap()).count();
+    assert!(kept >= 1_900, "{kept} of 2000");
+}
+
+/// A cache is stopped at any flush in the middle of evicting. What it had acknowledged and has not
+/// evicted is there, nothing else is, and the cache goes on.
+#[test]
+fn a_stop_in_the_middle_of_evicting_loses_nothing_else() {
+    let (limit, mut random) = (MIB, Random::new(5));
+    let memory = Kept::new(16 * MIB);
+    let open = || memory.open(&cache(limit).capacity(16 * MIB)).unwrap();
+    let (mut map, mut next) = (open(), 0u64);
+    let mut stored = HashSet::new();
+    for round in 0..60 {
+        let evicted = listen(&map);
+        for _ in 0..3_000 {
+            let key = key_of(next);
+            map.put(&key, &value_of(&key, next, 50 + round)).unwrap();
+            stored.insert(key);
+            next += 1;
+        }
+        memory.panic_at_flush(random.below(200) as i64);
+        let interrupted = (next..next + 500).find_map(|number| {
+            let key = key_of(number);
+            let put = || map.put(&key, &value_of(&key, number, 50 + round)).unwrap();
+            let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(put)).is_err();
+            stored.insert(key.clone());
+            stopped.then_some(key)
+        });
+        next += 500;
+        assert!(memory.cancel_panic() && interrupted.is_some(), "the planned panic");
+        let counted = map.stat().evictions;
+        drop(map);
+        map = open();
+        map.db().recover().unwrap();
+        // What was evicted was listed; the last one may not have been any more.
+        let gone = stored.iter().filter(|key| !map.contains(key).unwrap()).count() as u64;
+        let listed = evicted.lock().unwrap().len() as u64;
+        assert!((listed..=listed + 130).contains(&gone), "{gone} gone, {listed} listed");
+        assert!(counted <= gone, "{counted} counted");
+        stored.retain(|key| map.contains(key).unwrap());
+        assert_eq!(map.len().value, stored.len() as u64);
+        for key in &stored {
+            assert!(is_value_of(key, &map.get(key).unwrap().unwrap()));
+        }
+        let report = map.db().check(true).unwrap();
+        assert!(report.is_sound(), "{report}");
+        assert!(used(&map) <= limit);
+    }
+}
+
+#[test]
+fn accesses_are_shown_as_they_were_before() {
+    let clock = Clock::manual(1_000_000);
+    let memory = Kept::new(64 * MIB);
+    let map = memory.open(&cache(4 * MIB).clock(clock.clone())).unwrap();
+    let shown = |read: fn(&Map<Kept>) -> Option<(bool, u32)>| read(&map).unwrap();
+    let peek = || shown(|map| map.peek(b"key", |item| (item.fetched, item.idle)).unwrap());
+    map.put(b"key", b"value").unwrap();
+    clock.set(1_000_080);
+    assert_eq!((peek(), peek()), ((false, 80), (false, 80)));
+    map.for_each(|item| {
+        assert!(!item.unwrap().fetched);
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    let many = || {
+        let mut found = None;
+        map.find_many(&[b"key"], |_, record| {
+            let record = record.unwrap();
+            found = Some((record.fetched(), record.idle()));
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        found.unwrap()
+    };
+    assert_eq!(many(), (false, 80));
+    clock.set(1_000_160);
+    assert_eq!((many(), many()), ((true, 80), (true, 0)));
+    clock.set(1_000_240);
+    assert!(map.touch(b"key", None).unwrap());
+    assert_eq!(peek(), (true, 0));
+    // A change of the value is one, too; a new value is not.
+    clock.set(1_000_320);
+    map.modify(b"key", |item| {
+        assert_eq!(item.map(|item| (item.fetched, item.idle)), Some((true, 80)));
+        evermap::Edit::Value(b"other".to_vec())
+    })
+    .unwrap();
+    assert_eq!(peek(), (true, 0));
+    map.put(b"key", b"new").unwrap();
+    assert_eq!(peek(), (false, 0));
+    map.get_and_touch(b"key", None, |item| assert!(!item.fetched)).unwrap();
+    assert!(peek().0);
+}
+
+/// A map that evicts nothing stores nothing when it is read.
+#[test]
+fn other_stores_keep_no_accesses() {
+    let map = common::in_memory(common::options()).unwrap();
+    map.put(b"key", b"value").unwrap();
+    map.get(b"key").unwrap();
+    let shown = map.get_with(b"key", |item| (item.fetched, item.idle)).unwrap();
+    assert_eq!(shown, Some((false, 0)));
+}
+
+#[test]
+fn what_has_expired_goes_first() {
+    let clock = Clock::manual(1_000_000);
+    let memory = Kept::new(64 * MIB);
+    let map = memory.open(&cache(4 * MIB).clock(clock.clone())).unwrap();
+    let mut number = 0;
+    while map.stat().evictions == 0 {
+        let meta = Meta::new().with_expiry(Some(1_000_100).filter(|_| number % 2 == 0));
+        map.put_with(&key_of(number), &[1; 200], meta).unwrap();
+        number += 1;
+    }
+    let evicted = map.stat().evictions;
+    clock.set(1_000_100);
+    for more in 0..number / 3 {
+        map.put(&key_of(1_000_000 + more), &[1; 200]).unwrap();
+    }
+    let stat = map.stat();
+    assert_eq!(stat.evictions, evicted, "half of the cache has expired");
+    assert!(stat.purged > number / 4 && stat.expired_unfetched == stat.purged);
+}
+
+/// Only the map that asked for it loses records.
+#[test]
+fn named_maps_and_the_catalogue_are_not_evicted() {
+    let (memory, map) = kept(4 * MIB);
+    let names = ["users", "orders", "items"];
+    let maps = names.map(|name| map.db().map(name, MapOptions::new()).unwrap());
+    for store in &maps {
+        (0..500).for_each(|number| store.put(&key_of(number), &[3; 300]).unwrap());
+    }
+    for number in 0..100_000 {
+        map.put(&key_of(number), &[1; 100]).unwrap();
+    }
+    assert!(map.stat().evictions > 50_000);
+    assert_eq!(map.db().maps().unwrap().len(), 3);
+    for store in &maps {
+        assert_eq!(store.len().value, 500);
+        (0..500).for_each(|number| {
+            assert_eq!(store.get(&key_of(number)).unwrap(), Some(vec![3; 300]));
+        });
+    }
+    drop(maps);
+    drop(map);
+    let map = memory.open(&cache(4 * MIB)).unwrap();
+    map.db().recover().unwrap();
+    assert_eq!(map.db().maps().unwrap(), ["items", "orders", "users"]);
+    assert!(map.db().check(true).unwrap().is_sound());
+}
+
+/// Batches are applied as a whole while others are evicted.
+#[test]
+fn batches_find_space() {
+    let (_memory, map) = kept(4 * MIB);
+    for round in 0..2_000u64 {
+        let mut batch = Batch::new();
+        for part in 0..10 {
+            batch.put(&key_of(round * 10 + part), &[round as u8; 300]);
+        }
+        assert!(map.apply(&batch).unwrap().is_done());
+        let values = (0..10).map(|part| map.get(&key_of(round * 10 + part)).unwrap());
+        assert!(values.into_iter().all(|value| value == Some(vec![round as u8; 300])));
+        assert!(used(&map) <= 4 * MIB);
+    }
+    assert!(map.stat().evictions > 5_000);
+    let report = map.db().check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+}
+
+/// A limit that becomes lower, while the file is open or between two openings.
+#[test]
+fn a_lower_limit_is_reached_in_the_background() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("map");
+    let map = common::open_file(&path, cache(16 * MIB)).unwrap();
+    for number in 0..100_000 {
+        map.put(&key_of(number), &[1; 100]).unwrap();
+    }
+    map.db().set_memory_limit(12 * MIB).unwrap();
+    while used(&map) > 12 * MIB || space_of(&path) > 12 * MIB {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let left = map.len().value;
+    assert!(left > 50_000, "{left} records left");
+    map.into_db().close().unwrap();
+    let map = common::open_file(&path, cache(8 * MIB)).unwrap();
+    while used(&map) > 8 * MIB || space_of(&path) > 8 * MIB {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(map.len().value > 30_000, "{}", map.len());
+    map.put(b"key", b"value").unwrap();
+    let report = map.db().check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+}
+
+/// Threads store and read while the thread in the background evicts.
+#[test]
+fn threads_share_a_cache() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("map");
+    let limit = 8 * MIB;
+    let map = common::open_file(&path, cache(limit)).unwrap();
+    let hits = AtomicU64::new(0);
+    std::thread::scope(|threads| {
+        for thread in 0..4u64 {
+            let (map, path, hits) = (&map, &path, &hits);
+            threads.spawn(move || {
+                let mut random = Random::new(thread);
+                for step in 0..20_000 {
+                    let number = random.below(50_000);
+                    let key = key_of(number);
+                    match map.get(&key).unwrap() {
+                        Some(value) => {
+                            assert!(is_value_of(&key, &value));
+                            hits.fetch_add(1, SeqCst);
+                        }
+                        None => {
+                            let len = 50 + random.below(2_000) as usize;
+                            map.put(&key, &value_of(&key, step, len)).unwrap();
+                        }
+                    }
+                    if step % 100 == 0 {
+                        assert!(used(map) <= limit && space_of(path) <= limit);
+                    }
+                }
+            });
+        }
+    });
+    assert!(hits.into_inner() > 0 && map.stat().evictions > 0);
+    let report = map.db().check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+}
+
+/// A reader keeps what was evicted from being used again. Mutations fail then, and nothing more is
+/// evicted than what could be enough.
+#[test]
+fn readers_do_not_empty_a_cache() {
+    let (_memory, map) = kept(4 * MIB);
+    (0..60_000).for_each(|number| map.put(&key_of(number), &[1; 100]).unwrap());
+    let before = map.len().value;
+    let reader = map.reader().unwrap();
+    let refused = (0..60_000u64).find_map(|number| map.put(&key_of(number), &[2; 100]).err());
+    assert!(refused.is_some_and(|error| error.is_no_space() || matches!(error, Error::HeldUp(_))));
+    assert!(map.len().value > before * 8 / 10, "{} of {before}", map.len());
+    drop(reader);
+    (0..60_000).for_each(|number| map.put(&key_of(number), &[2; 100]).unwrap());
+}
+
+/// Returns the file that is packed as its length and the runs of its words that are not zero.
+fn unpacked(packed: &[u8]) -> Vec<u8> {
+    let number = |bytes: &[u8]| u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
+    let mut file = vec![0; number(packed)];
+    let mut rest = &packed[4..];
+    while !rest.is_empty() {
+        let (at, bytes) = (number(rest) * 8, number(&rest[4..]) * 8);
+        file[at..at + bytes].copy_from_slice(&rest[8..8 + bytes]);
+        rest = &rest[8 + bytes..];
+    }
+    file
+}
+
+/// A file of format 8 is read and written as before, and can become a cache.
+#[test]
+fn a_file_of_an_older_format_becomes_a_cache() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    std::fs::write(&path, unpacked(include_bytes!("../fixtures/format-8.words"))).unwrap();
+    let key = |number: u32| format!("key {number}").into_bytes();
+    let check = |map: &Map| {
+        for number in 0..100u32 {
+            let found = map.get_with(&key(number), |item| {
+                assert_eq!(item.value, vec![number as u8; number as usize * 3]);
+                let expires_at = (number % 10 == 9).then_some(4_000_000_000);
+                assert_eq!((item.flags, item.expires_at), (number, expires_at));
+            });
+            assert_eq!(found.unwrap().is_some(), number % 7 != 0, "key {number}");
+        }
+        assert_eq!(map.get(b"batch").unwrap().as_deref(), Some(&b"whole"[..]));
+        let users = map.db().map("users", MapOptions::new().create(false)).unwrap();
+        assert_eq!(users.get(b"1").unwrap().as_deref(), Some(&b"ann"[..]));
+        assert_eq!(users.get(b"2").unwrap().as_deref(), Some(&b"bob"[..]));
+        let report = map.db().check(true).unwrap();
+        assert!(report.is_sound(), "{report}");
+    };
+    let format = || std::fs::read(&path).unwrap()[8];
+    assert_eq!(format(), 8);
+    // Without eviction the format stays, so that older programs can still open the file.
+    let map = common::open_file(&path, Options::new()).unwrap();
+    check(&map);
+    map.put(b"new", b"value").unwrap();
+    map.into_db().close().unwrap();
+    assert_eq!(format(), 8);
+    let map = common::open_file(&path, Options::new().memory_limit(MIB).evict(true)).unwrap();
+    check(&map);
+    check(&map);
+    assert_eq!(map.peek(&key(1), |item| item.fetched).unwrap(), Some(true));
+    map.into_db().close().unwrap();
+    assert_eq!(format(), 9);
+    // A cache can be opened as something else again.
+    let map = common::open_file(&path, Options::new()).unwrap();
+    check(&map);
+    assert_eq!(map.get(b"new").unwrap().as_deref(), Some(&b"value"[..]));
+    map.into_db().close().unwrap();
+    let map = common::open_file(&path, Options::new().evict(true).read_only(true)).unwrap();
+    check(&map);
+    drop(map);
+    // As a cache it can be filled again and again, up to the capacity of the file.
+    let map = common::open_file(&path, Options::new().evict(true)).unwrap();
+    for number in 0..20_000u64 {
+        map.put(&key_of(number), &[1; 100]).unwrap();
+    }
+    assert!(map.stat().evictions > 10_000);
+}

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Runs fleet.py with its own Python environment. Needs Debian's nutcracker and memcached, and libmemcached's headers
+# for pylibmc; installs them if that is allowed here. The program under test is $EVERMAP, built from here unless that
+# is set.
+set -eu
+cd "$(dirname "$0")/../.."
+. tests/clients/environment.sh
+need_debian nutcracker memcached libmemcached-dev zlib1g-dev python3-dev gcc
+python_environment
+need_evermap
+exec "$PYTHON" tests/fleet/fleet.py --binary "$EVERMAP" "$@"
