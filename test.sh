@@ -16,8 +16,8 @@ esac
 
 # Incremental compilation costs time where each crate is compiled once.
 export CARGO_INCREMENTAL=0
-# Some tests wait for time to pass, so one thread more than there are processors.
-export RUST_TEST_THREADS=$(($(nproc) + 1))
+# Some tests wait for time to pass, so there are more threads than processors.
+export RUST_TEST_THREADS=$(($(nproc) * 2))
 # Read by tests that have more cases than the default run has time for.
 if $full; then export EVERMAP_TEST_TIER=full; else unset EVERMAP_TEST_TIER; fi
 
@@ -57,7 +57,10 @@ lints() {
 
 # Every test, except those whose programs have passed before and have not changed since.
 tests_of_what_changed() {
-    cargo test --workspace --config "target.'cfg(unix)'.runner = ['$PWD/tests/unless-passed.sh']"
+    local runner="target.'cfg(unix)'.runner = ['$PWD/tests/unless-passed.sh']"
+    # The examples have been compiled by the lints; linking them would find nothing more.
+    cargo test --workspace --lib --bins --tests --config "$runner"
+    cargo test --workspace --doc
 }
 
 # The programs as the tests have built them: their figures mean nothing, but their answers are

@@ -435,7 +435,7 @@ def free_port():
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="30 rounds of up to 1.5 s at 50 thousand records, no limits for the first SET and for growth")
+    parser.add_argument("--short", action="store_true", help="20 rounds of up to 1.2 s at 50 thousand records, no limits for the first SET and for growth")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--records", type=int)
     parser.add_argument("--seconds-per-round", type=float, help="longest time until the kill")
@@ -445,7 +445,7 @@ def parse_options():
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args()
-    form = (30, 50_000, 1.5, 0) if options.short else (200, 5_000_000, 5, 50)
+    form = (20, 50_000, 1.2, 0) if options.short else (200, 5_000_000, 5, 50)
     for name, default in zip(("rounds", "records", "seconds_per_round", "set_limit_ms"), form, strict=True):
         if getattr(options, name) is None:
             setattr(options, name, default)

@@ -178,10 +178,10 @@ impl<K: for<'a> Key<Ref<'a> = u64>> Index<K> for Mistaken {
         if change.inserted() && self.errs(Mistake::LosesAnInsert, 500) {
             inner.remove(key, guard)?;
         }
-        if change.removed() && self.errs(Mistake::RemoveForgets, 300) {
+        if change.removed() && self.errs(Mistake::RemoveForgets, 100) {
             inner.insert(key, change.old.unwrap(), guard)?;
         }
-        if change.changed() && self.errs(Mistake::ToldTheWrongOldWord, 300) {
+        if change.changed() && self.errs(Mistake::ToldTheWrongOldWord, 100) {
             change.old = change.old.map(|old| old ^ 1);
         }
         Ok(change)

@@ -12,6 +12,7 @@ use evermap::{
     Applied, BATCH_MAX, Batch, Clock, EXPIRY_MAX, Error, ErrorKind, Map, MapOptions, OnSuspect,
     Options, Outcome, counter,
 };
+use evermap_index::testkit::tier;
 use evermap_pm::PmU64;
 use evermap_pm::medium::Medium;
 
@@ -87,7 +88,7 @@ fn changes_of_one_key_take_effect_in_order() {
     let number = |n: i64| n.to_le_bytes();
     let meta = common::meta(5, EXPIRY_MAX);
     let mut random = Random::new(19);
-    for round in 0..2000 {
+    for round in 0..tier().choose(500, 2000) {
         let map = [(); 2].map(|()| common::in_memory(common::options()).unwrap());
         let mut batch = Batch::new();
         if round % 2 == 0 {

@@ -176,7 +176,7 @@ fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let pages: Vec<_> = (0..bytes.len()).step_by(PAGE).collect();
     let word = |random: &mut Random| random.below(bytes.len() as u64 / 8) as usize * 8;
     let page = |random: &mut Random| pages[random.below(pages.len() as u64) as usize];
-    let step = if wanted.is_empty() { tier().choose(3, 1) } else { 1 };
+    let step = if wanted.is_empty() { tier().choose(5, 1) } else { 1 };
     // Without the roots an opening is refused, whatever the sample has besides.
     let zeroed = pages.iter().step_by(step).filter(|&&page| page != ROOTS).chain([&ROOTS]);
     let mut list: Vec<_> = zeroed.map(|&page| Damage::Zeroed(page)).collect();

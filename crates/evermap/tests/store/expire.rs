@@ -5,6 +5,7 @@ use std::thread;
 
 use crate::common::{self, Kept, Random};
 use evermap::{Clock, EXPIRY_MAX, Meta, Options};
+use evermap_index::testkit::tier;
 
 fn until(expires_at: u64) -> Meta {
     common::meta(0, expires_at)
@@ -282,6 +283,7 @@ fn the_latest_expiry_is_kept() {
 #[test]
 fn no_newer_record_is_purged() {
     const KEYS: u64 = 40;
+    let rounds = tier().choose(3_000, 8_000);
     for kind in common::every_index() {
         let clock = Clock::manual(1000);
         let options = common::options().index(kind).clock(clock.clone());
@@ -294,7 +296,7 @@ fn no_newer_record_is_purged() {
                     threads.spawn(move || {
                         let mut random = Random::new(me);
                         for round in 0..2_000_000u64 {
-                            if round >= 8_000 && purged.load(SeqCst) > 100 {
+                            if round >= rounds && purged.load(SeqCst) > 100 {
                                 break;
                             }
                             // Each thread has its own keys, in the same buckets.

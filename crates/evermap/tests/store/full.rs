@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
 use evermap::{Error, Map, MapOptions, Options};
+use evermap_index::testkit::tier;
 use evermap_pm::Medium;
 
 fn key_of(number: u64) -> Vec<u8> {
@@ -62,7 +63,7 @@ fn check<M: Medium>(store: &Map<M>, model: &Model) {
 /// allocation of a block. It ends in a different place with each capacity.
 #[test]
 fn space_ends_anywhere() {
-    for round in 0..40u64 {
+    for round in (0..40u64).step_by(tier().choose(3, 1)) {
         let memory = Kept::new((200 << 10) + round * 20_000);
         let options = common::small(1 << 20).seed(round);
         let mut store = memory.open(&options).unwrap();
@@ -160,7 +161,7 @@ fn options() -> Options {
 /// Needs the right to mount; without it, only `space_ends_anywhere` tests this.
 #[test]
 fn a_full_disk_loses_nothing() {
-    for round in 0..6u64 {
+    for round in 0..tier().choose(3, 6) {
         let Some(disk) = Disk::mount(3000 + round * 777) else {
             println!("may not mount a small file system here");
             return;

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use crate::common::{self, Kept, Random, value_of};
 use crate::ordered;
 use evermap::{Clock, Edit, Error, Map, MapOptions, Marks, Meta, Options, Outcome};
+use evermap_index::testkit::tier;
 
 #[derive(Clone, Debug, PartialEq)]
 struct Entry {
@@ -437,21 +438,21 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
 
 #[test]
 fn few_keys_and_many_shutdowns() {
-    for seed in 1..=8 {
+    for seed in 1..=tier().choose(4, 8) {
         run(seed, 0, 60, 400, 25);
     }
 }
 
 #[test]
 fn named_maps_and_many_shutdowns() {
-    for seed in 21..=28 {
+    for seed in 21..=tier().choose(23, 28) {
         run(seed, 3, 40, 600, 25);
     }
 }
 
 #[test]
 fn many_keys_and_few_shutdowns() {
-    for seed in 11..=13 {
+    for seed in 11..=tier().choose(11, 13) {
         run(seed, 0, 20_000, 40_000, 4);
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
 use evermap::{Clock, Error, KeyRange, Map, Options, OrderedState, OrderedUpdates};
+use evermap_index::testkit::tier;
 use evermap_pm::{Medium, PmU64};
 
 type Pair = (Vec<u8>, Vec<u8>);
@@ -349,7 +350,7 @@ fn notices_are_applied_in_the_background() {
 #[test]
 fn the_tree_is_built_beside_writers() {
     const KEYS: u64 = 60_000;
-    for round in 0..6u64 {
+    for round in 0..tier().choose(3, 6) {
         let memory = Kept::new(64 << 20);
         let options = common::options()
             .capacity(64 << 20)

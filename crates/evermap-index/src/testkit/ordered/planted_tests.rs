@@ -83,7 +83,7 @@ impl OrderedIndex for Mistaken {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let change = self.inner.mutate(self.kept(key), mode, decide)?;
-        if change.removed() && self.errs(Mistake::RemoveForgets, 300) {
+        if change.removed() && self.errs(Mistake::RemoveForgets, 30) {
             self.inner.insert(key, change.old.unwrap_or_default())?;
         }
         if change.changed() && self.errs(Mistake::ShowsThePast, 40) {
