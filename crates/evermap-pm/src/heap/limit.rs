@@ -75,11 +75,11 @@ impl<M: Medium> Heap<M> {
     }
 
     /// Returns the memory of free units to the system as far as the limit demands it, up to `most`
-    /// bytes. Returns `true` if that is enough.
-    pub fn keep_limit(&self, most: u64) -> bool {
+    /// bytes. Returns `true` if the limit demands more, and there may be more.
+    pub fn return_excess(&self, most: u64) -> bool {
         let shared = &mut *lock(&self.shared);
-        let over = self.held_bytes(shared).saturating_sub(self.limit.load(Relaxed));
-        self.discard_free(shared, over.min(most)) && over <= most
+        let excess = self.held_bytes(shared).saturating_sub(self.limit.load(Relaxed));
+        self.discard_free(shared, excess.min(most)) && excess > most
     }
 
     /// Returns the bytes of the units in use, with the header and the table.

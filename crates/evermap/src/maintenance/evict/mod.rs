@@ -253,8 +253,8 @@ impl<M: Medium> Evermap<M> {
         }
         let evictions = &self.file.maintenance.evictor.counts.evictions;
         let before = evictions.load(Relaxed);
-        while !pool.heap().keep_limit(need::RETURNED_AT_ONCE) {
-            if self.file.maintenance.is_stopping() || !self.is_more_to_return() {
+        while pool.heap().return_excess(need::RETURNED_AT_ONCE) {
+            if self.file.maintenance.is_stopping() {
                 break;
             }
         }
@@ -267,12 +267,6 @@ impl<M: Medium> Evermap<M> {
             }
         }
         Ok(passes.passed == 0 || evictions.load(Relaxed) > before)
-    }
-
-    /// Returns `true` if free units take memory beyond the limit.
-    fn is_more_to_return(&self) -> bool {
-        let room = self.file.pool.heap().room();
-        room.held > room.limit && room.held > room.used
     }
 
     /// Evicts records because a mutation lacked `missing` bytes, and calls `attempt` again, until
