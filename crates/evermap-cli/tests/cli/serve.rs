@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -56,8 +56,20 @@ impl Server {
         assert!(status.stopped(), "{status:?}");
     }
 
-    pub(crate) fn output(self) -> CommandOutput {
-        CommandOutput::new(self.child.wait_with_output().unwrap())
+    /// Waits until the server has ended.
+    pub(crate) fn output(mut self) -> CommandOutput {
+        let mut stderr = Vec::new();
+        self.child.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
+        let status = self.child.wait().unwrap();
+        CommandOutput::new(Output { status, stdout: Vec::new(), stderr })
+    }
+}
+
+impl Drop for Server {
+    /// A process does not outlive its test.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -194,8 +206,7 @@ fn acknowledged_items_survive_kills() {
                 break;
             }
         }
-        let output = server.child.wait_with_output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+        assert_eq!(server.output().stderr, "");
     }
     let report = json(run_on("check", &store, &["--deep", "--json"]));
     assert_eq!(report["sound"], true, "{report}");
@@ -620,7 +631,7 @@ fn the_error_for_a_suspect_file_names_the_option_that_opens_it() {
     let server = Server::start(&store, "127.0.0.1:0", &[]);
     server.connect().ask("set a 0 0 1\r\nx\r\n", "STORED\r\n");
     server.signal(Signal::KILL);
-    server.child.wait_with_output().unwrap();
+    server.output();
     std::fs::copy(&store, &copy).unwrap();
     run_on("get", &copy, &["a"]).failure("with --on-suspect salvage");
     assert_eq!(run_on("get", &copy, &["a", "--on-suspect", "salvage"]).success(), b"x");

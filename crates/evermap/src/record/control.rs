@@ -4,9 +4,16 @@
 //! bits  0..32   the expiry, in seconds since 1970; 0: never
 //! bit      32   the record is unbound; the low bits are those of a tombstone then
 //! bits 33..36   the marks
-//! bits 36..40   reserved; 0
+//! bit      36   the word may not be durable yet
+//! bits 37..40   reserved; 0
 //! bits 40..64   the check
 //! ```
+//!
+//! The word is the only one of a published record that is changed in place. While it is stored but
+//! not flushed, its bit 36 is set, and who reads it flushes it before showing anything of it
+//! (link-and-persist: David et al., "Log-Free Concurrent Data Structures", section 3). Otherwise a
+//! process that dies in between would leave a word that later ones show, until a power loss takes
+//! it back.
 //!
 //! A record without marks has the word that it had before there were marks, so a file that was
 //! written then means the same now. A program from then reports a marked record as damaged.
@@ -16,6 +23,13 @@ use crate::record::{decode_expiry, encode_expiry};
 use crate::{Marks, Meta, Result};
 
 const MARKS_SHIFT: u32 = 33;
+const UNFLUSHED: u64 = 1 << 36;
+
+/// Returns `true` if this control word of a live record may not be durable.
+#[inline]
+pub(crate) fn is_unflushed(word: u64) -> bool {
+    word & UNFLUSHED != 0
+}
 
 /// The expiry and the marks of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,12 +55,19 @@ impl Control {
         encode_checked(WordKind::Control, u64::from(self.expires_at) | marks)
     }
 
+    /// Returns the control word while it is not known to be durable.
+    pub(crate) fn encode_unflushed(self) -> u64 {
+        let marks = u64::from(self.marks.bits()) << MARKS_SHIFT;
+        let value = UNFLUSHED | u64::from(self.expires_at) | marks;
+        encode_checked(WordKind::Control, value)
+    }
+
     /// Returns what a control word says, or `None` if it is a tombstone or damaged.
     #[inline]
     pub(crate) fn decode(word: u64) -> Option<Self> {
         let value = decode_checked(WordKind::Control, word)?;
         let marks = Marks::from_bits_truncate((value >> MARKS_SHIFT) as u8);
-        let marked = value & !(u64::from(u32::MAX));
+        let marked = value & !(u64::from(u32::MAX) | UNFLUSHED);
         // Neither unbound nor with a bit that has no meaning yet.
         (marked == u64::from(marks.bits()) << MARKS_SHIFT)
             .then_some(Control { expires_at: value as u32, marks })
@@ -70,6 +91,9 @@ mod tests {
             for bits in 0..8 {
                 let control = Control { expires_at, marks: Marks::from_bits_truncate(bits) };
                 assert_eq!(Control::decode(control.encode()), Some(control));
+                assert_eq!(Control::decode(control.encode_unflushed()), Some(control));
+                assert!(is_unflushed(control.encode_unflushed()));
+                assert!(!is_unflushed(control.encode()));
             }
             // The word of a record without marks is part of the format.
             let unmarked = Control { expires_at, marks: Marks::NONE };
@@ -81,8 +105,9 @@ mod tests {
     fn tombstones_and_reserved_bits_are_not_read() {
         for generation in [0, 1, u64::from(u32::MAX)] {
             assert_eq!(Control::decode(tombstone_of(generation)), None);
+            assert!(!is_unflushed(tombstone_of(generation)));
         }
-        for bit in 36..40 {
+        for bit in 37..40 {
             assert_eq!(Control::decode(encode_checked(WordKind::Control, 1 << bit)), None);
         }
     }

@@ -28,7 +28,7 @@ use evermap_pm::{Medium, PmU64, Pool};
 
 use crate::record::access::AccessState;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
-use crate::record::control::Control;
+use crate::record::control::{Control, is_unflushed};
 use crate::{Error, Item, Meta, Result};
 
 /// The maximum length of a value, bytes: 1 GiB. A large value takes neighbouring units of the file
@@ -434,7 +434,19 @@ impl<'m, M: Medium> Record<'m, M> {
     /// control word is damaged.
     #[inline]
     pub(crate) fn control(&self) -> Option<Control> {
-        Control::decode(self.control_word())
+        let word = self.control_word();
+        if is_unflushed(word) {
+            self.persist_control_word();
+        }
+        Control::decode(word)
+    }
+
+    /// Makes a change of the control word durable that is under way, or that a process has left
+    /// which died.
+    #[cold]
+    fn persist_control_word(&self) {
+        self.medium.flush(&self.header.control);
+        self.medium.fence();
     }
 
     /// Returns when the record expires, 0 for never, if [`control`](Record::control) can be read.
@@ -476,8 +488,10 @@ impl<'m, M: Medium> Record<'m, M> {
 
     /// Changes the expiry and the marks, durably. The caller holds the key's lock.
     pub(crate) fn set_control(&self, control: Control) {
-        self.set_control_word(control.encode());
+        self.set_control_word(control.encode_unflushed());
         self.medium.fence();
+        // Either word means the same, so that it does not matter which one survives.
+        self.medium.store_transient(&self.header.control, control.encode());
     }
 
     /// Changes the expiry and the marks, as [`set_control`](Record::set_control) does, but not

@@ -103,6 +103,38 @@ fn a_panic_in_the_middle_of_a_change_is_recovered_by_reopening() {
     assert!(panics > 60 && poisoned > 30, "{panics} panics, {poisoned} poisoned");
 }
 
+/// A process dies when it has stored an expiry, before it has flushed it. The next one flushes it
+/// before it shows it, because a power loss could take it back otherwise.
+#[test]
+fn an_expiry_that_a_dead_process_has_not_flushed_is_flushed_before_it_is_shown() {
+    const FAR: u64 = 4_000_000_000;
+    let memory = Kept::new(16 << 20);
+    let options = common::options().capacity(16 << 20).extent_size(64 << 10);
+    let map = memory.open(&options).unwrap();
+    map.put(b"key", b"value").unwrap();
+    memory.panic_at_flush(0);
+    assert!(catch_unwind(AssertUnwindSafe(|| map.touch(b"key", Some(FAR)))).is_err());
+    drop(map);
+    let open = || {
+        let map = memory.open(&options).unwrap();
+        map.db().recover().unwrap();
+        map
+    };
+    let expiry = |map: &Map<Kept>| map.get_with(b"key", |item| item.expires_at).unwrap();
+    let map = open();
+    memory.panic_at_flush(0);
+    let shown = catch_unwind(AssertUnwindSafe(|| expiry(&map)));
+    assert!(memory.cancel_panic() && shown.is_err(), "shown without a flush");
+    drop(map);
+    let map = open();
+    assert_eq!(expiry(&map), Some(Some(FAR)));
+    // What is known to be durable is not flushed again.
+    assert!(map.touch(b"key", Some(FAR + 1)).unwrap());
+    memory.panic_at_flush(0);
+    assert_eq!(expiry(&map), Some(Some(FAR + 1)));
+    assert!(!memory.cancel_panic());
+}
+
 /// If an index reports damage after a change, the change was made: it is counted, the old record is
 /// freed, and the ordered index is updated.
 #[test]
