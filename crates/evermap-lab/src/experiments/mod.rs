@@ -13,6 +13,7 @@ mod large_values;
 mod load_factor;
 mod recovery;
 mod segment;
+mod servers;
 mod settings;
 mod stores;
 mod sweeps;
@@ -50,6 +51,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     ycsb::YCSB,
     stores::STORES,
     large_values::LARGE_VALUES,
+    servers::SERVERS,
     hikv::HIKV,
     recovery::RECOVERY,
     recovery::AFTER_RECOVERY,
