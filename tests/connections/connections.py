@@ -6,6 +6,7 @@
 * Beyond the maximum number of connections clients are rejected, or wait, and are served when others have gone.
 * A thousand clients ask for much more than fits into memory buffers, and read nothing for some seconds. One that reads
   is served meanwhile, and the memory of the server stays within a bound. Then they read, and every byte is compared.
+* A hundred clients read large values as fast as they can; another one gets its turn in between.
 
 memcached is used in the same way, for comparison: its answers are compared too, its memory is only printed.
 """
@@ -16,6 +17,7 @@ import resource
 import sys
 import time
 
+import greedy
 import limit
 import slow
 from crowd import Crowd
@@ -41,9 +43,8 @@ def need_descriptors(count):
     """Raises the limit of open files, which the servers inherit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        if hard != resource.RLIM_INFINITY:
-            hard = max(hard, count)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+        raised = hard if hard == resource.RLIM_INFINITY else max(hard, count)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, raised))
     except (ValueError, OSError) as error:
         sys.exit(
             f"client and server need {count} descriptors each, but the limit is {hard} and cannot be raised ({error}): "
@@ -68,7 +69,7 @@ class Memory:
 
     def __init__(self, server, control):
         self.anonymous, self.file = server.anonymous(), server.file_bytes()
-        self.descriptors, self.threads = server.descriptors(), server.threads()
+        self.descriptors, self.threads = server.descriptors(), server.thread_count()
         self.connections = control.stat("curr_connections")
 
 
@@ -185,26 +186,50 @@ def compare(title, scenario, kinds):
     print(flush=True)
 
 
+def compare_many(kinds):
+    compare("Many connections", lambda kind: many(kind, OPTIONS), kinds)
+
+
+def compare_limits(kinds):
+    compare("More clients than are allowed", lambda kind: limit.rejecting(kind, OPTIONS), kinds)
+    compare("The same, waiting", lambda kind: limit.waiting(kind, OPTIONS), [Evermap])
+
+
+def compare_slow(kinds):
+    for values in (slow.Values(20, 1_000_000), slow.Values(400, 20_000)):
+        title = f"{OPTIONS.slow:,} clients that ask for {values} and do not read"
+        compare(title, lambda kind, values=values: slow.play(kind, OPTIONS, values, say), kinds)
+
+
+def compare_greedy(kinds):
+    for values in (slow.Values(20, 1_000_000), slow.Values(400, 20_000)):
+        title = f"{greedy.CLIENTS} clients that read {values}, beside one with small requests, one worker thread"
+        compare(title, lambda kind, values=values: greedy.play(kind, OPTIONS, values), kinds)
+
+
+PARTS = {"many": compare_many, "limit": compare_limits, "slow": compare_slow, "greedy": compare_greedy}
+
+
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--slow", type=int, default=1_000, help="clients that do not read")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what is done")
     parser.add_argument("--only-evermap", action="store_true", help="without memcached")
     parser.add_argument("--binary", default="target/release/evermap")
     parser.add_argument("--verbose", action="store_true", help="say what is being done")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if unknown := set(options.parts.split(",")) - set(PARTS):
+        parser.error(f"--parts: there is no {', '.join(sorted(unknown))}")
+    return options
 
 
 def main():
     need_descriptors(max(OPTIONS.connections, limit.CLIENTS, OPTIONS.slow) + FURTHER)
     kinds = [Evermap] if OPTIONS.only_evermap else [Evermap, Memcached]
     try:
-        compare("Many connections", lambda kind: many(kind, OPTIONS), kinds)
-        compare("More clients than are allowed", lambda kind: limit.rejecting(kind, OPTIONS), kinds)
-        compare("The same, waiting", lambda kind: limit.waiting(kind, OPTIONS), kinds)
-        for values in (slow.Values(20, 1_000_000), slow.Values(400, 20_000)):
-            title = f"{OPTIONS.slow:,} clients that ask for {values} and do not read"
-            compare(title, lambda kind, values=values: slow.play(kind, OPTIONS, values, say), kinds)
+        for part in OPTIONS.parts.split(","):
+            PARTS[part](kinds)
     except (Wrong, OSError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     print("Every answer was right.")

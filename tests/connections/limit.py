@@ -95,39 +95,43 @@ def expect(what, found, expected):
 
 
 def waiting(kind, options):
-    """Further clients wait, and are served when others have gone."""
+    """Further clients wait, and are served when others have gone.
+
+    memcached, asked to wait, reduces the queue of the system to nothing, so that further clients cannot even connect:
+    this is not for it.
+    """
     with kind(options, LIMIT, wait_when_full=True) as server:
         control = Control(server.port)
         control.set(b"limit", b"value")
         crowd = Crowd(server.port)
         request, reply = b"get limit\r\n", [b"VALUE limit 0 5\r\nvalue\r\nEND\r\n"]
-        # memcached counts some descriptors of its own.
-        served = crowd.connect(LIMIT - 1 if kind.name == "evermap" else LIMIT - 50)
-        for client in served:
-            client.ask(request, reply)
+
+        def ask(clients):
+            for client in clients:
+                client.ask(request, reply)
+
+        # The connection for statistics is one of them.
+        served = crowd.connect(LIMIT - 1)
+        ask(served)
         crowd.gather(served)
         others = crowd.connect(CLIENTS - LIMIT)
-        for client in others:
-            client.ask(request, reply)
-        if kind.name == "evermap":
-            crowd.silence(WATCHED)
-            wait_for("`accepting_conns` is 0", lambda: control.stat("accepting_conns") == 0)
-        # They are let in as others go, and in the end all have been served.
+        ask(others)
+        crowd.silence(WATCHED)
+        wait_for("`accepting_conns` is 0", lambda: control.stat("accepting_conns") == 0)
+        # They are let in, in their order, as others go.
         for start in range(0, len(others), STEP):
             crowd.close(served[start : start + STEP])
-            if kind.name == "evermap":
-                crowd.gather(others[start : start + STEP])
-        crowd.gather(others)
+            crowd.gather(others[start : start + STEP])
+        served = served[len(others) :] + others
+        ask(served)
+        crowd.gather(served)
+        expect("`curr_connections`", control.stat("curr_connections"), len(served) + 1)
         figures = {
-            "with waiting instead: served in the end": len(served) + len(others),
+            "served in the end": LIMIT - 1 + len(others),
             "`listen_disabled_num`": control.stat("listen_disabled_num"),
+            "`rejected_connections`": control.stat("rejected_connections"),
         }
-        if kind.name == "evermap":
-            served = served[len(others) :] + others
-            for client in served:
-                client.ask(request, reply)
-            crowd.gather(served)
-            expect("`curr_connections`", control.stat("curr_connections"), len(served) + 1)
+        expect("`rejected_connections`", figures["`rejected_connections`"], 0)
         crowd.close()
         control.close()
         return figures

@@ -60,8 +60,8 @@ class Control:
 class Server:
     """A server process; `limit` is the maximum number of its connections."""
 
-    def __init__(self, options, limit, wait_when_full=False):
-        self.options, self.limit, self.wait_when_full = options, limit, wait_when_full
+    def __init__(self, options, limit, threads=THREADS, wait_when_full=False):
+        self.options, self.limit, self.threads, self.wait_when_full = options, limit, str(threads), wait_when_full
         self.folder = tempfile.mkdtemp(prefix="connections-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.log_path = os.path.join(self.folder, "log")
         self.process = None
@@ -79,7 +79,7 @@ class Server:
         log = self.log()
         self.end()
         if code is not None and (kind is None or issubclass(kind, (Wrong, OSError))):
-            raise Wrong(f"{self.name} ended by itself with code {code}: {error}\n{log}") from error
+            raise Wrong(f"{self.name} ended by itself with code {code}\n{log}{error or ''}") from error
 
     def spawn(self, command):
         with open(self.log_path, "wb") as log:
@@ -102,7 +102,7 @@ class Server:
         """The anonymous memory that is resident, in bytes."""
         return self.status("RssAnon:") << 10
 
-    def threads(self):
+    def thread_count(self):
         return self.status("Threads:")
 
     def status(self, name):
@@ -110,7 +110,8 @@ class Server:
             with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
                 return next(int(line.split()[1]) for line in status if line.startswith(name))
         except (OSError, StopIteration):
-            raise Wrong(f"{self.name} is gone, code {self.process.poll()}:\n{self.log()}") from None
+            code = self.process.wait(PATIENCE)
+            raise Wrong(f"{self.name} ended by itself with code {code}\n{self.log()}") from None
 
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
@@ -127,7 +128,7 @@ class Evermap(Server):
         self.path = os.path.join(self.folder, "store")
         command = [
             self.options.binary, "serve", "--path", self.path, "--listen", "127.0.0.1:0",
-            "--threads", str(THREADS), "--max-connections", str(self.limit),
+            "--threads", self.threads, "--max-connections", str(self.limit),
         ]
         if self.wait_when_full:
             command += ["--on-max-connections", "wait"]
@@ -151,12 +152,10 @@ class Memcached(Server):
             port = probe.getsockname()[1]
         command = [
             "memcached", "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-m", "1024",
-            "-t", str(THREADS), "-c", str(self.limit),
+            "-t", self.threads, "-c", str(self.limit),
         ]
         if os.getuid() == 0:
             command += ["-u", "root"]
-        if self.wait_when_full:
-            command += ["-o", "no_maxconns_fast"]
         self.spawn(command)
         wait_for("memcached", lambda: self.process.poll() is not None or accepts(port))
         if self.process.poll() is not None:

@@ -194,13 +194,13 @@ def play(kind, options, values, say):
             clients = crowd.connect(options.slow, RECEIVE_BUFFER, SEGMENT)
             say(f"{len(clients)} slow clients are connected")
             stall(server, control, clients, values, figures)
-            figures["fast client while nobody reads"] = latency(fast.next_phase())
+            figures["fast client while they ask and nobody reads"] = latency(fast.next_phase())
             say("and stuck; now they read")
             read_all(crowd, clients, values, figures)
             figures["fast client while they read"] = latency(fast.next_phase())
             peak.end()
             figures["anonymous memory before"] = mib(before)
-            figures["the most at any time"] = f"{mib(peak.bytes)}, {mib((peak.bytes - before) / options.slow)} per slow client"
+            figures["anonymous memory, the most at any time"] = f"{mib(peak.bytes)}, {mib((peak.bytes - before) / options.slow)} per slow client"
             if kind.name == "evermap":
                 judge(server, control, values, before, peak.bytes, figures)
             crowd.close()
