@@ -37,7 +37,8 @@ class Values:
         rng = random.Random(count * size)
         self.values = [rng.randbytes(size) for _ in range(count)]
         self.replies = [
-            b"VALUE %s 0 %d\r\n%s\r\nEND\r\n" % (self.key(number), size, value) for number, value in enumerate(self.values)
+            b"VALUE %s 0 %d\r\n%s\r\nEND\r\n" % (self.key(number), size, value)
+            for number, value in enumerate(self.values)
         ]
 
     @staticmethod
@@ -200,7 +201,8 @@ def play(kind, options, values, say):
             figures["fast client while they read"] = latency(fast.next_phase())
             peak.end()
             figures["anonymous memory before"] = mib(before)
-            figures["anonymous memory, the most at any time"] = f"{mib(peak.bytes)}, {mib((peak.bytes - before) / options.slow)} per slow client"
+            each = mib((peak.bytes - before) / options.slow)
+            figures["anonymous memory, the most at any time"] = f"{mib(peak.bytes)}, {each} per slow client"
             if kind.name == "evermap":
                 judge(server, control, values, before, peak.bytes, figures)
             crowd.close()
