@@ -220,7 +220,7 @@ def table(options, footprints):
                 with Evermap(options, limit) as server, Samples(server, 0.01) as samples:
                     ours = run_trace(options, server, trace, scale)
                     beside_file, total = server.process() + MIB // 4, server.memory()
-                    direct = server.stats().get("evicted_directly")
+                    direct = server.stats().get("evermap_evicted_directly")
                 note(f"{trace}: Evermap: {ours['seconds']} s, late by {ours['late']} s, {direct} evicted directly")
                 if total <= budget:
                     break
@@ -310,6 +310,8 @@ def churn(options, _):
             result = json.loads(client.stdout.readline())
         steady = [blocks / limit for blocks in samples.taken[begin:]]
         evictions = server.stats()["evictions"]
+    if not steady:
+        raise SystemExit("the run was too short")
     print_header("seconds", "samples", "requests", "evictions", "hit ratio", "min", "median", "max", "refused")
     print_row(
         options.churn, len(steady), result["requests"], evictions, f"{result['hits'] / result['requests']:.2%}",

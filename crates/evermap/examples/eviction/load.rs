@@ -48,7 +48,7 @@ fn item(number: u64) -> Request {
 /// Looks up keys that come and go, and stores what is not found, for this long. The lengths of the
 /// values rise and fall. Returns the number of requests and of hits.
 pub(crate) fn churn(server: &mut Server, seconds: f64) -> io::Result<(u64, u64)> {
-    let (draws, mut random) = (Zipf::new(25_000, 0.9), Random::new(7));
+    let (draws, mut random) = (Zipf::new(100_000, 0.9), Random::new(7));
     let (mut requests, mut hits) = (0, 0);
     let (begin, mut puts) = (Instant::now(), Vec::new());
     loop {
@@ -60,11 +60,9 @@ pub(crate) fn churn(server: &mut Server, seconds: f64) -> io::Result<(u64, u64)>
         let usual = LENGTHS.0 * (LENGTHS.1 / LENGTHS.0).powf(height);
         let gets: Vec<_> = (0..16)
             .map(|_| {
-                // Every second a twentieth of the keys is replaced.
-                let rank = draws.draw(&mut random);
-                let age = (time + (mix(rank) % 20) as f64) as u64 / 20;
-                let key = mix(rank | age << 32);
-                let len = (usual * (0.8 + (mix(key) % 400) as f64 / 1000.0)) as u32;
+                // With every eighth request, the most popular key is replaced by the next.
+                let key = mix(draws.draw(&mut random) + requests / 8);
+                let len = (usual * (0.8 + (key % 400) as f64 / 1000.0)) as u32;
                 Request { key, len, ttl: 0 }
             })
             .collect();

@@ -128,7 +128,7 @@ impl Traces {
     }
 
     fn scaled(&self, number: u64) -> u64 {
-        ((number as f64 * self.scale) as u64).max(1)
+        ((number as f64 * self.scale).round() as u64).max(1)
     }
 
     /// Returns the trace with one of [`NAMES`].
