@@ -286,8 +286,8 @@ def latency(options, _):
                     rounds[server] += example(options, "--server", server.address, *arguments)
             if int(large.stats()["evictions"]) > 0 or int(small.stats()["evictions"]) == 0:
                 raise SystemExit("the wrong server evicts")
-            # The least of all rounds is that of the round which other programs disturbed least.
-            for word, of in (("medians", statistics.median), ("the quietest round", min)):
+            # The least of all rounds is what other programs have disturbed least.
+            for word, of in (("median", statistics.median), ("least", min)):
                 times = {one: [of(it[name] for it in rounds[one]) for name in quantiles] for one in rounds}
                 for one, eviction in ((large, "none"), (small, "constant")):
                     refused = sum(it["refused"] for it in rounds[one])
