@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
-use super::trace::{PER_SECOND, Random, Request, mix};
+use super::trace::{Random, Request, mix};
 
 /// A cache that evicts by some policy.
 pub(crate) trait Policy {
@@ -11,6 +11,20 @@ pub(crate) trait Policy {
     fn get(&mut self, request: &Request, now: u64) -> bool;
     /// Stores an item that was not found.
     fn put(&mut self, request: &Request, now: u64);
+
+    /// Looks keys up, one after the other, and stores what is not found. `now` is the number of
+    /// the first request. Returns the number of hits.
+    fn run(&mut self, requests: &[Request], now: u64) -> u64 {
+        let mut hits = 0;
+        for (now, request) in (now..).zip(requests) {
+            let hit = self.get(request, now);
+            if !hit {
+                self.put(request, now);
+            }
+            hits += u64::from(hit);
+        }
+        hits
+    }
 }
 
 /// Returns the bytes that an item takes in the store, and its slot in the index.
@@ -21,18 +35,20 @@ pub(crate) fn record_bytes(len: u32) -> u64 {
     bytes.next_multiple_of(step) + 20
 }
 
-/// Returns all simulated policies, each with this number of bytes.
-pub(crate) fn all(bytes: u64) -> Vec<Box<dyn Policy>> {
+/// Returns all simulated policies, each with this number of bytes, for this number of requests in a
+/// second.
+pub(crate) fn all(bytes: u64, per_second: u64) -> Vec<Box<dyn Policy>> {
+    let queues = |name, rule| Queues::new(name, bytes, per_second, rule);
     vec![
-        Box::new(Memcached::new(bytes)),
-        Box::new(Queues::new("LRU", bytes, Rule::Segmented { protected: 0.0 })),
-        Box::new(Queues::new("segmented LRU", bytes, Rule::Segmented { protected: 0.8 })),
-        Box::new(Queues::new("SIEVE", bytes, Rule::Sieve)),
-        Box::new(Queues::new("S3-FIFO", bytes, Rule::S3 { ghosts: true })),
-        Box::new(Queues::new("S3-FIFO, no ghosts", bytes, Rule::S3 { ghosts: false })),
-        Box::new(Hashed::new(bytes)),
-        Box::new(Queues::new("CLOCK", bytes, Rule::Hand { probation: None })),
-        Box::new(Queues::new("hand", bytes, Rule::Hand { probation: Some(0.25) })),
+        Box::new(Memcached::new(bytes, per_second)),
+        Box::new(queues("LRU", Rule::Segmented { protected: 0.0 })),
+        Box::new(queues("segmented LRU", Rule::Segmented { protected: 0.8 })),
+        Box::new(queues("SIEVE", Rule::Sieve)),
+        Box::new(queues("S3-FIFO", Rule::S3 { ghosts: true })),
+        Box::new(queues("S3-FIFO, no ghosts", Rule::S3 { ghosts: false })),
+        Box::new(Hashed::new(bytes, per_second)),
+        Box::new(queues("CLOCK", Rule::Hand { probation: None })),
+        Box::new(queues("hand", Rule::Hand { probation: Some(0.25) })),
     ]
 }
 
@@ -127,17 +143,22 @@ impl Lists {
 }
 
 /// When items expire.
-#[derive(Default)]
 struct Expiries {
+    /// Requests in a second.
+    per_second: u64,
     due: BTreeMap<u64, Vec<u64>>,
     at: HashMap<u64, u64>,
 }
 
 impl Expiries {
+    fn new(per_second: u64) -> Self {
+        Expiries { per_second, due: BTreeMap::new(), at: HashMap::new() }
+    }
+
     fn put(&mut self, request: &Request, now: u64) {
         self.at.remove(&request.key);
         if request.ttl > 0 {
-            let at = now / PER_SECOND + u64::from(request.ttl);
+            let at = now / self.per_second + u64::from(request.ttl);
             self.due.entry(at).or_default().push(request.key);
             self.at.insert(request.key, at);
         }
@@ -146,7 +167,8 @@ impl Expiries {
     /// Returns the keys that have expired since the last call.
     fn take(&mut self, now: u64) -> Vec<u64> {
         let mut keys = Vec::new();
-        while let Some(first) = self.due.first_entry().filter(|it| *it.key() <= now / PER_SECOND) {
+        let now = now / self.per_second;
+        while let Some(first) = self.due.first_entry().filter(|it| *it.key() <= now) {
             let (at, due) = first.remove_entry();
             keys.extend(due.into_iter().filter(|key| self.at.get(key) == Some(&at)));
         }
@@ -184,13 +206,13 @@ struct Queues {
 }
 
 impl Queues {
-    fn new(name: &'static str, capacity: u64, rule: Rule) -> Self {
+    fn new(name: &'static str, capacity: u64, per_second: u64, rule: Rule) -> Self {
         Queues {
             name,
             rule,
             capacity,
             lists: Lists::new(2),
-            expiries: Expiries::default(),
+            expiries: Expiries::new(per_second),
             unread: 0,
             hand: NONE,
             ghosts: HashSet::new(),
@@ -343,8 +365,8 @@ struct Hashed {
 }
 
 impl Hashed {
-    fn new(capacity: u64) -> Self {
-        let (items, expiries) = (BTreeMap::new(), Expiries::default());
+    fn new(capacity: u64, per_second: u64) -> Self {
+        let (items, expiries) = (BTreeMap::new(), Expiries::new(per_second));
         Hashed { capacity, bytes: 0, items, expiries, hand: 0, stored: 0 }
     }
 
@@ -420,7 +442,7 @@ struct Memcached {
 }
 
 impl Memcached {
-    fn new(bytes: u64) -> Self {
+    fn new(bytes: u64, per_second: u64) -> Self {
         let mut chunks = vec![96u64];
         while chunks.last().is_some_and(|&last| last < 512 << 10) {
             let last = chunks[chunks.len() - 1];
@@ -435,7 +457,7 @@ impl Memcached {
             page,
             lists: Lists::new(3 * count),
             used: vec![0; count],
-            expiries: Expiries::default(),
+            expiries: Expiries::new(per_second),
             evicted: vec![0; count],
             puts: 0,
             random: Random::new(3),
@@ -532,7 +554,7 @@ impl Policy for Memcached {
         let class = self.class_of(request.len);
         self.puts += 1;
         // The automover looks once a second.
-        if self.puts.is_multiple_of(PER_SECOND / 10) {
+        if self.puts.is_multiple_of(self.expiries.per_second / 10) {
             let rate = |class: &usize| self.evicted[*class] * 1000 / self.pages[*class].max(1);
             let hungry = (0..self.chunks.len()).max_by_key(rate).expect("there are classes");
             if self.evicted[hungry] > 0 {

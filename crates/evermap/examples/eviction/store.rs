@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use evermap::{Clock, Evermap, Map, Meta, Options};
 
 use super::policies::Policy;
-use super::trace::{PER_SECOND, Request};
+use super::trace::Request;
 
 const BEGIN: u64 = 1_000_000;
 
@@ -13,16 +13,18 @@ pub(crate) struct Store {
     map: Map,
     clock: Clock,
     value: Vec<u8>,
+    /// Requests in a second.
+    per_second: u64,
     /// Most bytes that were in use at any time.
     most: u64,
 }
 
 impl Store {
-    pub(crate) fn new(bytes: u64) -> evermap::Result<Self> {
+    pub(crate) fn new(bytes: u64, per_second: u64) -> evermap::Result<Self> {
         let clock = Clock::manual(BEGIN);
         let options = Options::new().memory_limit(bytes).evict(true).clock(clock.clone()).seed(7);
         let map = Evermap::in_memory(options)?.default_map();
-        Ok(Store { map, clock, value: vec![7; 1 << 20], most: 0 })
+        Ok(Store { map, clock, value: vec![7; 1 << 20], per_second, most: 0 })
     }
 
     /// Writes what it did to the standard error stream.
@@ -48,7 +50,7 @@ impl Policy for Store {
     }
 
     fn get(&mut self, request: &Request, now: u64) -> bool {
-        self.clock.set(BEGIN + now / PER_SECOND);
+        self.clock.set(BEGIN + now / self.per_second);
         if now.is_multiple_of(1_000) {
             self.most = self.most.max(self.map.stat().memory_used);
         }
@@ -62,7 +64,8 @@ impl Policy for Store {
     }
 
     fn put(&mut self, request: &Request, now: u64) {
-        let expiry = (request.ttl > 0).then(|| BEGIN + now / PER_SECOND + u64::from(request.ttl));
+        let expiry =
+            (request.ttl > 0).then(|| BEGIN + now / self.per_second + u64::from(request.ttl));
         let (key, value) = (request.key.to_le_bytes(), &self.value[..request.len as usize]);
         let stored = self.map.put_with(&key, value, Meta::new().with_expiry(expiry));
         stored.expect("a cache stores everything that fits");
