@@ -95,6 +95,8 @@ long_campaigns() {
     tests/kills/run.sh
     step "other projects' clients"
     tests/clients/run.sh
+    step "many connections, and slow ones"
+    tests/connections/run.sh
     step "three servers behind other projects' clients and proxies"
     tests/fleet/run.sh
     step "mistakes in the source"

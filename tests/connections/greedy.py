@@ -81,15 +81,15 @@ def play(kind, options, values):
 def judge(control, values, most, figures):
     """No request may wait for more than a turn of each other client.
 
-    In a turn a worker reads from a client, or continues with its requests, `reqs_per_event` times; each time it
-    collects replies until they have `output_limit` bytes or more. Before that it sends what the socket has not taken in
-    the turn before, which is less than one such collection. Then it is the turn of the next.
+    In a turn a worker collects replies for a client until they have `output_limit` bytes or more. Before that it sends
+    what the socket has not taken in the turn before, which is less than one such collection. Then it is the turn of the
+    next.
     """
     settings = control.stats("settings")
     longest = max(map(len, values.replies))
     round_bytes = -(-int(settings["output_limit"]) // longest) * longest
     # And the replies to the requests for statistics themselves.
-    allowed = CLIENTS * (1 + int(settings["reqs_per_event"])) * round_bytes + (1 << 20)
+    allowed = CLIENTS * 2 * round_bytes + (1 << 20)
     figures["allowed at most"] = f"{allowed / 1e6:.1f} MB"
     if most > allowed:
         raise Wrong(f"{most / 1e6:.1f} MB were sent to others during one request; allowed: {allowed / 1e6:.1f} MB")

@@ -44,8 +44,8 @@ fn replays_of_earlier_failures_pass() {
     assert!(replayed > 0);
 }
 
-/// Mistakes that take half a minute to notice, and are tried in the full tier only. DA-15 has a test
-/// of its own in both.
+/// Mistakes that take half a minute to notice, and are tried in the full tier only. DA-15 has a
+/// test of its own in both.
 const EXPENSIVE: [&str; 2] = ["DA-8", "DA-15"];
 
 /// Declares a test for each mistake of other implementations that can be planted: it is noticed.

@@ -166,6 +166,7 @@ impl Client {
         ready_at: Instant,
     ) -> io::Result<Turn> {
         let mut since = self.waiting_since.take().unwrap_or(ready_at);
+        let mut replied = 0;
         self.send_unsent(context)?;
         for _ in 0..rounds_max {
             if !self.is_drained() {
@@ -193,11 +194,16 @@ impl Client {
                     self.next = self.session.resume(context, &mut replies);
                 }
             }
+            replied += replies.len();
             buffers.replies.put_back(self.send(replies, context)?);
             context.latencies.record(|| {
                 let began = std::mem::replace(&mut since, Instant::now());
                 since.saturating_duration_since(began)
             });
+            // Other clients wait for their turn, and may ask for less.
+            if replied >= context.output_limit {
+                break;
+            }
         }
         let has_work = self.next != Next::Receive || self.readable;
         if !(has_work && self.is_drained()) {

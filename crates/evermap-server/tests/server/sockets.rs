@@ -160,6 +160,24 @@ fn a_client_that_does_not_read_its_replies_is_not_served() {
     assert_eq!(stat(&server, "get_hits"), GETS as u64);
 }
 
+/// One client asks for more in a turn than others should wait for: its turn ends, whatever the
+/// number of rounds.
+#[test]
+fn a_turn_ends_when_enough_has_been_replied() {
+    const GETS: usize = 200;
+    let (server, _) = serve(|config| {
+        (config.threads, config.reads_per_turn, config.output_limit) = (1, 1000, 1000);
+    });
+    let mut stream = connect(&server);
+    let value = "v".repeat(1000);
+    ask(&mut stream, format!("set a 0 0 1000\r\n{value}\r\n"), "STORED\r\n");
+    let reply = format!("VALUE a 0 1000\r\n{value}\r\nEND\r\n");
+    ask(&mut stream, b"get a\r\n".repeat(GETS), reply.repeat(GETS));
+    // Each reply is more than is sent in one turn.
+    let yields = stat_over(&mut stream, "conn_yields");
+    assert!(yields > GETS as u64 / 2, "{yields}");
+}
+
 #[test]
 fn endless_lines_and_http_requests_close_the_connection() {
     let (server, _) = serve(|_| {});

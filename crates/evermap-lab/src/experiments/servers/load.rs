@@ -20,11 +20,11 @@ pub(super) const KEY_BYTES: u32 = 20;
 /// What clients ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
-    /// A `get` of one key, so many at a time.
+    /// A `get` of one key; this number of them together.
     Get { pipelined: usize },
-    /// A `set`, so many at a time.
+    /// A `set`; this number of them together.
     Set { pipelined: usize },
-    /// One `get` of so many keys.
+    /// One `get` of several keys.
     MultiGet { keys: usize },
 }
 

@@ -94,8 +94,8 @@ fn servers(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError
         experiment: "servers",
         title: "servers of the memcached protocol".into(),
         about: format!(
-            "{} keys of {KEY_BYTES} bytes, values of {} bytes; {CONNECTIONS} connections of one client \
-             thread, {THREADS} threads of the server, {} rounds of {} ms, seed {}; {}",
+            "{} keys of {KEY_BYTES} bytes, values of {} bytes; {CONNECTIONS} connections of one \
+             client thread, {THREADS} threads of the server, {} rounds of {} ms, seed {}; {}",
             items.keys,
             items.value_bytes,
             config.rounds,
