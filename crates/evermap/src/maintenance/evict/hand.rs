@@ -230,8 +230,11 @@ impl<M: Medium> Map<M> {
             done => done?,
         }
         for (((record, _), &key), word) in found.iter().zip(&refs).zip(words) {
-            if word == Some(record.word()) {
-                self.examine_record(key, record, judge, &guard)?;
+            // Read again: it may have been read while a thread was writing it, and published since.
+            if let Some(word) = word.filter(|&word| word == record.word())
+                && let Ok(record) = Record::at(pool.medium(), word)
+            {
+                self.examine_record(key, &record, judge, &guard)?;
             }
         }
         Ok(())
