@@ -285,7 +285,9 @@ impl<M: Medium> Map<M> {
             chosen = live.is_some_and(|live| {
                 access = live.access();
                 expires_at = live.expires_at();
-                live.word() == word && judge.verdict(access, live.cas()) == Chosen::Goes
+                // A mistake, which tests have to notice: whatever the key is bound to goes.
+                self.db.file.pool.medium().mutant("EV-1")
+                    || live.word() == word && judge.verdict(access, live.cas()) == Chosen::Goes
             });
             if chosen { Verdict::Remove } else { Verdict::Keep }
         })?;
