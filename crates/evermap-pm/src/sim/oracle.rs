@@ -83,7 +83,7 @@ struct Call {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It did not return.
+    /// It did not return, or did not tell the state that it found.
     Open,
     /// It returned, and found this state.
     Saw(Option<u64>),
@@ -148,6 +148,17 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         medium.note(Note::End(number));
     }
 
+    /// Records that operation `number` returned without telling the state that it found.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such operation.
+    #[track_caller]
+    pub fn end_unseen<M: Medium>(&self, medium: &M, number: u64) {
+        self.returned(number, Outcome::Open);
+        medium.note(Note::End(number));
+    }
+
     /// Records that operation `number` returned an error, which guarantees that it changed nothing.
     ///
     /// # Panics
@@ -157,6 +168,25 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
     pub fn fail<M: Medium>(&self, medium: &M, number: u64) {
         self.returned(number, Outcome::Failed);
         medium.note(Note::End(number));
+    }
+
+    /// Records that operation `number`, which has not returned yet, also does `op` to another
+    /// `key`, and finds that in the state `seen`. It takes effect at some time from the begin of
+    /// the operation on, and before it returns.
+    ///
+    /// For what a caller learns of only while or after it happens, such as an eviction. It must be
+    /// recorded before [`end`](Self::end) and [`fail`](Self::fail).
+    ///
+    /// # Panics
+    ///
+    /// If there is no such operation.
+    pub fn also(&self, number: u64, key: K, op: MapOp, seen: Option<u64>) {
+        let mut calls = self.calls();
+        let end = calls.tick();
+        let (main, at) = &calls.positions[number as usize];
+        let begin = calls.by_key[main][*at].begin;
+        let call = Call { number, op, outcome: Outcome::Saw(seen), begin, end };
+        calls.by_key.entry(key).or_default().push(call);
     }
 
     /// Returns the keys of the history.
@@ -221,7 +251,9 @@ impl<K: Hash + Eq + Clone + Debug> MapHistory<K> {
         let list = calls.by_key.get(key).map_or(&[][..], |list| list);
         let interval =
             |&Call { begin, end, op, outcome, .. }: &Call| Interval { begin, end, op, outcome };
-        let intervals: Vec<Interval> = list.iter().map(interval).collect();
+        let mut intervals: Vec<Interval> = list.iter().map(interval).collect();
+        // What an operation has also done is in the list after calls that began later.
+        intervals.sort_by_key(|interval| interval.begin);
         check_state(key, self.states_after(key, &intervals), found)
     }
 
@@ -407,6 +439,39 @@ mod tests {
     fn a_failed_operation_has_no_effect() {
         let failed = Interval { begin: 0, end: 1, op: MapOp::Upsert(3), outcome: Outcome::Failed };
         assert_eq!(outcomes(Some(1), &[failed]), states(&[Some(1)]));
+    }
+
+    /// Another key is changed in the course of an operation: not before, not after, and only from
+    /// the state that was found.
+    #[test]
+    fn an_operation_can_change_another_key() {
+        use MapOp::*;
+        let sim = crate::sim::Sim::new(4096).unwrap();
+        let history = MapHistory::new([(1, 10), (2, 20)]);
+        let number = history.begin(&sim, 1, Upsert(11));
+        history.also(number, 2, RemoveIf(20), Some(20));
+        history.end_unseen(&sim, number);
+        assert_eq!(history.check_now(&2, None), Ok(()));
+        assert!(history.check_now(&2, Some(20)).is_err() && history.check_now(&1, None).is_err());
+        let number = history.begin(&sim, 2, Upsert(21));
+        history.end(&sim, number, None);
+        assert_eq!(history.check_now(&2, Some(21)), Ok(()));
+        // It is recorded after operations on that key that began later.
+        let number = history.begin(&sim, 1, Get);
+        let other = history.begin(&sim, 2, Upsert(22));
+        history.end_unseen(&sim, other);
+        let read = history.begin(&sim, 2, Get);
+        history.end_unseen(&sim, read);
+        history.also(number, 2, RemoveIf(21), Some(21));
+        history.end_unseen(&sim, number);
+        assert_eq!(history.check_now(&2, Some(22)), Ok(()));
+        // That was gone already.
+        let number = history.begin(&sim, 1, Get);
+        history.also(number, 2, RemoveIf(20), Some(20));
+        history.end_unseen(&sim, number);
+        for state in [None, Some(20), Some(22)] {
+            assert!(history.check_now(&2, state).unwrap_err().contains("contradict"));
+        }
     }
 
     /// Compares with trying every order of every subset.

@@ -143,14 +143,19 @@ impl<M: Medium> Map<M> {
         decide: &mut dyn FnMut(Option<Record<'_, M>>) -> Verdict,
     ) -> Result<Option<Change>> {
         let (since, mode) = (self.unbindings(key), MutateMode::ExistingOnly);
+        let early = self.db.file.pool.medium().mutant("EV-2");
         let mut round = Round::NotAsked;
         let done = self.inner.index.mutate(key, mode, guard, &mut |word| {
             round = self.round(key, word, None, false, decide);
+            // A mistake, which tests have to notice: the block is given up while it is still bound.
+            if early && let Some(change) = round.change().filter(Change::changed) {
+                self.account(key, change.old, None, guard);
+            }
             round.action()
         });
         let (change, failed) = settled(self.injected_failure(done), round.change())?;
         let Round::Decided { was_hidden, .. } = round else { return Ok(None) };
-        if change.changed() {
+        if change.changed() && !early {
             self.account(key, change.old, None, guard);
             if let Some(event) = KeyEvent::of(change.old, change.new, was_hidden, since) {
                 self.notice(key, event, guard);

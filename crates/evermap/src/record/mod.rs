@@ -401,7 +401,12 @@ impl<'m, M: Medium> Record<'m, M> {
         // The lengths are those of this record, which never change. Of threads that do this at the
         // same time, one wins: see the module of the state.
         let lengths = self.key_len as u64 | (self.value_len as u64) << 32;
-        self.medium.store_transient(&self.header.lengths, with_state(lengths, access.bits()));
+        let word = with_state(lengths, access.bits());
+        // A mistake, which tests have to notice: the lengths are gone for a moment.
+        if self.medium.mutant("AC-1") {
+            self.medium.store_transient(&self.header.lengths, with_state(0, access.bits()));
+        }
+        self.medium.store_transient(&self.header.lengths, word);
     }
 
     pub(crate) fn offset(&self) -> u64 {

@@ -230,8 +230,11 @@ impl<M: Medium> Map<M> {
             done => done?,
         }
         for (((record, _), &key), word) in found.iter().zip(&refs).zip(words) {
-            if word == Some(record.word()) {
-                self.examine_record(key, record, judge, &guard)?;
+            // Read again: it may have been read while a thread was writing it, and published since.
+            if let Some(word) = word.filter(|&word| word == record.word())
+                && let Ok(record) = Record::at(pool.medium(), word)
+            {
+                self.examine_record(key, &record, judge, &guard)?;
             }
         }
         Ok(())
@@ -282,7 +285,9 @@ impl<M: Medium> Map<M> {
             chosen = live.is_some_and(|live| {
                 access = live.access();
                 expires_at = live.expires_at();
-                live.word() == word && judge.verdict(access, live.cas()) == Chosen::Goes
+                // A mistake, which tests have to notice: whatever the key is bound to goes.
+                self.db.file.pool.medium().mutant("EV-1")
+                    || live.word() == word && judge.verdict(access, live.cas()) == Chosen::Goes
             });
             if chosen { Verdict::Remove } else { Verdict::Keep }
         })?;
