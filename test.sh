@@ -70,7 +70,7 @@ programs() {
     step "laboratory, in brief"
     "$EVERMAP" lab run micro \
         --index dash-eh,dash-lh,cceh,level,p-clht,line-hash,papaya,dashmap,scc-hashmap \
-        --keys 100000 --threads 2 --rounds 1 --patience 0 --retries 0 --no-limits
+        --keys 30000 --threads 2 --rounds 1 --patience 0 --retries 0 --no-limits
     step "a killed server, a real client"
     tests/churn/run.sh --short
     step "a killed server, clients of all protocols, with and without eviction"

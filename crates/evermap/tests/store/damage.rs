@@ -213,7 +213,7 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
     let mut page_step = 1;
     if wanted.is_empty() {
         page_step = tier().choose(5, 1);
-        list = list.into_iter().step_by(tier().choose(1047, 131)).collect();
+        list = list.into_iter().step_by(tier().choose(2095, 131)).collect();
         // Only a few words lead to the named map, so these are always tried.
         list.extend([1, u64::MAX].map(|new| Damage::Word(CATALOGUE, new)));
     }
