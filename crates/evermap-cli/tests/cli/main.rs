@@ -4,6 +4,8 @@ mod common;
 mod lab;
 mod memcached;
 mod output;
+#[path = "../../../evermap/tests/fixtures/packed.rs"]
+mod packed;
 mod records;
 mod restart;
 mod serve;

@@ -9,6 +9,7 @@ use base64::prelude::BASE64_STANDARD;
 use rustix::process::Signal;
 
 use crate::common::{CommandOutput, json, run, run_on};
+use crate::packed;
 use crate::serve::{Client, Server, wait_for};
 
 /// Starts a server on a free port.
@@ -276,27 +277,14 @@ fn cas_ids_are_never_repeated_across_kills() {
     }
 }
 
-/// Returns the file that is packed as its length and the runs of its words that are not zero.
-fn unpacked(packed: &[u8]) -> Vec<u8> {
-    let number = |bytes: &[u8]| u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
-    let mut file = vec![0; number(packed)];
-    let mut rest = &packed[4..];
-    while !rest.is_empty() {
-        let (at, bytes) = (number(rest) * 8, number(&rest[4..]) * 8);
-        file[at..at + bytes].copy_from_slice(&rest[8..8 + bytes]);
-        rest = &rest[8 + bytes..];
-    }
-    file
-}
-
 /// The file is of a version that knew neither eviction nor the record of the server. The server is
 /// stopped and killed in between.
 #[test]
 fn a_server_goes_on_with_a_file_of_an_older_version() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("map");
-    let packed = include_bytes!("../../../evermap/tests/fixtures/format-8.words");
-    std::fs::write(&store, unpacked(packed)).unwrap();
+    let file = include_bytes!("../../../evermap/tests/fixtures/format-8.words");
+    std::fs::write(&store, packed::unpacked(file)).unwrap();
     for (round, arguments) in
         [&[][..], &[], &["--memory", "64M"], &["--memory", "64M"]].into_iter().enumerate()
     {

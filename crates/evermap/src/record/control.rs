@@ -51,15 +51,17 @@ impl Control {
     /// Returns the control word.
     #[inline]
     pub(crate) fn encode(self) -> u64 {
-        let marks = u64::from(self.marks.bits()) << MARKS_SHIFT;
-        encode_checked(WordKind::Control, u64::from(self.expires_at) | marks)
+        encode_checked(WordKind::Control, self.value())
     }
 
     /// Returns the control word while it is not known to be durable.
     pub(crate) fn encode_unflushed(self) -> u64 {
-        let marks = u64::from(self.marks.bits()) << MARKS_SHIFT;
-        let value = UNFLUSHED | u64::from(self.expires_at) | marks;
-        encode_checked(WordKind::Control, value)
+        encode_checked(WordKind::Control, UNFLUSHED | self.value())
+    }
+
+    #[inline]
+    fn value(self) -> u64 {
+        u64::from(self.expires_at) | u64::from(self.marks.bits()) << MARKS_SHIFT
     }
 
     /// Returns what a control word says, or `None` if it is a tombstone or damaged.

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
+use crate::packed;
 use evermap::{Batch, Clock, Error, IndexKind, Map, MapOptions, Meta, Options};
 use evermap_index::testkit::tier;
 use evermap_pm::Medium;
@@ -535,25 +536,12 @@ fn readers_do_not_empty_a_cache() {
     (0..60_000).for_each(|number| map.put(&key_of(number), &[2; 100]).unwrap());
 }
 
-/// Returns the file that is packed as its length and the runs of its words that are not zero.
-fn unpacked(packed: &[u8]) -> Vec<u8> {
-    let number = |bytes: &[u8]| u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
-    let mut file = vec![0; number(packed)];
-    let mut rest = &packed[4..];
-    while !rest.is_empty() {
-        let (at, bytes) = (number(rest) * 8, number(&rest[4..]) * 8);
-        file[at..at + bytes].copy_from_slice(&rest[8..8 + bytes]);
-        rest = &rest[8 + bytes..];
-    }
-    file
-}
-
 /// A file of format 8 is read and written as before, and can become a cache.
 #[test]
 fn a_file_of_an_older_format_becomes_a_cache() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    std::fs::write(&path, unpacked(include_bytes!("../fixtures/format-8.words"))).unwrap();
+    std::fs::write(&path, packed::unpacked(include_bytes!("../fixtures/format-8.words"))).unwrap();
     let key = |number: u32| format!("key {number}").into_bytes();
     let check = |map: &Map| {
         for number in 0..100u32 {

@@ -19,6 +19,8 @@ mod guards;
 mod maps;
 mod model;
 mod ordered;
+#[path = "../fixtures/packed.rs"]
+mod packed;
 mod panics;
 mod read_only;
 mod refs;

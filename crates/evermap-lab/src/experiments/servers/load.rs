@@ -53,24 +53,26 @@ struct Exchange {
     reply: Vec<u8>,
 }
 
-impl Items {
-    fn put_key(&self, into: &mut Vec<u8>, number: u64) {
-        // Writing to a vector cannot fail.
-        let _ = write!(into, "key:{number:016x}");
-    }
+fn put_key(into: &mut Vec<u8>, number: u64) {
+    // Writing to a vector cannot fail.
+    let _ = write!(into, "key:{number:016x}");
+}
 
-    fn put_value(&self, into: &mut Vec<u8>, number: u64) {
+impl Items {
+    /// Appends a key, the numbers that follow it, and its value.
+    fn put_item(&self, into: &mut Vec<u8>, number: u64, numbers: &str) {
+        put_key(into, number);
+        // Writing to a vector cannot fail.
+        let _ = write!(into, " {numbers} {}\r\n", self.value_bytes);
         let word = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
         into.extend(word.iter().cycle().take(self.value_bytes));
+        into.extend_from_slice(b"\r\n");
     }
 
     fn put_set(&self, exchange: &mut Exchange, number: u64) {
         let Exchange { request, expected, .. } = exchange;
         request.extend_from_slice(b"set ");
-        self.put_key(request, number);
-        let _ = write!(request, " 0 0 {}\r\n", self.value_bytes);
-        self.put_value(request, number);
-        request.extend_from_slice(b"\r\n");
+        self.put_item(request, number, "0 0");
         expected.extend_from_slice(b"STORED\r\n");
     }
 
@@ -79,12 +81,9 @@ impl Items {
         request.extend_from_slice(b"get");
         for number in numbers {
             request.push(b' ');
-            self.put_key(request, number);
+            put_key(request, number);
             expected.extend_from_slice(b"VALUE ");
-            self.put_key(expected, number);
-            let _ = write!(expected, " 0 {}\r\n", self.value_bytes);
-            self.put_value(expected, number);
-            expected.extend_from_slice(b"\r\n");
+            self.put_item(expected, number, "0");
         }
         request.extend_from_slice(b"\r\n");
         expected.extend_from_slice(b"END\r\n");
