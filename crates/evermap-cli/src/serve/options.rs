@@ -123,6 +123,10 @@ pub(crate) struct Arguments {
     /// Maximum memory of all values that have not arrived completely
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
     upload_memory: u64,
+    /// Maximum memory of all replies that clients have not read; beyond it those are disconnected
+    /// that have read nothing for the longest time
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    reply_memory: u64,
     /// Also answer requests for metrics of Prometheus at http://ADDRESS/metrics [without an
     /// address: 127.0.0.1:9150]
     #[arg(
@@ -279,6 +283,12 @@ impl Arguments {
         if upload_limit < self.max_item_size {
             return Err(Failure::other("--upload-memory must be at least --max-item-size"));
         }
+        let reply_limit = usize::try_from(self.reply_memory).unwrap_or(usize::MAX);
+        if reply_limit < self.max_item_size.max(defaults.output_limit).saturating_mul(4) {
+            return Err(Failure::other(
+                "--reply-memory must be at least 1M and four times --max-item-size",
+            ));
+        }
         Ok(Config {
             threads: self.threads.unwrap_or(defaults.threads),
             max_connections: self.max_connections,
@@ -290,6 +300,7 @@ impl Arguments {
             backlog: self.backlog.try_into().unwrap_or(u32::MAX),
             item_size_max: self.max_item_size,
             upload_limit,
+            reply_limit,
             metrics: self.metrics,
             binding: match self.protocol {
                 Protocol::Auto => Binding::Auto,

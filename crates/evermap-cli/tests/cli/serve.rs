@@ -403,6 +403,8 @@ fn invalid_settings_are_rejected() {
     run(["serve", "--durability", "volatile", "--path", path]).failure("remove --path");
     run(["serve", "--max-item-size", "2M", "--upload-memory", "1M", "--path", path])
         .failure("--upload-memory must be at least --max-item-size");
+    run(["serve", "--max-item-size", "2M", "--reply-memory", "7M", "--path", path])
+        .failure("--reply-memory must be at least 1M and four times --max-item-size");
     for wrong in [
         ["--listen", "nowhere"],
         ["--memory", "0"],

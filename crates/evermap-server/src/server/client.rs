@@ -1,14 +1,14 @@
 //! One connection: a socket and a session.
 
 use std::io::{self, ErrorKind};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::buffers::{ReadBuffer, ReadResult, ReplyBuffer};
 use super::connections::{Registered, State};
 use super::shared::ConnectionPermit;
 use super::stream::Stream;
-use crate::protocol::{Budget, Context, Next, Reservation, Session};
+use super::unread::Held;
+use crate::protocol::{Context, Next, Session};
 use crate::stats::Count;
 use crate::watch::{CloseReason, Streams};
 
@@ -71,23 +71,22 @@ struct Unsent {
     bytes: Vec<u8>,
     /// The number of bytes that the socket has taken.
     sent: usize,
-    /// Accounts for the memory of `bytes`.
-    reservation: Reservation,
+    /// Accounts for the memory of `bytes`, and of what is encrypted.
+    held: Held,
 }
 
 impl Client {
-    /// Creates a client whose unsent replies are accounted for in `unsent`.
+    /// Creates a client whose unsent replies are accounted for by `held`.
     pub(super) fn new(
         stream: Stream,
         registered: Registered,
         permit: ConnectionPermit,
-        unsent: &Arc<Budget>,
+        held: Held,
     ) -> Self {
-        let reservation = Reservation::new(unsent);
         Client {
             stream,
             session: Session::new(),
-            unsent: Unsent { bytes: Vec::new(), sent: 0, reservation },
+            unsent: Unsent { bytes: Vec::new(), sent: 0, held },
             next: Next::Receive,
             readable: false,
             peer_closed: false,
@@ -109,6 +108,12 @@ impl Client {
     /// Returns `true` if the socket has taken all replies.
     pub(super) fn is_drained(&self) -> bool {
         self.unsent.bytes.is_empty() && self.stream.unsent_len() == 0
+    }
+
+    /// Returns `true` if the client has to go, because all clients hold too much memory and this
+    /// one has read nothing for the longest time.
+    pub(super) fn holds_too_much(&self) -> bool {
+        self.unsent.held.is_disconnected()
     }
 
     /// Returns `true` if the client has been idle for too long. Has to be called a few times within
@@ -218,7 +223,7 @@ impl Client {
     /// turn.
     pub(super) fn refuse_watch(&mut self, reply: &[u8]) {
         self.unsent.bytes = reply.to_vec();
-        self.unsent.reservation.resize(self.unsent.bytes.capacity());
+        self.account_for_unsent(true);
         self.next = Next::Resume;
     }
 
@@ -259,9 +264,7 @@ impl Client {
         self.active |= sent > 0;
         let left = &replies[sent..];
         if left.is_empty() {
-            if self.stream.unsent_len() > 0 {
-                self.reserve_unsent();
-            }
+            self.account_for_unsent(true);
             return Ok(replies);
         }
         let (unsent, spare) = if left.len() <= ReplyBuffer::RETAINED_MAX {
@@ -271,7 +274,8 @@ impl Client {
             ((replies, sent), Vec::new())
         };
         (self.unsent.bytes, self.unsent.sent) = unsent;
-        self.reserve_unsent();
+        // These replies are new, so the time begins now.
+        self.account_for_unsent(true);
         Ok(spare)
     }
 
@@ -284,18 +288,21 @@ impl Client {
         self.stream.send_taken()?;
         let unsent = &mut self.unsent;
         let sent = write_some(&mut self.stream, &unsent.bytes[unsent.sent..], context)?;
-        self.active |= sent > 0 || self.stream.unsent_len() < encrypted;
+        let has_read = sent > 0 || self.stream.unsent_len() < encrypted;
+        self.active |= has_read;
         unsent.sent += sent;
         if unsent.sent == unsent.bytes.len() {
             (unsent.bytes, unsent.sent) = (Vec::new(), 0);
         }
-        self.reserve_unsent();
+        self.account_for_unsent(has_read);
         Ok(())
     }
 
-    /// Accounts for the memory of the bytes that the socket has not taken.
-    fn reserve_unsent(&mut self) {
-        self.unsent.reservation.resize(self.unsent.bytes.capacity() + self.stream.unsent_len());
+    /// Accounts for the memory of the bytes that the socket has not taken. `has_read` says whether
+    /// it has taken some since the last call, or the bytes are new.
+    fn account_for_unsent(&mut self, has_read: bool) {
+        let bytes = self.unsent.bytes.capacity() + self.stream.unsent_len();
+        self.unsent.held.resize(bytes, has_read);
     }
 
     /// Tells the client that nothing follows, before the connection is closed.

@@ -18,6 +18,7 @@ mod shared;
 mod socket;
 mod stream;
 mod tls;
+mod unread;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -75,6 +76,11 @@ pub struct Config {
     /// The maximum memory of the unfinished requests of all connections, in bytes. At least
     /// `item_size_max`. An upload that would exceed it fails as if the store were full.
     pub upload_limit: usize,
+    /// The maximum memory of the replies that clients have not read, of all connections, in bytes.
+    /// If they need more, those clients are disconnected that have read nothing for the longest
+    /// time. At least four times `item_size_max` and four times `output_limit`, so that it is never
+    /// exceeded by one client alone.
+    pub reply_limit: usize,
     /// The version that the `version` command replies with.
     pub version: String,
     /// Settings that `stats settings` shows, by name, in addition to those that the server knows
@@ -151,6 +157,7 @@ impl Default for Config {
             item_size_max: 1 << 20,
             output_limit: 256 << 10,
             upload_limit: 256 << 20,
+            reply_limit: 1 << 30,
             // Clients and test suites use this to learn how a server behaves, so it begins with the
             // version of memcached whose replies this server follows.
             version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
@@ -206,6 +213,14 @@ impl Config {
             return invalid(format!(
                 "upload_limit = {}: must be at least item_size_max, {} bytes",
                 self.upload_limit, self.item_size_max
+            ));
+        }
+        let reply_limit_min = self.item_size_max.max(self.output_limit).saturating_mul(4);
+        if self.reply_limit < reply_limit_min {
+            return invalid(format!(
+                "reply_limit = {}: must be at least {reply_limit_min} bytes, which is four times \
+                 item_size_max and output_limit",
+                self.reply_limit
             ));
         }
         let buffers = [
@@ -371,7 +386,7 @@ impl Server {
     /// Allocators tend to keep such memory. A program can use this number to decide when to ask the
     /// allocator to return it to the system.
     pub fn freed_bytes(&self) -> u64 {
-        self.shared.uploads.released() + self.shared.unsent.released()
+        self.shared.uploads.released() + self.shared.unread.freed()
     }
 
     /// Adds a statistic to the reply of `stats`, or replaces the one with the same name.

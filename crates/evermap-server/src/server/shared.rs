@@ -12,6 +12,7 @@ use mio::Waker;
 
 use super::connections::Connections;
 use super::tls::{ClientCertificates, TlsSettings, TlsVersion};
+use super::unread::Unread;
 use super::{Config, ListenAddress, WhenFull};
 use crate::cache::Cache;
 use crate::cumulative::{Cumulative, Offsets};
@@ -32,8 +33,8 @@ pub(super) struct Shared {
     pub(super) counters: Box<[Counters]>,
     /// Accounts for the memory of unfinished requests.
     pub(super) uploads: Arc<Budget>,
-    /// Accounts for the memory of unsent replies. There is no limit beyond that of each client.
-    pub(super) unsent: Arc<Budget>,
+    /// Accounts for the memory of unsent replies.
+    pub(super) unread: Arc<Unread>,
     /// Statistics that the program around the server adds to `stats`.
     extra_stats: Mutex<BTreeMap<&'static str, String>>,
     /// The sums of the counters at the last `stats reset`.
@@ -77,6 +78,7 @@ impl Shared {
         hub.set_detail(config.detail);
         let latencies = (0..config.threads).map(|_| Latencies::default()).collect();
         let uploads = Budget::new(config.upload_limit);
+        let unread = Unread::new(config.reply_limit);
         let verbosity = config.verbosity;
         let counters = (0..config.threads).map(|_| Counters::default()).collect();
         let offsets = Offsets::new(config.earlier.clone());
@@ -88,7 +90,7 @@ impl Shared {
             stopping: AtomicBool::new(false),
             counters,
             uploads,
-            unsent: Budget::new(usize::MAX),
+            unread,
             extra_stats: Mutex::default(),
             baseline: Mutex::default(),
             offsets,
@@ -203,7 +205,8 @@ impl Shared {
         each("log_watchers", &watchers);
         each("evermap_watcher_bytes", &buffered);
         each("evermap_upload_bytes", &self.uploads.reserved());
-        each("evermap_unsent_bytes", &self.unsent.reserved());
+        each("evermap_unsent_bytes", &self.unread.bytes());
+        each("evermap_unread_kicks", &self.unread.kicks());
         for (name, value) in &*self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner) {
             each(name, value);
         }
@@ -262,6 +265,7 @@ impl Shared {
         each("worker_logbuf_size", &config.worker_log_buffer);
         each("output_limit", &config.output_limit);
         each("upload_limit", &config.upload_limit);
+        each("reply_limit", &config.reply_limit);
         each("ssl_enabled", &yes_no(config.tls.is_some()));
         if let Some(tls) = &config.tls {
             tls_settings(tls.settings(), each);

@@ -14,6 +14,7 @@ use super::connections::{Connection, Peer, Registered, State};
 use super::idle::IdleCheck;
 use super::shared::{ConnectionPermit, Shared, unix_seconds};
 use super::stream::Stream;
+use super::unread::Held;
 use crate::protocol::Context;
 use crate::stats::Count;
 use crate::watch::{CloseReason, Hub, Streams, Topic};
@@ -39,10 +40,13 @@ pub(super) struct Worker {
     idle_check: Option<IdleCheck>,
 }
 
-/// The queue through which a worker receives connections from the acceptor.
+/// The queues through which a worker receives connections from the acceptor, and learns from the
+/// other workers which of its clients to disconnect.
 pub(super) struct Mailbox {
     /// `None` after the worker has ended.
     queue: Mutex<Option<Vec<(Stream, ConnectionPermit)>>>,
+    /// Tokens of clients that [hold too much](Client::holds_too_much).
+    disconnected: Mutex<Vec<usize>>,
     /// The number of connections that the worker serves or that are in the queue.
     load: AtomicUsize,
     /// The number of times that the worker has waited for events.
@@ -73,6 +77,19 @@ impl Mailbox {
         queue.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
+    /// Makes the worker disconnect a client, if it [holds too much](Client::holds_too_much): the
+    /// token may belong to another one by then.
+    pub(super) fn disconnect(&self, token: usize) {
+        self.disconnected.lock().unwrap_or_else(PoisonError::into_inner).push(token);
+        // Waking fails only if the event queue is closed, and then the worker has ended.
+        let _ = self.waker.wake();
+    }
+
+    /// Removes and returns the tokens of clients to disconnect.
+    fn take_disconnected(&self) -> Vec<usize> {
+        std::mem::take(&mut *self.disconnected.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Closes the queued connections and all that are delivered later.
     fn close(&self) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,7 +114,8 @@ impl Worker {
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let queue = Mutex::new(Some(Vec::new()));
         let (load, waits) = (AtomicUsize::new(0), AtomicU64::new(0));
-        let mailbox = Arc::new(Mailbox { queue, load, waits, waker });
+        let disconnected = Mutex::default();
+        let mailbox = Arc::new(Mailbox { queue, disconnected, load, waits, waker });
         let idle_check = IdleCheck::new(&shared.config);
         let worker = Worker {
             shared,
@@ -136,7 +154,10 @@ impl Worker {
             let waiting = std::mem::take(&mut self.run_queue);
             for event in &events {
                 match event.token() {
-                    WAKER => self.adopt_connections(&context),
+                    WAKER => {
+                        self.adopt_connections(&context);
+                        self.disconnect_holding(&context);
+                    }
                     Token(token) => self.ready(token, event, &context, ready_at),
                 }
             }
@@ -176,8 +197,8 @@ impl Worker {
             let number = socket.number();
             let registered = self.shared.open.add(number, peer, State::Read, context.now);
             report_opened(context, registered.connection());
-            self.clients[token] =
-                Some(Client::new(stream, registered, permit, &self.shared.unsent));
+            let held = Held::new(&self.shared.unread, &self.mailbox, token);
+            self.clients[token] = Some(Client::new(stream, registered, permit, held));
         }
     }
 
@@ -207,6 +228,15 @@ impl Worker {
             Turn::Again => self.run_queue.push(token),
             Turn::Close(reason) => self.close(token, reason, context),
             Turn::Watch(streams) => self.start_watch(token, streams),
+        }
+    }
+
+    /// Disconnects clients of this worker because all clients hold too many unread replies.
+    fn disconnect_holding(&mut self, context: &Context<'_>) {
+        for token in self.mailbox.take_disconnected() {
+            if self.clients[token].as_ref().is_some_and(Client::holds_too_much) {
+                self.close(token, CloseReason::Unread, context);
+            }
         }
     }
 
@@ -241,7 +271,7 @@ impl Worker {
                     // If this fails, so does the registration with the hub, which closes it.
                     let _ = stream.deregister(self.poll.registry());
                     registered.end_turn(State::Watch);
-                    let held = Held { hub: hub.clone(), registered, _permit: permit };
+                    let held = Watcher { hub: hub.clone(), registered, _permit: permit };
                     hub.adopt(Box::new(stream), streams, slot, Box::new(held));
                 }
                 self.release(token);
@@ -291,13 +321,13 @@ impl Worker {
 }
 
 /// What a watcher has of the connection that it was.
-struct Held {
+struct Watcher {
     hub: Arc<Hub>,
     registered: Registered,
     _permit: ConnectionPermit,
 }
 
-impl Drop for Held {
+impl Drop for Watcher {
     fn drop(&mut self) {
         let Connection { number, ref peer, .. } = **self.registered.connection();
         self.hub.closed(number, peer.address.as_bytes(), peer.transport, peer.port);

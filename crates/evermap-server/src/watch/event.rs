@@ -125,6 +125,9 @@ names! {
         Normal = "normal",
         /// The client sent nothing for the time that is allowed.
         IdleTimeout = "idle_timeout",
+        /// All clients held too many replies that they had not read, and this one had read nothing
+        /// for the longest time.
+        Unread = "unread_replies",
         /// The server stops.
         Shutdown = "shutdown",
     }

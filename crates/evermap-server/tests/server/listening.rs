@@ -30,6 +30,12 @@ fn ask(stream: &mut (impl Read + Write), request: &str, reply: &str) {
 }
 
 fn stat(stream: &mut (impl Read + Write), command: &str, name: &str) -> String {
+    let (text, prefix) = (stats(stream, command), format!("STAT {name} "));
+    let value = text.lines().find_map(|line| line.strip_prefix(&prefix));
+    value.unwrap_or_else(|| panic!("no {name} in {text}")).to_owned()
+}
+
+fn stats(stream: &mut (impl Read + Write), command: &str) -> String {
     stream.write_all(format!("{command}\r\n").as_bytes()).unwrap();
     let mut text = Vec::new();
     while !text.ends_with(b"END\r\n") {
@@ -38,9 +44,7 @@ fn stat(stream: &mut (impl Read + Write), command: &str, name: &str) -> String {
         assert!(len > 0, "closed");
         text.extend_from_slice(&piece[..len]);
     }
-    let (text, prefix) = (String::from_utf8(text).unwrap(), format!("STAT {name} "));
-    let value = text.lines().find_map(|line| line.strip_prefix(&prefix));
-    value.unwrap_or_else(|| panic!("no {name} in {text}")).to_owned()
+    String::from_utf8(text).unwrap()
 }
 
 #[test]
@@ -230,6 +234,63 @@ fn a_client_that_does_not_read_is_idle() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(stat(&mut other, "stats", "evermap_unsent_bytes"), "0");
+}
+
+/// Clients of all workers share the limit. Those that read nothing are disconnected, beginning with
+/// the one that has done so for the longest time; a client that reads slowly is not.
+#[test]
+fn clients_that_hold_too_many_replies_are_disconnected() {
+    const LIMIT: usize = 4 << 20;
+    const GETS: usize = 20;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let _server = serve(vec![Listener::unix(&path, 0o700).unwrap()], |config| {
+        config.threads = 2;
+        config.reply_limit = LIMIT;
+    });
+    let connect = || UnixStream::connect(&path).unwrap();
+    let mut other = connect();
+    let value = "v".repeat(1_000_000);
+    ask(&mut other, &format!("set a 0 0 {}\r\n{value}\r\n", value.len()), "STORED\r\n");
+    let reply = format!("VALUE a 0 {}\r\n{value}\r\nEND\r\n", value.len());
+    let greedy = || {
+        let mut stream = connect();
+        stream.write_all(&b"get a\r\n".repeat(GETS)).unwrap();
+        stream
+    };
+    // Returns the number of clients whose sockets are full.
+    let full =
+        |stream: &mut UnixStream| stats(stream, "stats conns").matches(" conn_mwrite\r\n").count();
+    let mut reader = greedy();
+    // The system takes a fifth of a value for each of these, so that only a few are within the
+    // limit. The reader needs so many parts that it has not read everything afterwards.
+    let mut holding = Vec::new();
+    for _ in 0..GETS / 2 {
+        holding.push(greedy());
+        ask(&mut reader, "", &reply);
+        // Until the server waits for all of them, so that they are in order.
+        let total = (holding.len() + 2).to_string();
+        while stat(&mut other, "stats", "total_connections") != total
+            || stat(&mut other, "stats", "curr_connections") != (full(&mut other) + 1).to_string()
+        {
+            std::thread::yield_now();
+        }
+    }
+    while stat(&mut other, "stats", "evermap_unread_kicks").parse::<usize>().unwrap() < 4 {
+        std::thread::yield_now();
+    }
+    let unsent: usize = stat(&mut other, "stats", "evermap_unsent_bytes").parse().unwrap();
+    assert!(unsent <= LIMIT, "{unsent}");
+    ask(&mut reader, "", &reply.repeat(GETS - GETS / 2));
+    // The last one that came is served completely, and the first one was disconnected.
+    ask(&mut holding.pop().unwrap(), "", &reply.repeat(GETS));
+    let mut first = Vec::new();
+    let _ = holding.swap_remove(0).read_to_end(&mut first);
+    assert!(first.len() < reply.len());
+    drop(holding);
+    while stat(&mut other, "stats", "evermap_unsent_bytes") != "0" {
+        std::thread::yield_now();
+    }
 }
 
 #[test]
