@@ -22,7 +22,7 @@ use crate::map::inner::{MapInner, MapState};
 use crate::record::cas::lost;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::record::{Record, tombstone_of};
-use crate::{Error, Evermap, IndexKind, Map, Marks, Meta, Outcome, Result};
+use crate::{Error, Evermap, IndexKind, Map, Meta, Outcome, Result};
 
 /// The maximum length of the name of a map, bytes.
 pub const MAP_NAME_MAX: usize = 250;
@@ -560,7 +560,7 @@ impl<M: Medium> Map<M> {
     /// space.
     fn insert_name(&self, name: &[u8], value: &[u8]) -> Result<()> {
         let name = self.key(name)?;
-        let absent = |found: Option<(u64, Marks)>| found.is_none();
+        let absent = |found: Option<Record<'_, M>>| found.is_none();
         match self.try_store(name, value, Meta::default(), MutateMode::MayInsert, None, &absent)? {
             Outcome::Inserted { .. } => Ok(()),
             _ => unreachable!("the table is locked"),

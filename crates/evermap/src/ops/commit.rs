@@ -166,6 +166,7 @@ impl<M: Medium> Map<M> {
 
     /// Decides about `key`, which is locked and bound to `word`. The caller has a `permit` if no
     /// batch can run.
+    #[inline(always)]
     fn round(
         &self,
         key: BytesRef<'_>,
@@ -216,6 +217,7 @@ impl<M: Medium> Map<M> {
 
     /// Retires the record that was replaced, updates the counts, and makes the key due when the new
     /// record expires.
+    #[inline]
     pub(crate) fn account(
         &self,
         key: BytesRef<'_>,
@@ -237,8 +239,9 @@ impl<M: Medium> Map<M> {
         }
         if let Some(draft) = new {
             records += 1;
-            bytes += draft.block_bytes() as i64;
-            self.inner.size_hint.written(draft.cas(), draft.block_bytes());
+            let block = draft.block_bytes();
+            bytes += block as i64;
+            self.inner.size_hint.written(draft.cas(), block);
         }
         if self.inner.counters.change(records, bytes) {
             self.inner.set_bound(&self.db.file.pool);
@@ -248,6 +251,7 @@ impl<M: Medium> Map<M> {
     /// Retires a record that was unlinked durably, and makes it unreadable. Returns the bytes that
     /// it was counted with, or `None` if it was retired before: then it was not counted, and its
     /// block must not be freed.
+    #[inline]
     fn retire(&self, word: u64, guard: &Guard<'_>) -> Option<u64> {
         let Ok(record) = Record::at(self.db.file.pool.medium(), word) else {
             // Damage: its block may be part of something else by now. It is better to leak it than
@@ -285,6 +289,7 @@ fn change_of(old: Option<u64>, action: Action) -> Change {
 ///
 /// # Errors
 /// The error of the index, if nothing has changed.
+#[inline]
 fn settled(
     done: evermap_pm::Result<Change>,
     decided: Option<Change>,

@@ -21,12 +21,27 @@ impl<M: Medium> Evermap<M> {
     /// sweep, or by moving records together.
     ///
     /// `attempt` must not hold a guard when it returns.
+    #[inline(always)]
     pub(crate) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
+        match attempt() {
+            answer @ Err(Error::Full { .. } | Error::Storage(_)) => {
+                self.make_space_and_retry(answer, attempt)
+            }
+            answer => answer,
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_space_and_retry<R>(
+        &self,
+        mut answer: Result<R>,
+        mut attempt: impl FnMut() -> Result<R>,
+    ) -> Result<R> {
         let is_short = |answer: &Result<R>| match answer {
             Err(Error::Storage(error)) => error.is_no_space(),
             _ => false,
         };
-        let mut answer = attempt();
         while let Err(Error::Full { needed, .. }) = answer {
             let made = self.open_maps().iter().any(|map| map.make_space(needed));
             // Even if not: other threads may have made some before.

@@ -113,9 +113,10 @@ impl<M: Medium> Map<M> {
     /// See [`Map`].
     pub fn get_or_insert(&self, key: &[u8], value: &[u8]) -> Result<Vec<u8>> {
         let (mut old, meta) = (OldValue::default(), Meta::default());
-        let is_absent = |found: Option<(u64, Marks)>| found.is_none();
         let stored =
-            self.store(key, value, meta, MutateMode::MayInsert, Some(&mut old), is_absent)?;
+            self.store(key, value, meta, MutateMode::MayInsert, Some(&mut old), |found| {
+                found.is_none()
+            })?;
         Ok(old.of(stored).unwrap_or_else(|| value.to_vec()))
     }
 
@@ -201,12 +202,14 @@ impl<M: Medium> Map<M> {
         meta: Meta,
     ) -> Result<Outcome> {
         self.store(key, value, meta, MutateMode::ExistingOnly, None, |found| {
-            found.is_some_and(|(found, has)| found == cas && !has.intersects(marks))
+            found.is_some_and(|record| {
+                let has = || record.control().unwrap_or_default().marks;
+                record.cas() == cas && !has().intersects(marks)
+            })
         })
     }
 
-    /// Stores a record if `allowed`, given the CAS id and the marks of the live one. Copies the
-    /// value of the live one to `old`.
+    /// Stores a record if `allowed`, given the live one. Copies the value of the live one to `old`.
     fn store(
         &self,
         key: &[u8],
@@ -214,7 +217,7 @@ impl<M: Medium> Map<M> {
         meta: Meta,
         mode: MutateMode,
         mut old: Option<&mut OldValue>,
-        allowed: impl Fn(Option<(u64, Marks)>) -> bool,
+        allowed: impl Fn(Option<Record<'_, M>>) -> bool,
     ) -> Result<Outcome> {
         let key = self.begin_change(key)?;
         self.db.with_space(|| self.try_store(key, value, meta, mode, old.as_deref_mut(), &allowed))
@@ -228,7 +231,7 @@ impl<M: Medium> Map<M> {
         meta: Meta,
         mode: MutateMode,
         old: Option<&mut OldValue>,
-        allowed: &impl Fn(Option<(u64, Marks)>) -> bool,
+        allowed: &impl Fn(Option<Record<'_, M>>) -> bool,
     ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
         // What the index has about the key arrives while the record is written.
@@ -236,24 +239,20 @@ impl<M: Medium> Map<M> {
         let draft = self.draft(key, value, meta)?;
         draft.persist();
         self.inner.index.prefetch_record(key, HEAD);
-        let mut found = None;
-        let mut word = None;
-        let mut stored = false;
+        let (mut found, mut stored) = (None, false);
         self.commit(key, mode, &guard, Some(&draft), &mut |live| {
-            let marks = |record: Record<'_, M>| record.control().unwrap_or_default().marks;
-            found = live.map(|record| record.cas());
-            word = live.map(|record| record.word());
-            stored = allowed(live.map(|record| (record.cas(), marks(record))));
+            found = live.map(|record| (record.cas(), record.word()));
+            stored = allowed(live);
             if stored { Verdict::Publish } else { Verdict::Keep }
         })?;
-        if let (Some(old), Some(word)) = (old, word) {
+        if let (Some(old), Some((_, word))) = (old, found) {
             self.copy_old(key, word, old)?;
         }
         let cas = draft.cas();
         Ok(match (found, stored) {
             (None, true) => Outcome::Inserted { cas },
             (Some(_), true) => Outcome::Updated { cas },
-            (Some(cas), false) => Outcome::Kept { cas },
+            (Some((cas, _)), false) => Outcome::Kept { cas },
             (None, false) => Outcome::Absent,
         })
     }
