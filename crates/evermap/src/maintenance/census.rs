@@ -17,7 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use evermap_pm::epoch::thread_ordinal;
 use evermap_pm::sync::{Mutex, MutexGuard};
 
-const SHARDS: usize = 16;
+/// The first threads have a shard each, which no other thread writes, so that a change of it needs
+/// no locked instruction. All others share the rest.
+const OWN_SHARDS: usize = 12;
+const SHARED_SHARDS: usize = 4;
+const SHARDS: usize = OWN_SHARDS + SHARED_SHARDS;
 /// The bytes by which each shard may grow before the bound in the file has to be raised: this part
 /// of all bytes, but at least `SLACK_LEAST`.
 const SLACK_PART: i64 = 128;
@@ -87,27 +91,41 @@ impl Counters {
         };
         counters.add(known.unwrap_or_default());
         // The bound covers what is there, and nothing more.
-        let first = &counters.shards[0];
+        let first = &counters.shards[OWN_SHARDS];
         first.covered.store(first.bytes.load(Relaxed), Relaxed);
         counters
     }
 
     fn add(&self, totals: Totals) {
-        self.shards[0].records.fetch_add(totals.records as i64, Relaxed);
-        self.shards[0].bytes.fetch_add(totals.bytes as i64, Relaxed);
+        let shared = &self.shards[OWN_SHARDS];
+        shared.records.fetch_add(totals.records as i64, Relaxed);
+        shared.bytes.fetch_add(totals.bytes as i64, Relaxed);
     }
 
     /// Counts a change. Returns `true` if the bound in the file has to be
     /// [raised](Counters::set_bound).
     #[inline]
     pub(crate) fn change(&self, records: i64, bytes: i64) -> bool {
-        let shard = &self.shards[thread_ordinal() % SHARDS];
-        if records != 0 {
+        let number = thread_ordinal();
+        let (shard, bytes_now) = if number < OWN_SHARDS {
+            // No other living thread has this number. What an earlier thread with this number
+            // stored happened before, because numbers are passed on under a lock.
+            let shard = &self.shards[number];
+            let add = |count: &AtomicI64, more| {
+                let sum = count.load(Relaxed) + more;
+                count.store(sum, Relaxed);
+                sum
+            };
+            add(&shard.records, records);
+            (shard, add(&shard.bytes, bytes))
+        } else {
+            let shard = &self.shards[OWN_SHARDS + number % SHARED_SHARDS];
             shard.records.fetch_add(records, Relaxed);
-        }
+            (shard, shard.bytes.fetch_add(bytes, Relaxed) + bytes)
+        };
         // This thread has the cache line already. A crash between the change and the new bound
         // costs one record per thread.
-        bytes != 0 && shard.bytes.fetch_add(bytes, Relaxed) + bytes > shard.covered.load(Relaxed)
+        bytes != 0 && bytes_now > shard.covered.load(Relaxed)
     }
 
     /// Chooses a new bound, and calls `keep` to store it in the file.
