@@ -97,7 +97,8 @@ pub(crate) fn process_number() -> u64 {
         0 => {
             let number = LAST.fetch_add(1, Relaxed) + 1;
             // Another thread of the child may have been first.
-            word.compare_exchange(0, number, Relaxed, Relaxed).map_or_else(|first| first, |_| number)
+            word.compare_exchange(0, number, Relaxed, Relaxed)
+                .map_or_else(|first| first, |_| number)
         }
         number => number,
     }

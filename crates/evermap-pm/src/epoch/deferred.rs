@@ -177,7 +177,7 @@ impl Domain {
         let bytes = bytes + heap + size_of::<Waiting>();
         // SAFETY: by the contract.
         let call = unsafe { Call::new(call) };
-        let advance = {
+        let (epoch, waits) = {
             // In a forked child the call may be lost, like a block.
             let Some(mut calls) = list.lock(self) else { return };
             // As in `retire_with_total`.
@@ -190,10 +190,10 @@ impl Domain {
                 return;
             }
             calls.since_run = 0;
-            calls.waiting.front().is_some_and(|first| first.epoch + 2 > epoch)
+            (epoch, calls.waiting.front().is_some_and(|first| first.epoch + 2 > epoch))
         };
-        if advance {
-            let _ = self.advance();
+        if waits {
+            let _ = self.advance_from(epoch);
         }
         // Twice what is deferred until the next attempt, so that a backlog shrinks, but one thread
         // does not pay for all of it.

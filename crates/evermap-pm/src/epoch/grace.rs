@@ -1,13 +1,15 @@
 //! Waiting for grace periods, and asking whether they are over.
 
 use std::fmt;
+use std::io;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::time::{Duration, Instant};
 
-use super::Domain;
 use super::report::{Stall, Watch};
 use super::slots::schedule_point;
+use super::{Advance, Domain};
 use crate::sync::Backoff;
+use crate::{Error, ErrorKind};
 
 /// A grace period that a thread has [started](Domain::start), and can ask for its end.
 ///
@@ -72,6 +74,16 @@ impl fmt::Display for WaitError {
 
 impl std::error::Error for WaitError {}
 
+impl From<WaitError> for Error {
+    #[cold]
+    fn from(error: WaitError) -> Self {
+        match error {
+            WaitError::Forked => ErrorKind::Forked.into(),
+            error => Error::io("waiting for readers", "memory".as_ref(), io::Error::other(error)),
+        }
+    }
+}
+
 impl Domain {
     /// Starts a grace period: it is over when every guard that exists now has been dropped, and
     /// every thread that is online now has announced a quiescent state, or gone offline. Never
@@ -103,10 +115,11 @@ impl Domain {
         loop {
             // Acquire: the accesses of readers that are gone happen before what the caller does
             // next.
-            if self.global.load(Acquire) >= period.over_in {
+            let epoch = self.global.load(Acquire);
+            if epoch >= period.over_in {
                 return true;
             }
-            if self.advance() != Ok(true) {
+            if self.advance_from(epoch) != Ok(Advance::Done) {
                 return false;
             }
         }
@@ -137,23 +150,22 @@ impl Domain {
         self.wait_for(self.start(), Some(timeout))
     }
 
-    fn wait_for(&self, period: GracePeriod, timeout: Option<Duration>) -> Result<(), WaitError> {
-        if self.is_pinned() {
-            return Err(WaitError::HoldsGuard);
-        }
-        self.wait_unpinned(period, timeout)
-    }
-
-    /// Waits for a grace period. The calling thread must not hold a guard.
-    pub(super) fn wait_unpinned(
+    pub(super) fn wait_for(
         &self,
         period: GracePeriod,
         timeout: Option<Duration>,
     ) -> Result<(), WaitError> {
+        if self.is_pinned() {
+            return Err(WaitError::HoldsGuard);
+        }
         let (began, mut backoff, mut watch) = (Instant::now(), Backoff::new(), Watch::new(self));
-        // Acquire: as in `is_over`.
-        while self.global.load(Acquire) < period.over_in {
-            if self.advance()? {
+        loop {
+            // Acquire: as in `is_over`.
+            let epoch = self.global.load(Acquire);
+            if epoch >= period.over_in {
+                return Ok(());
+            }
+            if self.advance_from(epoch)? == Advance::Done {
                 continue;
             }
             let waited = began.elapsed();
@@ -163,6 +175,5 @@ impl Domain {
             watch.waited(waited);
             backoff.wait_long();
         }
-        Ok(())
     }
 }

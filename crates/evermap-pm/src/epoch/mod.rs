@@ -1,11 +1,22 @@
 //! Grace periods: a block is reused only when no thread can still access it.
 //!
-//! A reader holds a [`Guard`] while it uses what it found. A block that was unlinked is
-//! [retired](Domain::retire), and passed to the domain's reclaimer when every guard that existed at
-//! that moment has been dropped. This is epoch-based reclamation after Fraser (2004): a guard
-//! announces the global epoch that it saw; the epoch advances only when every announced guard has
-//! seen the current one; a block that was retired in epoch `e` is unreachable for all threads in
-//! epoch `e + 2`.
+//! A reader holds a [`Guard`] while it uses what it found. A *grace period* is over when every
+//! guard that existed at its start has been dropped. There are four ways to use one:
+//!
+//! * A block that was unlinked is [retired](Domain::retire), and passed to the domain's reclaimer
+//!   after a grace period.
+//! * Any other function is [deferred](Domain::defer) until a grace period is over.
+//! * [`Domain::synchronize`] waits for a grace period. It is the tool of an algorithm that changes
+//!   a structure in steps of which no reader may see a later one without an earlier one.
+//! * [`Domain::start`] and [`Domain::is_over`] do the same without waiting, for an event loop.
+//!
+//! This is epoch-based reclamation after Fraser (2004): a guard announces the global epoch that it
+//! saw; the epoch advances only when every announced guard has seen the current one; a block that
+//! was retired in epoch `e` is unreachable for all threads in epoch `e + 2`. So a grace period that
+//! begins in epoch `e` is over in epoch `e + 2`, and all that begin in one epoch are the same:
+//! threads that wait at the same time share the work.
+//!
+//! # Readers
 //!
 //! A guard occupies a slot of a table. Each of the first 256 threads has a slot of its own, so that
 //! a guard costs two ordinary stores. Guards of other threads, and nested guards, use shared slots.
@@ -13,19 +24,34 @@
 //! for a slot. A guard is dropped on the thread that created it, so a thread can tell whether it
 //! holds one.
 //!
-//! The memory that waits for guards is bounded if the owner of the domain [sets a
+//! A thread that comes back to one place again and again can be a [`Reader`] instead. That is a
+//! guard that it renews there: between two *quiescent states* it reads without any store. While it
+//! sleeps, it is *offline*. Both kinds of readers can be mixed in a domain and in a thread.
+//!
+//! # Bounds
+//!
+//! The memory that waits for readers is bounded if the owner of the domain [sets a
 //! limit](Domain::set_backlog_limit): beyond the limit the domain is [backed
 //! up](Domain::is_backed_up), and mutations wait, or fail with the name of the [thread](Holder)
-//! whose guard they wait for.
+//! that they wait for. That thread is also [reported](Domain::report_stalls) by others that wait.
+//!
+//! # Fences
 //!
 //! An announcement must be visible before the loads that it protects. Instead of a fence in every
 //! guard there is one *process-wide* fence ([`membarrier`]) whenever the epoch advances, which is
 //! once in hundreds of retirements, because it interrupts every processor that runs a thread of
-//! this process. If the system has no such fence, all slots are shared, and guards execute a fence
-//! themselves.
+//! this process. If the system has no such fence, or a filter of system calls forbids it, all slots
+//! are shared, and guards execute a fence themselves. If it is forbidden only later, no grace
+//! period ends any more, which is an [error](WaitError::FenceRefused).
+//!
+//! # Crashes and forks
 //!
 //! The list of retired blocks is volatile: after a crash, reachability alone decides which blocks
 //! are free.
+//!
+//! In a forked child a domain works if no other thread had a guard or was changing the domain when
+//! the process forked. So a server can fork to run in the background. Otherwise no grace period
+//! ends in the child, which is an [error](WaitError::Forked): it can read, and waits for nothing.
 //!
 //! [`membarrier`]: https://man7.org/linux/man-pages/man2/membarrier.2.html
 
@@ -102,8 +128,7 @@ pub struct Domain {
     /// When the epoch last advanced, in nanoseconds since the domain was created. A guard that lags
     /// behind is older.
     advanced: AtomicU64,
-    /// Held by the thread that advances the epoch. One is enough: others would only interrupt all
-    /// processors once more.
+    /// Held by the thread that advances the epoch.
     advancing: Mutex<()>,
     /// How often all threads were made to execute a fence.
     fences: AtomicU64,
@@ -131,8 +156,8 @@ pub struct EpochStats {
     pub oldest_guard_lag: u64,
     /// Bytes that are retired but not reclaimed yet, and those of deferred calls.
     pub bytes_waiting: usize,
-    /// How often all threads of the process were made to execute a fence, or how often the fence
-    /// was not needed because guards execute it themselves: the price of grace periods.
+    /// How often a thread made all threads of the process execute a fence to advance the epoch, or
+    /// found that guards execute fences themselves.
     pub fences: u64,
 }
 
@@ -154,6 +179,16 @@ pub struct Guard<'d> {
     slot: &'d GuardSlot,
     /// Like the guard of a lock: may be shared between threads, but not moved to another one.
     not_send: PhantomData<std::sync::MutexGuard<'static, ()>>,
+}
+
+/// The result of an attempt to advance the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Advance {
+    Done,
+    /// A guard has not seen the current epoch.
+    HeldUp,
+    /// Another thread is advancing the epoch.
+    Busy,
 }
 
 impl Domain {
@@ -311,7 +346,7 @@ impl Domain {
         drop(list);
         if waits {
             // If it does not advance, later retirements try again.
-            let _ = self.advance();
+            let _ = self.advance_from(epoch);
         }
         self.collect(shard);
         self.run_calls(&self.calls[number], 2 * *COLLECT_AT.start() as usize);
@@ -370,27 +405,34 @@ impl Domain {
                 return Ok(());
             }
             let until = *wait_until.get_or_insert_with(|| Instant::now() + timeout);
-            let Ok(moved) = self.advance() else { return Err(self.backlog()) };
-            if !moved && self.is_pinned() || Instant::now() >= until {
+            let Ok(advance) = self.advance() else { return Err(self.backlog()) };
+            if advance == Advance::HeldUp && self.is_pinned() || Instant::now() >= until {
                 return Err(self.backlog());
             }
-            if !moved {
+            if advance != Advance::Done {
                 backoff.wait();
             }
         }
     }
 
-    /// Advances the epoch if every guard has seen the current one. Returns `false` if one has not,
-    /// or another thread is advancing the epoch.
+    /// Advances the epoch if every guard has seen the current one.
     ///
     /// # Errors
     ///
     /// `Forked`, `FenceRefused`.
-    fn advance(&self) -> Result<bool, WaitError> {
+    fn advance(&self) -> Result<Advance, WaitError> {
+        self.advance_from(self.global.load(Relaxed))
+    }
+
+    /// Advances the epoch from `epoch`, unless another thread has done so already.
+    fn advance_from(&self, epoch: u64) -> Result<Advance, WaitError> {
         self.ensure_not_forked()?;
-        let Some(_advancing) = self.try_advancing() else { return Ok(false) };
-        // Relaxed: it changes only under this lock.
-        let epoch = self.global.load(Relaxed);
+        let Some(_advancing) = self.try_advancing() else { return Ok(Advance::Busy) };
+        // Relaxed: it changes only under this lock. If it has changed, advancing once more would
+        // only interrupt all processors once more.
+        if self.global.load(Relaxed) != epoch {
+            return Ok(Advance::Done);
+        }
         let lags = |slot: &GuardSlot| {
             schedule_point();
             let announced = slot.announced.load(Relaxed);
@@ -398,13 +440,13 @@ impl Domain {
         };
         // First without a fence: if a guard is known to lag behind, the fence is not needed.
         if self.slots().any(lags) {
-            return Ok(false);
+            return Ok(Advance::HeldUp);
         }
         if !self.fence_everyone() {
             return Err(WaitError::FenceRefused);
         }
         if self.slots().any(lags) {
-            return Ok(false);
+            return Ok(Advance::HeldUp);
         }
         // Acquire: loads under guards that have been dropped happen before any reuse that follows.
         fence(Acquire);
@@ -412,7 +454,7 @@ impl Domain {
         // start of grace periods in the old one: see `start`.
         self.global.fetch_add(1, Release);
         self.advanced.store(self.began.elapsed().as_nanos() as u64, Relaxed);
-        Ok(true)
+        Ok(Advance::Done)
     }
 
     /// Acquires the lock of the advancing thread, if it is free.
@@ -473,19 +515,26 @@ impl Domain {
     /// Waits until everything is reclaimed that was retired before the call, or under a guard that
     /// existed at the call; and until deferred calls have been executed likewise.
     ///
-    /// Must not be called by a thread that [holds a guard](Domain::is_pinned) of this domain,
-    /// because it would wait for itself. Returns without having reclaimed everything where
-    /// [`synchronize`](Domain::synchronize) fails for another reason.
+    /// # Panics
+    ///
+    /// Where [`try_drain`](Domain::try_drain) returns an error.
     pub fn drain(&self) {
+        self.try_drain().unwrap_or_else(|error| panic!("draining a domain: {error}"));
+    }
+
+    /// Waits like [`drain`](Domain::drain).
+    ///
+    /// # Errors
+    ///
+    /// As of [`synchronize`](Domain::synchronize). What could be reclaimed may have been.
+    pub fn try_drain(&self) -> Result<(), WaitError> {
         // Once for those guards, and once for the blocks that were retired under them.
-        for _ in 0..2 {
-            if self.wait_unpinned(self.start(), None).is_err() {
-                return;
-            }
-        }
+        self.synchronize()?;
+        self.synchronize()?;
         self.collect_all();
         self.finish_calls();
         self.update_backed_up();
+        Ok(())
     }
 
     /// Reclaims blocks and executes calls whose grace period is over, and advances others. Never
@@ -505,8 +554,8 @@ impl Domain {
         // The last retired blocks are reclaimed two epochs later.
         let target = self.global.load(Relaxed) + 2;
         while self.global.load(Acquire) < target {
-            let Ok(moved) = self.advance() else { break };
-            if moved {
+            let Ok(advance) = self.advance() else { break };
+            if advance == Advance::Done {
                 continue;
             }
             let pointless = self.bytes_waiting() == 0 || self.is_pinned();

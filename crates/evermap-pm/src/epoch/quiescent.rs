@@ -28,7 +28,8 @@ use super::{Domain, Guard};
 /// `poll` it is the same.
 ///
 /// ```
-/// use std::sync::atomic::{AtomicPtr, Ordering::{Acquire, AcqRel}};
+/// use std::sync::atomic::AtomicPtr;
+/// use std::sync::atomic::Ordering::{AcqRel, Acquire};
 /// use std::sync::mpsc::{RecvError, channel};
 /// use std::time::Duration;
 ///
@@ -47,17 +48,23 @@ use super::{Domain, Guard};
 ///
 ///     fn replace(&self, number: u64, domain: &Domain) {
 ///         let old = self.0.swap(Box::into_raw(Box::new(number)), AcqRel);
-///         // SAFETY: from `Box::into_raw`, and no thread can find it any more.
-///         let old = unsafe { Box::from_raw(old) };
-///         domain.defer(size_of::<u64>(), move || drop(old));
+///         // SAFETY: from `Box::into_raw`. No thread can find it any more, and after a grace
+///         // period no thread has a reference to it. A number may be freed by any thread.
+///         unsafe { domain.defer_unchecked(8, move || drop(Box::from_raw(old))) };
 ///     }
 /// }
+/// #
+/// # impl Drop for Setting {
+/// #     fn drop(&mut self) {
+/// #         drop(unsafe { Box::from_raw(*self.0.get_mut()) });
+/// #     }
+/// # }
 ///
-/// let domain = Domain::new(Box::new(|_| {}));
-/// let setting = Setting(AtomicPtr::new(Box::into_raw(Box::new(1))));
+/// let setting = &Setting(AtomicPtr::new(Box::into_raw(Box::new(1))));
+/// let domain = &Domain::new(Box::new(|_| {}));
 /// let (events, inbox) = channel();
 /// std::thread::scope(|threads| {
-///     let worker = threads.spawn(|| {
+///     let worker = threads.spawn(move || {
 ///         let mut reader = domain.register();
 ///         let mut sum = 0;
 ///         loop {
@@ -83,14 +90,13 @@ use super::{Domain, Guard};
 ///     });
 ///     for event in 1..=10_u64 {
 ///         events.send(event).unwrap();
-///         setting.replace(event, &domain);
+///         setting.replace(event, domain);
 ///     }
 ///     // The worker sleeps by now, or announces its quiescent states.
 ///     domain.synchronize().unwrap();
 ///     drop(events);
 ///     assert!(worker.join().unwrap() >= 55);
 /// });
-/// # drop(unsafe { Box::from_raw(setting.0.into_inner()) });
 /// ```
 ///
 /// A quiescent state cannot be announced while a section is in use, nor can the thread go offline:

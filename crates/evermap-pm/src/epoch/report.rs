@@ -80,7 +80,9 @@ impl fmt::Display for Stall {
     }
 }
 
-/// What to do about grace periods that last long.
+/// What to do about grace periods that last long, if that is set.
+pub(super) type Stalls = OnceLock<StallReport>;
+
 pub(super) struct StallReport {
     /// How long a thread waits before its first report.
     pub(super) after: Duration,
@@ -150,9 +152,11 @@ impl Domain {
     /// and whether that is an online reader.
     fn oldest(&self) -> Option<(u64, u32, bool)> {
         let epoch = self.global.load(Relaxed);
-        let own = self.own.iter().zip(&OWNERS).map(|(slot, owner)| {
-            (slot.announced.load(Relaxed), owner.load(Relaxed), false)
-        });
+        let own = self
+            .own
+            .iter()
+            .zip(&OWNERS)
+            .map(|(slot, owner)| (slot.announced.load(Relaxed), owner.load(Relaxed), false));
         let shared = self.shared.used().map(|GuardSlot { announced, online }| {
             let announced = announced.load(Relaxed);
             (announced, (announced >> EPOCH_BITS) as u32, online.load(Relaxed))
@@ -184,5 +188,3 @@ pub(super) fn lag(epoch: u64, announced: u64) -> u64 {
     let behind = epoch.wrapping_sub(announced) & EPOCHS;
     if behind > EPOCHS / 2 { 0 } else { behind }
 }
-
-pub(super) type Stalls = OnceLock<StallReport>;

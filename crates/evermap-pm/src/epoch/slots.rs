@@ -93,8 +93,7 @@ impl SharedSlots {
                 }
                 schedule_point();
                 // Acquire: the previous guard in this slot has been dropped.
-                let taken =
-                    slot.announced.compare_exchange(IDLE, announcement(), Acquire, Relaxed);
+                let taken = slot.announced.compare_exchange(IDLE, announcement(), Acquire, Relaxed);
                 if taken.is_ok() {
                     // Where this thread starts its next search: here if this guard has been dropped
                     // by then, and otherwise after the slots that it holds.

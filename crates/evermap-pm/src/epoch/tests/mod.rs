@@ -26,7 +26,7 @@ fn counting_with(process_fence: bool) -> (Domain, Arc<Mutex<Vec<u64>>>) {
 
 /// Returns a domain whose tokens mean nothing.
 fn plain(process_fence: bool) -> Domain {
-    Domain::with(Box::new(|_| {}), process_fence)
+    Domain::with(Box::new(|_| {}), process_fence && register())
 }
 
 /// Returns a domain that makes the deliberate mistake `mistake`.

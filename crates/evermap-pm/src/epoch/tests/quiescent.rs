@@ -2,7 +2,6 @@
 
 use std::sync::Barrier;
 
-use super::super::quiescent::Reader;
 use super::*;
 
 /// How often a writer asks for the end of a grace period that must not be held up.
