@@ -80,7 +80,7 @@ impl Place {
     /// Reads the current object in a few steps. The guard is one of any kind.
     fn read(&self, _guard: &Guard<'_>) {
         let seen = self.current.load(Acquire) as usize;
-        for _ in 0..3 {
+        for _ in 0..6 {
             schedule_point();
             assert!(self.alive[seen].load(SeqCst), "object {seen} was freed under a reader");
         }
