@@ -78,7 +78,7 @@ unsafe fn run_boxed<F: FnOnce()>(captured: Captured) {
 #[repr(align(128))]
 pub(super) struct CallList {
     list: Mutex<Calls>,
-    /// Bytes of all calls that have not been executed.
+    /// Bytes of all calls in the list. Only changed while the list is locked.
     pub(super) bytes: AtomicUsize,
     /// Locked by the thread that executes calls of this list.
     runner: Mutex<()>,
@@ -111,6 +111,20 @@ impl CallList {
         })
     }
 
+    /// Takes the oldest call, if its grace period is over in `epoch`.
+    fn take(&self, domain: &Domain, epoch: u64) -> Option<Waiting> {
+        let mut calls = self.lock(domain)?;
+        let taken = calls.waiting.pop_front_if(|first| first.epoch + 2 <= epoch)?;
+        self.count(|waiting| waiting - taken.bytes);
+        Some(taken)
+    }
+
+    /// Changes the count of bytes. The caller holds the lock of the list.
+    fn count(&self, change: impl FnOnce(usize) -> usize) {
+        // Relaxed, and no atomic exchange: as in `Shard::count`.
+        self.bytes.store(change(self.bytes.load(Relaxed)), Relaxed);
+    }
+
     /// Returns `true` if a thread is changing the list.
     pub(super) fn is_locked(&self) -> bool {
         self.list.try_lock().is_err()
@@ -130,18 +144,6 @@ impl InCall {
 impl Drop for InCall {
     fn drop(&mut self) {
         IN_CALL.set(false);
-    }
-}
-
-/// Counts the bytes of a call as reclaimed when the call returns or panics.
-struct Reclaimed<'d> {
-    list: &'d CallList,
-    bytes: usize,
-}
-
-impl Drop for Reclaimed<'_> {
-    fn drop(&mut self) {
-        self.list.bytes.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -184,7 +186,7 @@ impl Domain {
             fence(SeqCst);
             let epoch = self.global.load(Relaxed);
             calls.waiting.push_back(Waiting { call, bytes, epoch });
-            list.bytes.fetch_add(bytes, Relaxed);
+            list.count(|waiting| waiting + bytes);
             calls.since_run += bytes.max(SMALL);
             if (calls.since_run as u64) < *COLLECT_AT.start() {
                 return;
@@ -224,10 +226,7 @@ impl Domain {
         let mut reclaimed = 0;
         while reclaimed < most {
             // One at a time, so that a call that panics leaves the others in the list.
-            let due = |first: &mut Waiting| first.epoch + 2 <= epoch;
-            let next = list.lock(self).and_then(|mut calls| calls.waiting.pop_front_if(due));
-            let Some(Waiting { call, bytes, .. }) = next else { return };
-            let _reclaimed = Reclaimed { list, bytes };
+            let Some(Waiting { call, bytes, .. }) = list.take(self, epoch) else { return };
             reclaimed += bytes.max(SMALL);
             call.run();
         }

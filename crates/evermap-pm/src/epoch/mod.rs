@@ -357,12 +357,16 @@ impl Domain {
 
     /// Acquires the lock of a list. Returns `None` in a forked child if a thread may hold it that
     /// does not exist there: what the caller would retire is then never reused.
-    #[inline]
+    #[inline(always)]
     fn lock<'s>(&self, shard: &'s Shard) -> Option<MutexGuard<'s, RetiredList>> {
-        shard.try_lock().or_else(|| {
-            self.ensure_not_forked().ok()?;
-            Some(shard.lock())
-        })
+        shard.try_lock().or_else(|| self.wait_for_lock(shard))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_for_lock<'s>(&self, shard: &'s Shard) -> Option<MutexGuard<'s, RetiredList>> {
+        self.ensure_not_forked().ok()?;
+        Some(shard.lock())
     }
 
     /// Returns the bytes of blocks that are retired and not reclaimed yet, and of calls that are
