@@ -153,9 +153,9 @@ impl Domain {
     ///
     /// The call happens on any thread that defers, retires or [flushes](Domain::flush), or when the
     /// domain is dropped. So it must not wait for a lock that such a thread may hold. It may use
-    /// the domain, except that in a call [`drain`](Domain::drain) does not wait for calls. If it
-    /// panics, so does the thread that executes it. Calls that are deferred by one thread are
-    /// executed in their order, but for those that other threads are executing.
+    /// the domain, except that in a call, of any domain, [`drain`](Domain::drain) does not wait for
+    /// calls. If it panics, so does the thread that executes it. Calls that are deferred by one
+    /// thread are executed in their order, but for those that other threads are executing.
     ///
     /// `bytes` is the size of what the call frees. It counts towards [the limit of waiting
     /// bytes](Domain::set_backlog_limit), together with the space that the call itself occupies,
@@ -173,6 +173,7 @@ impl Domain {
     ///
     /// 1. It is sound to execute `call` on any thread that uses or drops this domain.
     /// 2. What `call` borrows lives until it is executed: at the latest when the domain is dropped.
+    ///    So it must not borrow the domain itself.
     pub unsafe fn defer_unchecked<F: FnOnce()>(&self, bytes: usize, call: F) {
         let list = &self.calls[thread_ordinal() % SHARDS];
         let heap = if fits::<F>() { 0 } else { size_of::<F>() };

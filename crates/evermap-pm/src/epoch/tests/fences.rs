@@ -35,7 +35,7 @@ fn without_membarrier(errno: libc::c_int, test: impl FnOnce() + Send) {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             assert!(refuse_membarrier(errno), "the system has filters");
-            assert!(!register(), "the filter works");
+            assert!(!register_process_fence(), "the filter works");
             test();
         });
     });
@@ -81,7 +81,7 @@ fn without_the_fence_readers_execute_it_themselves() {
 /// panic; memory waits, and the owner of the domain is told by back-pressure.
 #[test]
 fn a_fence_that_is_refused_later_ends_no_grace_period() {
-    if !register() {
+    if !register_process_fence() {
         return;
     }
     let (domain, freed) = counting_with(true);
@@ -110,7 +110,7 @@ fn a_fence_that_is_refused_later_ends_no_grace_period() {
 /// What relies on the end of a grace period fails where none ends.
 #[test]
 fn a_pool_is_not_closed_while_no_grace_period_ends() {
-    if !register() {
+    if !register_process_fence() {
         return;
     }
     let config = RegionConfig { extent_size: 4096, capacity: 1 << 20, seed: Some(1) };

@@ -234,7 +234,7 @@ fn a_panic_brings_the_thread_back_online() {
 /// The guards of a reader's thread use the thread's own slot, as on any other thread.
 #[test]
 fn guards_of_a_reader_cost_no_more() {
-    if !register() {
+    if !register_process_fence() {
         return;
     }
     let domain = plain(true);
