@@ -263,7 +263,7 @@ fn clients_that_hold_too_many_replies_are_disconnected() {
         |stream: &mut UnixStream| stats(stream, "stats conns").matches(" conn_mwrite\r\n").count();
     let mut reader = greedy();
     // The system takes a fifth of a value for each of these, so that only a few are within the
-    // limit. The reader needs so many parts that it has not read everything afterwards.
+    // limit. The reader asks for twice as many values as it reads meanwhile.
     let mut holding = Vec::new();
     for _ in 0..GETS / 2 {
         holding.push(greedy());
