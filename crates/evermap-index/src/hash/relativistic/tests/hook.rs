@@ -1,0 +1,70 @@
+//! What the tables call in tests, between two accesses to shared words.
+
+use std::cell::{Cell, RefCell};
+
+use evermap_pm::sim::schedule::{self, Progress};
+
+use super::super::steps::{Mistake, Planted};
+
+thread_local! {
+    static PLANTED: Cell<Planted> = const { Cell::new(Planted { mistake: None, keep_freed: false }) };
+    /// What interrupts the thread, and after how many more steps.
+    static INTERRUPT: RefCell<Option<(u64, Box<dyn FnOnce()>)>> = const { RefCell::new(None) };
+}
+
+/// Returns what is planted in tables that this thread creates.
+pub(in super::super) fn planted() -> Planted {
+    PLANTED.get()
+}
+
+/// Creates something with a mistake, or without one. What its tables free is only marked, so that a
+/// later use is noticed.
+pub(super) fn plant<R>(mistake: Option<Mistake>, create: impl FnOnce() -> R) -> R {
+    let before = PLANTED.replace(Planted { mistake, keep_freed: true });
+    let created = create();
+    PLANTED.set(before);
+    created
+}
+
+/// Called before a load of a shared word, and after a store.
+pub(in super::super) fn step(progress: Progress) {
+    crate::testkit::delays::step();
+    schedule::after(progress);
+    let due = INTERRUPT.with_borrow_mut(|interrupt| {
+        let due = matches!(interrupt, Some((0, _)));
+        if let Some((steps, _)) = interrupt {
+            *steps = steps.saturating_sub(1);
+        }
+        if due { interrupt.take() } else { None }
+    });
+    if let Some((_, act)) = due {
+        act();
+    }
+}
+
+/// Calls `body`, and `act` in the middle of it, before its step number `step`. Returns what `body`
+/// returns, and whether it has so many steps.
+///
+/// The same thread does both, so `body` must not hold a lock that `act` wants: lookups hold none.
+pub(super) fn interrupted<'a, R>(
+    step: u64,
+    act: impl FnOnce() + 'a,
+    body: impl FnOnce() -> R,
+) -> (R, bool) {
+    struct Clear;
+    impl Drop for Clear {
+        fn drop(&mut self) {
+            drop(INTERRUPT.take());
+        }
+    }
+    let act: Box<dyn FnOnce() + 'a> = Box::new(act);
+    // SAFETY: only the lifetime differs. The closure is removed below, at the latest when this
+    // function returns or unwinds, and so while what it borrows lives.
+    let act: Box<dyn FnOnce()> = unsafe { std::mem::transmute(act) };
+    INTERRUPT.set(Some((step, act)));
+    let clear = Clear;
+    let result = body();
+    let reached = INTERRUPT.with_borrow(Option::is_none);
+    drop(clear);
+    (result, reached)
+}

@@ -1,0 +1,1 @@
+//! What each table promises by itself.
