@@ -361,6 +361,10 @@ where
 
 impl<K: Shared, V: Shared, S> Drop for Ddds<K, V, S> {
     fn drop(&mut self) {
+        if self.base.planted.keeps() {
+            // A planted mistake may have left anything in the chains.
+            return;
+        }
         if let Some(mut run) = self.base.take_run() {
             run.alone = true;
             while self.advance(&mut run, &mut { u64::MAX }) != Outcome::Done {}

@@ -32,20 +32,24 @@
 //! published:
 //!
 //! ```text
-//! A ──▶ a1 ─▶ a2 ─▶ b1 ─▶ b2 ─▶ a3 ─▶ b3       zipped: both chains are complete
-//! B ─────────────────▲
+//! A ──▶ a1 ─▶ a2 ─▶ b1 ─▶ b2 ─▶ a3 ─▶ b3      zipped: both chains are complete
+//! B ────────────────▲
 //! ```
 //!
 //! When no reader uses the old array any more, the chains are unzipped. A pass changes one link in
-//! each old chain: the last node of the first run skips the run behind it.
+//! each old chain: the last node of a run skips the run behind it.
 //!
 //! ```text
-//!              ╭──────────────────▼
-//! A ──▶ a1 ─▶ a2    b1 ─▶ b2 ─▶ a3 ─▶ b3       after the first pass
-//! B ─────────────────▲
-//!                         ╭──────────────▼
-//! A ──▶ a1 ─▶ a2 ─▶ a3    b1 ─▶ b2    b3       after the second, where a3 ends A
-//!                   ╰──▶ (b3 until the third pass)
+//! A ──▶ a1 ─▶ a2 ───────╮
+//!                       ▼                     first pass: a2 skips b1 and b2
+//! B ──▶ b1 ─▶ b2 ─────▶ a3 ─▶ b3
+//!
+//! A ──▶ a1 ─▶ a2 ─▶ a3 ─╮
+//!                       ▼                     second pass: b2 skips a3
+//! B ──▶ b1 ─▶ b2 ─────▶ b3
+//!
+//! A ──▶ a1 ─▶ a2 ─▶ a3                        third pass: a3 skips b3, which ends the chain
+//! B ──▶ b1 ─▶ b2 ─▶ b3
 //! ```
 //!
 //! A reader of `A` that came through the old link of `a2` may be among the nodes of `B`, and depends

@@ -3,7 +3,8 @@
 //! A node is allocated, filled, and published by a link that names it. From then on nothing in it
 //! changes but its `next` link. It is freed a grace period after the last link that named it was
 //! pointed elsewhere, except that links of nodes which were removed before it may still name it:
-//! only readers follow those that began before it was removed.
+//! only readers follow those that began before it was removed. In a table whose readers hold a lock
+//! it is freed under that lock.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::marker::PhantomData;
@@ -49,16 +50,21 @@ impl<K, V> PartialEq for NodeRef<'_, K, V> {
 }
 
 impl<'s, K, V> NodeRef<'s, K, V> {
+    #[inline(always)]
     pub(super) fn get(self) -> &'s Node<K, V> {
         // SAFETY: a `NodeRef` exists only for a node that was filled and that is not freed during
         // `'s`. Only its `next` link changes, which is an atomic.
-        unsafe { self.node.as_ref() }
+        let node = unsafe { self.node.as_ref() };
+        load_step();
+        node.kept.assert_alive("node");
+        node
     }
 }
 
 impl<K, V> Deref for NodeRef<'_, K, V> {
     type Target = Node<K, V>;
 
+    #[inline(always)]
     fn deref(&self) -> &Node<K, V> {
         self.get()
     }
@@ -80,11 +86,9 @@ impl<K, V> Link<K, V> {
         // Acquire: pairs with the release in `point_to`, so that the node is filled, and so that
         // loads through it come later.
         let node = NonNull::new(self.0.load(Acquire))?;
-        let found = NodeRef { node, life: PhantomData };
         // The guard was created before this load, and the node is freed a grace period after no
         // link names it any more: not during `'s`.
-        found.kept.assert_alive("node");
-        Some(found)
+        Some(NodeRef { node, life: PhantomData })
     }
 
     /// Names another node, or nothing.

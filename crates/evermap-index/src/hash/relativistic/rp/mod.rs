@@ -323,6 +323,10 @@ where
 
 impl<K: Shared, V: Shared, S, O: Order> Drop for Rp<K, V, S, O> {
     fn drop(&mut self) {
+        if self.base.planted.keeps() {
+            // A planted mistake may have left anything in the chains.
+            return;
+        }
         self.finish_alone();
         let guard = self.base.domain.pin();
         let Some(heads) = self.table.load(&guard) else { return };

@@ -6,10 +6,11 @@
 //! first node of the run that ends just before the convergence node:
 //!
 //! ```text
-//!                       aux
-//! A ──▶ a1 ─╮            ▼
-//!           ├──────────────────▶ a3 ─▶ b3 ─▶ ...
-//! B ─────────────▶ b1 ─▶ b2 ───▶                   b1 and b2 are the run, a3 is the convergence node
+//! A ──▶ a1 ───────────╮
+//!                     ▼
+//! B ──▶ b1 ─▶ b2 ───▶ a3 ─▶ b3 ─▶ ...       b1 and b2 are the run, a3 is the convergence node
+//!       ▲
+//!      aux
 //! ```
 //!
 //! A step makes the last node of the run skip what follows of the other bucket, which the other
@@ -24,7 +25,7 @@
 //!
 //! ```text
 //! A ──▶ a1 ─▶ a2 ─▶ b2
-//! B ──────────▲                 `B` leads to `a2` now, where a run of `A` is
+//! B ──────────▲                             `B` leads to `a2`, into a run of `A`
 //! ```
 //!
 //! A normal step would end the run of `a1` and `a2`, and readers of `B` would not reach `b2` any

@@ -8,6 +8,9 @@ use super::super::steps::{Mistake, Planted};
 
 thread_local! {
     static PLANTED: Cell<Planted> = const { Cell::new(Planted { mistake: None, keep_freed: false }) };
+    /// The number of stores so far, and of the steps that the thread may still make.
+    static STORES: Cell<u64> = const { Cell::new(0) };
+    static STEPS_LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
     /// What interrupts the thread, and after how many more steps.
     static INTERRUPT: RefCell<Option<(u64, Box<dyn FnOnce()>)>> = const { RefCell::new(None) };
 }
@@ -26,10 +29,23 @@ pub(super) fn plant<R>(mistake: Option<Mistake>, create: impl FnOnce() -> R) -> 
     created
 }
 
+/// Returns the number of stores to shared words that this thread has made.
+pub(super) fn stores() -> u64 {
+    STORES.get()
+}
+
+/// Makes this thread panic after this number of steps: a mistake may have closed a chain.
+pub(super) fn limit_steps(steps: u64) {
+    STEPS_LEFT.set(steps);
+}
+
 /// Called before a load of a shared word, and after a store.
 pub(in super::super) fn step(progress: Progress) {
     crate::testkit::delays::step();
     schedule::after(progress);
+    STORES.set(STORES.get() + u64::from(progress != Progress::Load));
+    STEPS_LEFT.set(STEPS_LEFT.get() - 1);
+    assert!(STEPS_LEFT.get() > 0, "no end after many steps");
     let due = INTERRUPT.with_borrow_mut(|interrupt| {
         let due = matches!(interrupt, Some((0, _)));
         if let Some((steps, _)) = interrupt {

@@ -1,10 +1,14 @@
 //! Tests of the tables: of each by itself, and with planted mistakes, which they must notice.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use evermap_pm::sim::keep_panics_quiet;
+use evermap_pm::sim::schedule::{self, Schedule};
 use evermap_pm::{Domain, Guard};
 
 use super::*;
+use crate::testkit::model::panicked;
 
 mod histories;
 pub(super) mod hook;
@@ -92,14 +96,11 @@ kinds! {
     Locking: RwLockTable<u64, u64, S>;
 }
 
-/// Calls a generic function for every kind of table, with its other arguments.
-macro_rules! for_each_kind {
-    ($function:ident($($argument:expr),*)) => {
-        $function::<Relativistic>($($argument),*);
-        $function::<Sorted>($($argument),*);
-        $function::<Moving>($($argument),*);
-        $function::<Locking>($($argument),*);
-    };
+/// Returns the message with which `body` panics, if it does.
+fn panic_of(body: impl FnOnce() + Send) -> Option<String> {
+    // Under the simulated scheduler, which catches panics, and keeps them quiet.
+    keep_panics_quiet();
+    let bodies: Vec<Box<dyn FnOnce() + Send + '_>> = vec![Box::new(body)];
+    let run = || schedule::run(Schedule::default(), bodies);
+    catch_unwind(AssertUnwindSafe(run)).err().map(panicked)
 }
-
-use for_each_kind;

@@ -40,7 +40,13 @@ impl Scene {
 
 const VALUE: u64 = 77;
 
-fn look_up<T: ResizableTable<u64, u64>>(table: &T, scene: Scene, seed: u64) {
+/// More steps than any thread needs.
+const STEPS: u64 = 100_000;
+
+/// What a thread has left in the table.
+type Pairs = Vec<(u64, u64)>;
+
+fn look_up<T: ResizableTable<u64, u64>>(table: &T, scene: Scene, seed: u64) -> Pairs {
     let mut random = Rng::new(seed);
     for _ in 0..12 {
         let guard = table.domain().pin();
@@ -50,10 +56,11 @@ fn look_up<T: ResizableTable<u64, u64>>(table: &T, scene: Scene, seed: u64) {
         drop(guard);
         schedule::after(Progress::End);
     }
+    Pairs::new()
 }
 
 /// The same, with sections that store nothing.
-fn look_up_online<T: ResizableTable<u64, u64>>(table: &T, scene: Scene, seed: u64) {
+fn look_up_online<T: ResizableTable<u64, u64>>(table: &T, scene: Scene, seed: u64) -> Pairs {
     let mut random = Rng::new(seed);
     let mut reader = table.domain().register();
     for round in 0..12 {
@@ -65,11 +72,12 @@ fn look_up_online<T: ResizableTable<u64, u64>>(table: &T, scene: Scene, seed: u6
         }
         schedule::after(Progress::End);
     }
+    Pairs::new()
 }
 
 /// Inserts, replaces and removes keys that no other thread changes, and so knows all results.
 /// Returns what is present in the end.
-fn update<T: ResizableTable<u64, u64>>(table: &T, scene: Scene, seed: u64) -> Vec<(u64, u64)> {
+fn update<T: ResizableTable<u64, u64>>(table: &T, scene: Scene, seed: u64) -> Pairs {
     let mut random = Rng::new(!seed);
     let mut present = std::collections::BTreeMap::new();
     for round in 0..24 {
@@ -98,11 +106,12 @@ fn update<T: ResizableTable<u64, u64>>(table: &T, scene: Scene, seed: u64) -> Ve
     present.into_iter().collect()
 }
 
-fn resize<T: ResizableTable<u64, u64>>(table: &T, scene: Scene) {
+fn resize<T: ResizableTable<u64, u64>>(table: &T, scene: Scene) -> Pairs {
     for _ in 0..3 {
         table.resize(scene.between.1).unwrap();
         table.resize(scene.between.0).unwrap();
     }
+    Pairs::new()
 }
 
 /// Runs a scene in one order of the steps.
@@ -115,20 +124,18 @@ fn play<K: Kind>(scene: Scene, seed: u64) {
     for number in numbers {
         table.insert(&Scene::key(number), VALUE, &domain.pin()).unwrap();
     }
-    let bodies: Vec<Box<dyn FnOnce() -> Vec<(u64, u64)> + Send>> = vec![
+    type Body<'a> = Box<dyn FnOnce() -> Pairs + Send + 'a>;
+    fn limited<'a>(body: impl FnOnce() -> Pairs + Send + 'a) -> Body<'a> {
         Box::new(move || {
-            look_up(table, scene, seed);
-            Vec::new()
-        }),
-        Box::new(move || {
-            look_up_online(table, scene, seed);
-            Vec::new()
-        }),
-        Box::new(move || update(table, scene, seed)),
-        Box::new(move || {
-            resize(table, scene);
-            Vec::new()
-        }),
+            hook::limit_steps(STEPS);
+            body()
+        })
+    }
+    let bodies = vec![
+        limited(move || look_up(table, scene, seed)),
+        limited(move || look_up_online(table, scene, seed)),
+        limited(move || update(table, scene, seed)),
+        limited(move || resize(table, scene)),
     ];
     let strategy = Strategy::Mixed;
     let (results, _) = schedule::run(Schedule { strategy, seed }, bodies);
