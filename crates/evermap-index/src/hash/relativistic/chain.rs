@@ -1,5 +1,7 @@
 //! Chains that contain only nodes of their own bucket, in no order.
 
+use std::borrow::Borrow;
+
 use evermap_pm::Guard;
 
 use super::Decision;
@@ -22,15 +24,15 @@ pub(super) struct Applied<'s, K, V> {
 
 /// Returns the node of a key in the chain from `entry` on.
 #[inline(always)]
-pub(super) fn search<'s, K: Eq, V>(
+pub(super) fn search<'s, K: Borrow<Q>, V, Q: Eq + ?Sized>(
     entry: &Link<K, V>,
     place: u64,
-    key: &K,
+    key: &Q,
     guard: &'s Guard<'_>,
 ) -> Option<NodeRef<'s, K, V>> {
     let mut next = entry.follow(guard);
     while let Some(node) = next {
-        if node.place == place && node.key == *key {
+        if node.place == place && node.key.borrow() == key {
             return Some(node);
         }
         next = node.next.follow(guard);

@@ -1,6 +1,7 @@
 //! Dynamic dynamic data structures: Piggin's way to resize a table whose lookups take no lock.
 
-use std::hash::BuildHasher;
+use std::borrow::Borrow;
+use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, fence};
@@ -130,7 +131,11 @@ impl<K: TableKey, V: Shared, S: BuildHasher + Send + Sync> Ddds<K, V, S> {
     /// # Panics
     /// If the guard is one of another domain.
     #[inline]
-    pub fn get<'s>(&self, key: &K, guard: &'s Guard<'_>) -> Option<&'s V> {
+    pub fn get<'s, Q>(&self, key: &Q, guard: &'s Guard<'_>) -> Option<&'s V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
         self.base.check(guard);
         let hash = self.base.hash(key);
         let found = match self.old.load(guard) {
@@ -143,12 +148,16 @@ impl<K: TableKey, V: Shared, S: BuildHasher + Send + Sync> Ddds<K, V, S> {
     /// Looks up a key while the table is resized.
     #[cold]
     #[inline(never)]
-    fn search_both<'s>(
+    fn search_both<'s, Q>(
         &self,
         hash: u64,
-        key: &K,
+        key: &Q,
         guard: &'s Guard<'_>,
-    ) -> Option<NodeRef<'s, K, V>> {
+    ) -> Option<NodeRef<'s, K, V>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
         loop {
             let number = self.sequence.begin_read();
             let new = self.heads(guard);

@@ -302,6 +302,11 @@ pub enum Stage {
 /// Lookups and updates take a guard of the table's [domain](Self::domain): one of
 /// [`Domain::pin`], or a section of a [registered](Domain::register) reader, which costs nothing.
 ///
+/// Pairs that are removed or replaced are dropped a grace period later, by any thread that updates
+/// a table of this domain. So dropping a key or a value must not use a table. An update cannot wait
+/// for the readers that hold up the memory, because it holds a guard itself: a caller that wants to
+/// limit what waits [asks](Domain::is_backed_up) the domain between two updates.
+///
 /// # Panics
 ///
 /// All operations that take a guard panic if it is one of another domain.
@@ -329,8 +334,11 @@ pub trait ResizableTable<K, V>: Send + Sync {
     ) -> Result<()>;
 
     /// Calls `each` with every pair, until it returns `false`. A pair that is present throughout is
-    /// shown exactly once, and any other at most once. No resize proceeds meanwhile, unless chains
-    /// are sorted. `each` must not use the table.
+    /// shown exactly once, and any other at most once. `each` must not use the table.
+    ///
+    /// The guard is held for the whole walk, so a resize does not get past its next wait meanwhile;
+    /// that of [`Ddds`] stands still, and in [`RwLockTable`] everything but lookups does. See also
+    /// [`scan`](RpSorted::scan).
     fn for_each(&self, guard: &Guard<'_>, each: &mut dyn FnMut(&K, &V) -> bool);
 
     /// Changes the number of buckets to `buckets`, rounded up to a power of two and within the
@@ -346,7 +354,8 @@ pub trait ResizableTable<K, V>: Send + Sync {
     /// Returns `true` if a resize is still running afterwards. Updates do the same by themselves.
     fn help(&self) -> bool;
 
-    /// Returns the size and the past of the table. O(locks).
+    /// Returns the size and the past of the table. O(locks), and waits for the current step of a
+    /// running resize.
     fn stats(&self) -> TableStats;
 
     /// Returns a copy of the value of `key`.
@@ -458,6 +467,6 @@ fn check_guard(guard: &Guard<'_>, domain: &Arc<Domain>) {
 }
 
 #[inline(always)]
-fn hash_of<K: Hash>(hasher: &impl BuildHasher, key: &K) -> u64 {
+fn hash_of(hasher: &impl BuildHasher, key: &(impl Hash + ?Sized)) -> u64 {
     hasher.hash_one(key)
 }

@@ -101,7 +101,7 @@ impl<S: BuildHasher, R> Base<S, R> {
     }
 
     #[inline(always)]
-    pub(super) fn hash(&self, key: &impl Hash) -> u64 {
+    pub(super) fn hash(&self, key: &(impl Hash + ?Sized)) -> u64 {
         hash_of(&self.hasher, key)
     }
 }

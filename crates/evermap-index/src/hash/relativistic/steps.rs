@@ -34,6 +34,8 @@ pub(super) enum Mistake {
     NodeFreedAtOnce,
     /// A resize waits for readers while it holds its lock.
     WaitsWithLock,
+    /// A walk shows whatever is in a chain.
+    WalkShowsForeignNodes,
     /// In DDDS, a lookup does not repeat when a node was moved.
     NoRetry,
     /// In DDDS, nodes are moved while lookups may not know of the resize yet.

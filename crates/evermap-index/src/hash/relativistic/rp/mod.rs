@@ -1,6 +1,7 @@
 //! The table of the paper.
 
-use std::hash::BuildHasher;
+use std::borrow::Borrow;
+use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -40,12 +41,12 @@ use resize::{Run, Work};
 /// let table: Rp<String, u64, _> = Rp::new(domain.clone(), hasher, Config::default()).unwrap();
 /// let guard = domain.pin();
 /// table.insert(&"one".to_string(), 1, &guard).unwrap();
-/// assert_eq!(table.get(&"one".to_string(), &guard), Some(&1));
+/// assert_eq!(table.get("one", &guard), Some(&1));
 /// drop(guard);
 ///
 /// // The section of a thread that announces quiescent states: it stores nothing at all.
 /// let mut reader = domain.register();
-/// assert_eq!(table.get(&"one".to_string(), reader.section()), Some(&1));
+/// assert_eq!(table.get("one", reader.section()), Some(&1));
 /// reader.quiescent();
 /// ```
 pub struct Rp<K: Shared, V: Shared, S, O: Order = Unordered> {
@@ -115,7 +116,11 @@ where
     /// # Panics
     /// If the guard is one of another domain.
     #[inline]
-    pub fn get<'s>(&self, key: &K, guard: &'s Guard<'_>) -> Option<&'s V> {
+    pub fn get<'s, Q>(&self, key: &Q, guard: &'s Guard<'_>) -> Option<&'s V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
         self.base.check(guard);
         let hash = self.base.hash(key);
         if self.base.planted.has(Mistake::LoadsTableTwice) {
@@ -130,16 +135,20 @@ where
 
     /// Returns the node of `key` in a chain, which may contain nodes of other buckets.
     #[inline(always)]
-    fn search<'s>(
+    fn search<'s, Q>(
         &self,
         entry: &Link<K, V>,
         place: u64,
-        key: &K,
+        key: &Q,
         guard: &'s Guard<'_>,
-    ) -> Option<NodeRef<'s, K, V>> {
+    ) -> Option<NodeRef<'s, K, V>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
         let mut next = entry.follow(guard);
         while let Some(node) = next {
-            if node.place == place && node.key == *key {
+            if node.place == place && node.key.borrow() == key {
                 return Some(node);
             }
             if O::SORTED && node.place > place {

@@ -4,6 +4,7 @@ use std::hash::BuildHasher;
 
 use evermap_pm::Guard;
 
+use super::super::steps::Mistake;
 use super::super::{Order, Shared, SplitOrder, TableKey};
 use super::Rp;
 
@@ -31,15 +32,17 @@ where
 
     /// Shows the pairs of all chains, where each bucket's chain shows only what belongs to it.
     fn walk_chains(&self, guard: &Guard<'_>, each: &mut dyn FnMut(&K, &V) -> bool) {
-        // While a resize stands still, a pair that stays is in its chain once. What is inserted
-        // comes before what the walk has passed.
-        let _stopped = self.base.stop_resizing();
+        // The walk is a reader of each chain in turn, of one array and with one mask, which are
+        // there as long as the guard is. Each chain leads it to all pairs of the bucket, and a pair
+        // belongs to one bucket. What is inserted comes before what the walk has passed.
+        let all = self.base.planted.has(Mistake::WalkShowsForeignNodes);
         let heads = self.heads(guard);
         let mask = heads.mask();
         for bucket in 0..=mask {
             let mut next = heads.head(bucket).follow(guard);
             while let Some(node) = next {
-                if O::place(node.place) & mask == bucket && !each(&node.key, &node.value) {
+                let belongs = all || O::place(node.place) & mask == bucket;
+                if belongs && !each(&node.key, &node.value) {
                     return;
                 }
                 next = node.next.follow(guard);
@@ -100,16 +103,17 @@ where
 
 #[cfg(test)]
 impl<K: Shared, V: Shared, S, O: Order> Rp<K, V, S, O> {
-    /// Calls `each` with the place of every node in a chain, whatever bucket it belongs to.
-    pub(in super::super) fn each_place(
+    /// Calls `each` with the place and the key of every node in a chain, whatever bucket it belongs
+    /// to.
+    pub(in super::super) fn each_in_chain(
         &self,
         bucket: u64,
         guard: &Guard<'_>,
-        each: &mut dyn FnMut(u64),
+        each: &mut dyn FnMut(u64, &K),
     ) {
         let mut next = self.heads(guard).head(bucket).follow(guard);
         while let Some(node) = next {
-            each(node.place);
+            each(node.place, &node.key);
             next = node.next.follow(guard);
         }
     }

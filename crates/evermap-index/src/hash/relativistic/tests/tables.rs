@@ -209,7 +209,8 @@ fn the_progress_of_a_resize_is_visible() {
     drop(guard);
     assert_eq!(seen[0], Stage::Linking { done: 0, of: 128 });
     assert_eq!(seen[1], Stage::Linking { done: 16, of: 128 });
-    assert_eq!(seen[8], Stage::Linking { done: 128, of: 128 });
+    assert_eq!(seen[7], Stage::Linking { done: 112, of: 128 });
+    assert_eq!(seen[8], Stage::Waiting);
     assert_eq!(stage(&table), Some(Stage::Waiting));
     table.help();
     assert_eq!(stage(&table), Some(Stage::Splitting { done: 16, of: 128 }));
