@@ -58,8 +58,8 @@ pub(super) fn find<'s, K: Eq, V>(
 }
 
 impl<'s, K, V> Position<'s, K, V> {
-    /// Makes the change that was decided, if it is possible and there is one. `vacant` is the memory
-    /// for a new node, and `pair` returns what it contains.
+    /// Makes the change that was decided, if it is possible and there is one. `vacant` is the
+    /// memory for a new node, and `pair` returns what it contains.
     pub(super) fn apply(
         &self,
         decision: Decision<V>,

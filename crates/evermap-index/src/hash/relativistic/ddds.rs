@@ -25,13 +25,13 @@ use super::{
 ///
 /// A lookup asks first whether there is an old array. If not, it searches one chain. Otherwise it
 /// searches the new array and then the old one, and repeats both if it finds nothing and a node was
-/// moved meanwhile, which a sequence counter tells. So lookups are not wait-free, and each miss, and
-/// each hit in the old array, costs two searches while the table is resized. After "Dynamic Dynamic
-/// Data Structures" (Piggin, 2008) as section 5 of the paper describes it.
+/// moved meanwhile, which a sequence counter tells. So lookups are not wait-free, and each miss,
+/// and each hit in the old array, costs two searches while the table is resized. After "Dynamic
+/// Dynamic Data Structures" (Piggin, 2008) as section 5 of the paper describes it.
 pub struct Ddds<K: Shared, V: Shared, S> {
     table: Published<Heads<K, V>>,
-    /// The array from which nodes are being moved, from a grace period before the first one is moved
-    /// until the last one is.
+    /// The array from which nodes are being moved, from a grace period before the first one is
+    /// moved until the last one is.
     old: Alias<Heads<K, V>>,
     /// Odd while a node is being moved. On a line of its own, because it changes with each.
     sequence: Box<Sequence>,

@@ -1,14 +1,14 @@
 //! Relativistic hash tables, and the tables that they were compared with: a reproduction.
 //!
 //! After "Resizable, Scalable, Concurrent Hash Tables via Relativistic Programming" (Triplett,
-//! McKenney, Walpole; USENIX ATC 2011). A table is resized while lookups run, which neither wait nor
-//! repeat, store nothing, and never miss a key that is present:
+//! McKenney, Walpole; USENIX ATC 2011). A table is resized while lookups run, which neither wait
+//! nor repeat, store nothing, and never miss a key that is present:
 //!
 //! | type | lookups | a resize |
 //! |---|---|---|
 //! | [`Rp`] | one chain, nothing else | moves no node: chains are *unzipped*, or linked together |
 //! | [`RpSorted`] | the same | the same in sorted chains: one wait for readers to double |
-//! | [`Ddds`] | while it is resized, both tables, and again if a node was moved | moves the nodes one by one (Piggin's dynamic dynamic data structures) |
+//! | [`Ddds`] | while it is resized, both arrays, repeated if a node was moved | moves all nodes |
 //! | [`RwLockTable`] | under a read lock | excludes all lookups |
 //!
 //! All of them are [`ResizableTable`]s over the same nodes, hash, allocator and locks of updaters,
@@ -18,18 +18,24 @@
 //! # Patents
 //!
 //! IBM holds US patents 8,788,543, 9,009,122 and 9,015,133, granted in 2014 and 2015, whose claims
-//! read closely on resizing a linked hash table without copying, as [`Rp`] does. A grant that covers
-//! this licence is not known, nor when they expire. So this module is for reproducing the paper: it
-//! is behind the feature `relativistic`, which is off by default and which the server does not
-//! enable. Tables that are split by a cut of a sorted list have older publications (Shalev and
-//! Shavit, 2003); this is no legal advice about [`RpSorted`] either.
+//! read closely on resizing a linked hash table without copying, as [`Rp`] does. A grant that
+//! covers this licence is not known, nor when they expire. So this module is for reproducing the
+//! paper: it is behind the feature `relativistic`, which is off by default and which the server
+//! does not enable. Tables that are split by a cut of a sorted list have older publications (Shalev
+//! and Shavit, 2003); this is no legal advice about [`RpSorted`] either.
+//!
+//! # Limits
+//!
+//! No resize can change the hash function: nodes stay where they are in their chains. Against keys
+//! that are chosen to collide, a table needs a hasher with a secret seed from the start. An array
+//! is one allocation, whose pages the system provides and zeroes when it is first filled.
 //!
 //! # How a table grows
 //!
 //! The chain of a bucket contains all nodes that belong to it, and for a while also others: it is
-//! *imprecise*. A lookup does not notice, because it compares whole keys. When the number of buckets
-//! is doubled, both new buckets begin in the old chain, each at its first node, and the new array is
-//! published:
+//! *imprecise*. A lookup does not notice, because it compares whole keys. When the number of
+//! buckets is doubled, both new buckets begin in the old chain, each at its first node, and the new
+//! array is published:
 //!
 //! ```text
 //! A ──▶ a1 ─▶ a2 ─▶ b1 ─▶ b2 ─▶ a3 ─▶ b3      zipped: both chains are complete
@@ -52,10 +58,11 @@
 //! B ──▶ b1 ─▶ b2 ─▶ b3
 //! ```
 //!
-//! A reader of `A` that came through the old link of `a2` may be among the nodes of `B`, and depends
-//! on the link from `b2` back to `a3`. So a grace period separates the passes: each changes only
-//! links that no reader of the other bucket can reach any more. The *auxiliary pointer* of the old
-//! bucket says where its next pass begins. It is the old head itself, which no reader uses then.
+//! A reader of `A` that came through the old link of `a2` may be among the nodes of `B`, and
+//! depends on the link from `b2` back to `a3`. So a grace period separates the passes: each changes
+//! only links that no reader of the other bucket can reach any more. The *auxiliary pointer* of the
+//! old bucket says where its next pass begins. It is the old head itself, which no reader uses
+//! then.
 //!
 //! A table shrinks by linking the end of one chain to the beginning of the other, which makes it
 //! imprecise for good, and then publishing half of the array. That needs no wait but for the
@@ -64,7 +71,7 @@
 //!
 //! # Updates while a table grows
 //!
-//! Updaters lock a [stripe](stripes) that both new buckets share. One node of a zipped chain is
+//! Updaters lock a stripe of buckets that both new buckets share. One node of a zipped chain is
 //! named by two links: the *convergence node*, where the two chains come together. Whatever is
 //! removed or replaced is redirected in both chains, and at the auxiliary pointer. If that ends a
 //! run, the other bucket's chain no longer begins behind the run at the auxiliary pointer: then the
@@ -241,8 +248,8 @@ pub struct TableStats {
     pub expansions: u64,
     /// The number of times that the table has halved.
     pub shrinks: u64,
-    /// The number of grace periods that resizes have waited for, so that readers see their stores in
-    /// order. Those after which memory is freed are not counted: no resize waits for them.
+    /// The number of grace periods that resizes have waited for, so that readers see their stores
+    /// in order. Those after which memory is freed are not counted: no resize waits for them.
     pub grace_periods: u64,
     /// The last expansion.
     pub last_expansion: Effort,
@@ -314,7 +321,8 @@ pub trait ResizableTable<K, V>: Send + Sync {
     /// Returns the domain whose guards protect readers of the table.
     fn domain(&self) -> &Arc<Domain>;
 
-    /// Calls `read` with the value of `key`, and returns its result, or `None` if the key is absent.
+    /// Calls `read` with the value of `key`, and returns its result, or `None` if the key is
+    /// absent.
     ///
     /// `read` must not use the table: some tables hold a lock meanwhile.
     fn with<R>(&self, key: &K, guard: &Guard<'_>, read: impl FnOnce(&V) -> R) -> Option<R>;

@@ -4,8 +4,8 @@
 ///
 /// After either change the load is far from both limits, so that a table whose number of pairs
 /// oscillates is not resized again and again: with the default, it takes half of the pairs to come
-/// or to go. One resize runs at a time. Updaters take part in it, each for a few buckets, so a table
-/// cannot fill faster than it grows.
+/// or to go. One resize runs at a time. Updaters take part in it, each for a few buckets, so a
+/// table cannot fill faster than it grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// The table doubles if there are more pairs than this, in percent of the buckets.

@@ -232,7 +232,9 @@ pub(super) fn help<T: Resizes>(table: &T) -> bool {
 pub(super) fn maintain<T: Resizes>(table: &T, buckets: u64, pairs: u64, added: bool) {
     let base = table.base();
     if base.resizing.active.load(Relaxed) {
-        help(table);
+        if !base.planted.has(Mistake::UpdatesDoNotHelp) {
+            help(table);
+        }
     } else if let Some(to) = wanted(base, buckets, pairs, added) {
         begin_and_help(table, buckets, to);
     }

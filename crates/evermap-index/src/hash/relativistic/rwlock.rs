@@ -17,11 +17,12 @@ use super::{
     check_guard, hash_of,
 };
 
-/// A table whose lookups take a lock for reading, and whose updates and resizes take it for writing.
+/// A table whose lookups take a lock for reading, and whose updates and resizes take it for
+/// writing.
 ///
-/// A resize moves all nodes at once, and a grace period is never needed: a writer is alone. A lookup
-/// cannot run beside it, and two lookups, which could, still both write to the lock. Section 5 of
-/// the paper calls it the best known method based on mutual exclusion.
+/// A resize moves all nodes at once, and a grace period is never needed: a writer is alone. A
+/// lookup cannot run beside it, and two lookups, which could, still both write to the lock. Section
+/// 5 of the paper calls it the best known method based on mutual exclusion.
 pub struct RwLockTable<K: Shared, V: Shared, S> {
     heads: RwLock<Box<Heads<K, V>>>,
     domain: Arc<Domain>,

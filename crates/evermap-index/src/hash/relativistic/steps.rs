@@ -34,6 +34,8 @@ pub(super) enum Mistake {
     NodeFreedAtOnce,
     /// A resize waits for readers while it holds its lock.
     WaitsWithLock,
+    /// Updates do not take part in a resize.
+    UpdatesDoNotHelp,
     /// A walk shows whatever is in a chain.
     WalkShowsForeignNodes,
     /// In DDDS, a lookup does not repeat when a node was moved.

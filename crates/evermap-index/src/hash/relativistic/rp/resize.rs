@@ -5,7 +5,7 @@
 //!
 //! | | to grow | to shrink |
 //! |---|---|---|
-//! | 1 | fill the new heads, which no reader uses | link the end of each lower chain to the upper one |
+//! | 1 | fill the new heads, which no reader uses | link each lower chain to the upper one |
 //! | 2 | in place: wait for readers | in place: wait for readers |
 //! | 3 | publish the new array, or the mask | publish the new array, or the mask |
 //! | 4 | wait for readers | in place: wait for readers, return the upper half |
@@ -16,8 +16,8 @@
 //! a barrier, so that only a grace period makes sure that a reader with the new mask also sees the
 //! heads, or links, that it needs.
 //!
-//! Updates run at any time but for an instant in step 3. In step 1, a bucket whose heads or link are
-//! ready and that is updated afterwards is made ready again under the same lock.
+//! Updates run at any time but for an instant in step 3. In step 1, a bucket whose heads or link
+//! are ready and that is updated afterwards is made ready again under the same lock.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -38,8 +38,8 @@ use super::Rp;
 /// processed, and what an updater reads of it changes only under the lock of its stripe, or all
 /// locks.
 pub(super) struct Work<K, V> {
-    /// The smaller number of buckets. Bucket `g` of so many is a *group*: it becomes, or comes from,
-    /// the buckets `g` and `g + groups`.
+    /// The smaller number of buckets. Each bucket `g` of these is a *group*: it becomes, or comes
+    /// from, the buckets `g` and `g + groups`.
     pub(super) groups: u64,
     grows: bool,
     in_place: bool,
@@ -261,8 +261,8 @@ impl<K: Shared, V: Shared, S, O: Order> Rp<K, V, S, O> {
         }
     }
 
-    /// Makes the group of a key ready again that was just updated, if it was ready and the new array
-    /// is not published yet. The caller has locked its stripe.
+    /// Makes the group of a key ready again that was just updated, if it was ready and the new
+    /// array is not published yet. The caller has locked its stripe.
     pub(super) fn link_again(&self, work: &Work<K, V>, hash: u64, guard: &Guard<'_>) {
         let group = hash & (work.groups - 1);
         // Relaxed: both change only under this lock, or all locks, for this group.
@@ -326,13 +326,15 @@ impl<K: Shared, V: Shared, S, O: Order> Rp<K, V, S, O> {
 
     /// Lets updaters forget the resize that is done.
     fn finish(&self) {
+        let guard = self.base.domain.pin();
+        let side = self.work.load(&guard).and_then(|work| work.side.load(&guard));
+        let bytes = size_of::<Work<K, V>>() + side.map_or(0, Heads::bytes);
         let Some(work) = self.work.replace(None) else { return };
         if self.base.planted.has(Mistake::OldArrayFreedAtOnce) {
-            let guard = self.base.domain.pin();
             work.leak(|work| work.side.load(&guard).into_iter().for_each(Heads::mark_freed));
             return;
         }
         // Updaters may still use the auxiliary pointers, and readers the old array.
-        work.after_grace_period(&self.base.domain, size_of::<Work<K, V>>());
+        work.after_grace_period(&self.base.domain, bytes);
     }
 }

@@ -29,10 +29,10 @@
 //! ```
 //!
 //! A normal step would end the run of `a1` and `a2`, and readers of `B` would not reach `b2` any
-//! more. The same happens when the last node of the run at the auxiliary pointer is removed. In both
-//! cases the group becomes *uncertain*: its next step computes the convergence node from the heads,
-//! and the chain that it does not belong to skips its run. The link that is changed is in, or before,
-//! the part of that chain where readers of the other bucket are not.
+//! more. The same happens when the last node of the run at the auxiliary pointer is removed. In
+//! both cases the group becomes *uncertain*: its next step computes the convergence node from the
+//! heads, and the chain that it does not belong to skips its run. The link that is changed is in,
+//! or before, the part of that chain where readers of the other bucket are not.
 
 use evermap_pm::Guard;
 
@@ -109,7 +109,8 @@ impl<K: Shared, V: Shared, S, O: Order> Rp<K, V, S, O> {
     fn skip_from_convergence(&self, work: &Work<K, V>, group: u64, guard: &Guard<'_>) -> bool {
         let heads = self.heads(guard);
         let chain = |upper| work.head(heads, group, upper);
-        let Some((links, node)) = convergence([chain(false), chain(true)], guard) else {
+        let Some(Convergence { links, node }) = convergence([chain(false), chain(true)], guard)
+        else {
             work.unfinished.remove(group);
             return false;
         };
@@ -188,11 +189,19 @@ fn link_to<'s, K, V>(
     Some(link)
 }
 
-/// Returns the first node that two chains share, and the link of each that names it.
+/// Where two chains come together.
+struct Convergence<'s, K, V> {
+    /// The link of each chain that names the node.
+    links: [&'s Link<K, V>; 2],
+    /// The first node that they share.
+    node: NodeRef<'s, K, V>,
+}
+
+/// Returns where two chains come together, if they do.
 fn convergence<'s, K, V>(
     heads: [&'s Link<K, V>; 2],
     guard: &'s Guard<'_>,
-) -> Option<([&'s Link<K, V>; 2], NodeRef<'s, K, V>)> {
+) -> Option<Convergence<'s, K, V>> {
     // What they share is the same in both, so they are at the same place if as much is left.
     let lengths = heads.map(|head| {
         std::iter::successors(head.follow(guard), |node| node.next.follow(guard)).count()
@@ -206,7 +215,7 @@ fn convergence<'s, K, V>(
     loop {
         let [one, other] = [links[0].follow(guard)?, links[1].follow(guard)?];
         if one == other {
-            return Some((links, one));
+            return Some(Convergence { links, node: one });
         }
         links = [&one.get().next, &other.get().next];
     }

@@ -86,9 +86,9 @@ where
     /// position `from` on. Returns the position where the next bucket begins, or `None` after the
     /// last one.
     ///
-    /// A loop that begins with 0 shows what [`for_each`](super::ResizableTable::for_each) shows, but
-    /// needs a guard for one bucket at a time only. A position stays valid for any time and however
-    /// the table is resized.
+    /// A loop that begins with 0 shows what [`for_each`](super::ResizableTable::for_each) shows,
+    /// but needs a guard for one bucket at a time only. A position stays valid for any time and
+    /// however the table is resized.
     ///
     /// # Panics
     /// If the guard is one of another domain.

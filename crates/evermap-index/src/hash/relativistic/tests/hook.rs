@@ -6,13 +6,16 @@ use evermap_pm::sim::schedule::{self, Progress};
 
 use super::super::steps::{Mistake, Planted};
 
+/// After how many more steps a thread is interrupted, and by what.
+type Interrupt = (u64, Box<dyn FnOnce()>);
+
 thread_local! {
-    static PLANTED: Cell<Planted> = const { Cell::new(Planted { mistake: None, keep_freed: false }) };
+    static PLANTED: Cell<Planted> =
+        const { Cell::new(Planted { mistake: None, keep_freed: false }) };
     /// The number of stores so far, and of the steps that the thread may still make.
     static STORES: Cell<u64> = const { Cell::new(0) };
     static STEPS_LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
-    /// What interrupts the thread, and after how many more steps.
-    static INTERRUPT: RefCell<Option<(u64, Box<dyn FnOnce()>)>> = const { RefCell::new(None) };
+    static INTERRUPT: RefCell<Option<Interrupt>> = const { RefCell::new(None) };
 }
 
 /// Returns what is planted in tables that this thread creates.
@@ -59,7 +62,7 @@ pub(in super::super) fn step(progress: Progress) {
 }
 
 /// Calls `body`, and `act` in the middle of it, before its step number `step`. Returns what `body`
-/// returns, and whether it has so many steps.
+/// returns, and whether it has that many steps.
 ///
 /// The same thread does both, so `body` must not hold a lock that `act` wants: lookups hold none.
 pub(super) fn interrupted<'a, R>(

@@ -70,7 +70,10 @@ use Place::{New, Same};
 
 crate::conformance!(volatile rp, Make::<Relativistic>::new(New, New));
 crate::conformance!(volatile rp_paper, Make::<Relativistic>::new(New, Same), [u64]);
-crate::conformance!(volatile rp_in_place, Make::<Relativistic>::new(Same, Same), [u64, crate::testkit::Plain]);
+crate::conformance!(volatile rp_in_place, Make::<Relativistic>::new(Same, Same), [
+    u64,
+    crate::testkit::Plain
+]);
 crate::conformance!(volatile rp_sorted, Make::<Sorted>::new(New, New));
 crate::conformance!(volatile rp_sorted_in_place, Make::<Sorted>::new(Same, Same), [u64]);
 crate::conformance!(volatile ddds, Make::<Moving>::new(New, New));

@@ -13,7 +13,6 @@ use crate::testkit::model::panicked;
 mod histories;
 pub(super) mod hook;
 mod kit;
-mod misses;
 mod schedules;
 mod tables;
 mod zipped;

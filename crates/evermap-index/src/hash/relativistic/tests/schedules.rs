@@ -1,5 +1,5 @@
-//! Readers, an updater, a walk and a thread that resizes without a pause, in many orders of their steps; and
-//! the mistakes that this must notice.
+//! Readers, an updater, a walk and a thread that resizes without a pause, in many orders of their
+//! steps; and the mistakes that this must notice.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -136,17 +136,12 @@ fn the_waits_of_a_resize_are_counted() {
 #[test]
 fn updates_resize_a_table_without_waiting() {
     fn keeps_up<K: Kind>(places: (Place, Place)) {
+        let most = tier().choose(4000, 10_000);
         let domain = domain();
         let config =
             Config { grow: places.0, shrink: places.1, buckets_max: 1 << 14, ..Config::default() };
         let table = K::create(domain.clone(), KeyHash::<u64>::new(1), config).unwrap();
-        let mut highest = 0;
-        let most = tier().choose(4000, 10_000);
-        for key in 0..most {
-            table.insert(&key, !key, &domain.pin()).unwrap();
-            let stats = table.stats();
-            highest = highest.max(stats.pairs * 100 / stats.buckets);
-        }
+        let highest = highest_load(&table, most);
         assert!(highest < 150, "{highest} pairs for 100 buckets: {}", K::NAME);
         let full = table.stats();
         assert!(full.expansions >= 6, "{full:?}");
@@ -166,6 +161,24 @@ fn updates_resize_a_table_without_waiting() {
     }
     keeps_up::<Moving>((Place::New, Place::New));
     keeps_up::<Locking>((Place::New, Place::New));
+}
+
+/// Inserts keys, and returns the largest number of pairs for 100 buckets meanwhile.
+fn highest_load(table: &impl ResizableTable<u64, u64>, keys: u64) -> u64 {
+    let load = |key| {
+        table.insert(&key, !key, &table.domain().pin()).unwrap();
+        let stats = table.stats();
+        stats.pairs * 100 / stats.buckets
+    };
+    (0..keys).map(load).max().unwrap_or(0)
+}
+
+/// A table whose updates leave a resize to other threads may fill faster than it grows.
+#[test]
+fn updates_that_do_not_help_are_noticed() {
+    let create = || Relativistic::create(domain(), KeyHash::<u64>::new(1), Config::default());
+    let table = hook::plant(Some(steps::Mistake::UpdatesDoNotHelp), create).unwrap();
+    assert!(highest_load(&table, 1000) > 150);
 }
 
 /// A number of pairs that goes up and down by a fifth does not make the table alternate.

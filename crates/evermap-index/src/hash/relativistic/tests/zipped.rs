@@ -268,8 +268,8 @@ fn mistakes_of_updates_are_noticed() {
     assert!(first_straggler(setup(NodeFreedAtOnce), 3).is_some());
 }
 
-/// Looks up one key while another is updated, and the resize continues as far as it may, before step
-/// number `step` of the lookup. Returns `false` if it has no such step.
+/// Looks up one key while another is updated, and the resize continues as far as it may, before
+/// step number `step` of the lookup. Returns `false` if it has no such step.
 fn overtaken<O: Order>(
     domain: &Arc<Domain>,
     setup: Setup,
@@ -351,8 +351,8 @@ fn mistakes_of_waiting_are_noticed() {
 }
 
 /// In place, the mask must not change while a reader from before the links is there. The order of
-/// the stores would be right on a processor that keeps the order of loads, but readers load the mask
-/// without a barrier: so this is a test of the protocol, not of its result.
+/// the stores would be right on a processor that keeps the order of loads, but readers load the
+/// mask without a barrier: so this is a test of the protocol, not of its result.
 #[test]
 fn the_mask_waits_for_readers_from_before_the_links() {
     for (grows, mistake) in [
