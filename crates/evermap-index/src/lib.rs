@@ -6,7 +6,8 @@
 //! folders look alike: `segment` (where a record can be), `bucket` or `lock`, `recover` and `check`
 //! (what these do inside a segment), and `structure` or `split` (what splits and merges do there).
 //!
-//! Ordered indexes are in [`ordered`].
+//! Ordered indexes are in [`ordered`]. Behind the feature `relativistic`, `hash::relativistic` has
+//! the tables of another paper, in ordinary memory, for measurements.
 //!
 //! Modules beside the folders are shared by several indexes: [`key`] (representations of keys and
 //! hashing), [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable

@@ -46,7 +46,7 @@ fn imports(texts: &[(String, String)]) -> Imports {
 
     let mut imports = Imports::new();
     for (file, text) in texts {
-        let Some(module) = module_of(file).filter(|_| !tests.contains(file)) else { continue };
+        let Some(module) = module_of(file).filter(|_| !is_test(file, &tests)) else { continue };
         for name in names_at_root(&production(text), depth_of(file)) {
             let name = exported.get(&name).unwrap_or(&name);
             if name != module && modules.contains(name.as_str()) {
@@ -85,6 +85,12 @@ fn test_files(file: &str, text: &str) -> Vec<String> {
     names
         .flat_map(|name| [format!("{folder}{name}.rs"), format!("{folder}{name}/mod.rs")])
         .collect()
+}
+
+/// Returns `true` if a file is one of `tests`, or part of a module that is.
+fn is_test(file: &str, tests: &BTreeSet<String>) -> bool {
+    let folders = tests.iter().filter_map(|test| test.strip_suffix("mod.rs"));
+    tests.contains(file) || folders.into_iter().any(|folder| file.starts_with(folder))
 }
 
 /// Returns the code of a file up to its test module, without what follows a `cfg` attribute.
@@ -246,5 +252,7 @@ mod tests {
         let b = "#[cfg(feature = \"x\")]\nuse crate::a;\nfn f() {}\n\
                  #[cfg(test)]\nmod tests {\n use crate::a;\n}";
         assert!(found(&[("a.rs", a), ("a/tests.rs", "use crate::b;"), ("b.rs", b)]).is_empty());
+        let tests = [("a/tests/mod.rs", "mod deep;"), ("a/tests/deep.rs", "use crate::b;")];
+        assert!(found(&[[("a.rs", a), ("b.rs", b)], tests].concat()).is_empty());
     }
 }

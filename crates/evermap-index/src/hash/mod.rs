@@ -13,6 +13,8 @@ pub mod level;
 pub mod line;
 mod lock_wait;
 mod probe;
+#[cfg(any(test, feature = "relativistic"))]
+pub mod relativistic;
 pub(crate) mod root;
 pub(crate) mod segmented;
 mod vacancy;

@@ -8,3 +8,4 @@ mod crash;
 mod dash;
 mod level;
 mod line;
+mod relativistic;

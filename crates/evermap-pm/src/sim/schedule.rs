@@ -6,6 +6,9 @@
 //! says so, and where it would wait: for a lock of [`sync`](crate::sync), or in a
 //! [`Backoff`](crate::sync::Backoff). If threads share anything else, they must synchronize by
 //! persistent memory, or access it between two accesses to persistent memory.
+//!
+//! Structures in ordinary memory can be tested in the same way: [`run`] runs the threads, and the
+//! structure calls [`after`] at its accesses to shared words.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -52,7 +55,7 @@ pub struct Schedule {
 
 /// What a controlled thread has just done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub enum Progress {
     /// It loaded a word.
     Load,
     /// It stored something that must persist.
@@ -82,7 +85,7 @@ fn wait() {
 /// Tells the scheduler what the calling thread did, so that it may switch to another one. Does
 /// nothing in a thread that is not controlled.
 #[inline(always)]
-pub(crate) fn after(what: Progress) {
+pub fn after(what: Progress) {
     if is_simulated() {
         note(what);
     }
@@ -329,7 +332,11 @@ impl ThreadGroup {
 
 /// Runs `bodies`, each as a thread, one at a time. Returns their results and a number that depends
 /// on the order in which they ran.
-pub(crate) fn run<'env, R: Send>(
+///
+/// # Panics
+///
+/// If one of them does, or if they wait for each other forever.
+pub fn run<'env, R: Send>(
     schedule: Schedule,
     bodies: Vec<Box<dyn FnOnce() -> R + Send + 'env>>,
 ) -> (Vec<R>, u64) {

@@ -1,0 +1,120 @@
+//! Walks over all pairs.
+
+use std::hash::BuildHasher;
+
+use evermap_pm::Guard;
+
+use super::super::steps::Mistake;
+use super::super::{Order, Shared, SplitOrder, TableKey};
+use super::Rp;
+
+impl<K, V, S, O> Rp<K, V, S, O>
+where
+    K: TableKey,
+    V: Shared,
+    S: BuildHasher + Send + Sync,
+    O: Order,
+{
+    pub(super) fn walk(&self, guard: &Guard<'_>, each: &mut dyn FnMut(&K, &V) -> bool) {
+        if O::SORTED {
+            let mut from = Some(0);
+            let mut goes_on = true;
+            while let Some(place) = from.filter(|_| goes_on) {
+                from = self.walk_bucket(place, guard, &mut |key, value| {
+                    goes_on = goes_on && each(key, value);
+                    goes_on
+                });
+            }
+        } else {
+            self.walk_chains(guard, each);
+        }
+    }
+
+    /// Shows the pairs of all chains, where each bucket's chain shows only what belongs to it.
+    fn walk_chains(&self, guard: &Guard<'_>, each: &mut dyn FnMut(&K, &V) -> bool) {
+        // The walk is a reader of each chain in turn, of one array and with one mask, which are
+        // there as long as the guard is. Each chain leads it to all pairs of the bucket, and a pair
+        // belongs to one bucket. What is inserted comes before what the walk has passed.
+        let all = self.base.planted.has(Mistake::WalkShowsForeignNodes);
+        let heads = self.heads(guard);
+        let mask = heads.mask();
+        for bucket in 0..=mask {
+            let mut next = heads.head(bucket).follow(guard);
+            while let Some(node) = next {
+                let belongs = all || O::place(node.place) & mask == bucket;
+                if belongs && !each(&node.key, &node.value) {
+                    return;
+                }
+                next = node.next.follow(guard);
+            }
+        }
+    }
+
+    /// Shows the pairs of the bucket that contains `place`, from there on, in the order of their
+    /// places. Returns the first place of the next bucket.
+    ///
+    /// The state of a walk between two buckets is a place, which means the same however the table
+    /// is resized. A pair keeps its place, so it is shown once.
+    fn walk_bucket(
+        &self,
+        place: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(&K, &V) -> bool,
+    ) -> Option<u64> {
+        let heads = self.heads(guard);
+        let mask = heads.mask();
+        // A bucket has the places that share its first bits.
+        let end = place | u64::MAX.checked_shr(mask.count_ones()).unwrap_or(0);
+        let mut next = heads.head(O::place(place) & mask).follow(guard);
+        while let Some(node) = next.filter(|node| node.place <= end) {
+            if node.place >= place && !each(&node.key, &node.value) {
+                return None;
+            }
+            next = node.next.follow(guard);
+        }
+        end.checked_add(1)
+    }
+}
+
+impl<K, V, S> Rp<K, V, S, SplitOrder>
+where
+    K: TableKey,
+    V: Shared,
+    S: BuildHasher + Send + Sync,
+{
+    /// Shows the pairs of one bucket, in the order of their hashes with the bits reversed, from the
+    /// position `from` on. Returns the position where the next bucket begins, or `None` after the
+    /// last one.
+    ///
+    /// A loop that begins with 0 shows what [`for_each`](super::ResizableTable::for_each) shows,
+    /// but needs a guard for one bucket at a time only. A position stays valid for any time and
+    /// however the table is resized.
+    ///
+    /// # Panics
+    /// If the guard is one of another domain.
+    pub fn scan(&self, from: u64, guard: &Guard<'_>, each: &mut dyn FnMut(&K, &V)) -> Option<u64> {
+        self.base.check(guard);
+        self.walk_bucket(from, guard, &mut |key, value| {
+            each(key, value);
+            true
+        })
+    }
+}
+
+#[cfg(test)]
+impl<K: Shared, V: Shared, S, O: Order> Rp<K, V, S, O> {
+    /// Calls `each` with the place and the key of every node in a chain, whatever bucket it belongs
+    /// to.
+    pub(in super::super) fn each_in_chain(
+        &self,
+        bucket: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, &K),
+    ) {
+        let mut next = self.heads(guard).head(bucket).follow(guard);
+        while let Some(node) = next {
+            each(node.place, &node.key);
+            next = node.next.follow(guard);
+        }
+    }
+}
