@@ -1,0 +1,3 @@
+//! Tests of the map.
+
+pub(super) fn step() {}
