@@ -1,9 +1,9 @@
-//! Measures the cost of a guard: `cargo run --release -p evermap-pm --example guards`.
+//! Measures guards and readers: `cargo run --release -p evermap-pm --example guards`.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use evermap_pm::Domain;
+use evermap_pm::{Domain, Reader};
 
 const ROUNDS: u32 = 10_000_000;
 const REPEATS: usize = 9;
@@ -12,6 +12,22 @@ const REPEATS: usize = 9;
 #[inline(never)]
 fn one_guard(domain: &Domain) {
     drop(black_box(domain.pin()));
+}
+
+#[inline(never)]
+fn one_section(reader: &Reader<'_>) {
+    black_box(reader.section());
+}
+
+#[inline(never)]
+fn one_quiescent_state(reader: &mut Reader<'_>) {
+    reader.quiescent();
+}
+
+/// Retires one block, in a function of its own likewise.
+#[inline(never)]
+fn one_block(domain: &Domain) {
+    domain.retire_with_total(1, 128, 1 << 30);
 }
 
 /// Returns the nanoseconds of one call, the median of several runs.
@@ -36,7 +52,13 @@ fn main() {
     // Small blocks of one size, retired as by one thread that replaces records.
     let retire = || {
         let _guard = domain.pin();
-        domain.retire_with_total(1, 128, 1 << 30);
+        one_block(&domain);
     };
     println!("retiring a block    {:6.2} ns", time(retire));
+    // As a table defers the freeing of a node.
+    println!("deferring a call    {:6.2} ns", time(|| domain.defer(128, || {})));
+    let mut reader = domain.register();
+    println!("a reader section    {:6.2} ns", time(|| one_section(&reader)));
+    println!("a quiescent state   {:6.2} ns", time(|| one_quiescent_state(&mut reader)));
+    println!("offline and back    {:6.2} ns", time(|| reader.offline(|| {})));
 }

@@ -6,6 +6,7 @@
 //! first.
 
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -77,5 +78,28 @@ impl Drop for ForkDetector {
     fn drop(&mut self) {
         // SAFETY: our own page, and no reference into it can outlive `self`.
         let _ = unsafe { munmap(self.word.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Returns a number that no other process has among this one, its ancestors by `fork`, and their
+/// threads. Costs two loads, or a system call on kernels that cannot wipe pages on fork.
+pub(crate) fn process_number() -> u64 {
+    static DETECTOR: OnceLock<Option<ForkDetector>> = OnceLock::new();
+    // A child begins with a copy of its parent's counter, so it gets a number that its ancestors do
+    // not have. The first process has the number 1, which the detector stores.
+    static LAST: AtomicU64 = AtomicU64::new(1);
+    let Some(detector) = DETECTOR.get_or_init(|| ForkDetector::new().ok()) else {
+        return u64::from(std::process::id());
+    };
+    let word = detector.word();
+    // Relaxed, here and below: the word only tells numbers apart.
+    match word.load(Relaxed) {
+        0 => {
+            let number = LAST.fetch_add(1, Relaxed) + 1;
+            // Another thread of the child may have been first.
+            word.compare_exchange(0, number, Relaxed, Relaxed)
+                .map_or_else(|first| first, |_| number)
+        }
+        number => number,
     }
 }

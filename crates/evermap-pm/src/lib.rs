@@ -8,7 +8,8 @@
 //!   the feature of that name);
 //! * [`region`]: a medium with a superblock: format, identity, generation, roots;
 //! * [`heap`]: blocks inside a region, which are in use if they are reachable from the roots;
-//! * [`epoch`]: grace periods, so that a block is reused only when no thread can still access it;
+//! * [`epoch`]: grace periods, so that a block is reused only when no thread can still access it,
+//!   and a structure can be changed in steps that every reader sees in their order;
 //! * [`pool`]: the four above as one object, which indexes are built on.
 //!
 //! In addition, [`fork`] detects that the process is a forked child, which must not write.
@@ -34,7 +35,7 @@ pub mod sync;
 
 pub use cell::{PmU64, Pod};
 pub use coarse::coarse_seconds;
-pub use epoch::{Domain, Guard};
+pub use epoch::{Domain, GracePeriod, Guard, Reader, WaitError};
 pub use error::{Error, ErrorKind, Result};
 pub use medium::Medium;
 pub use parallel::parallel;

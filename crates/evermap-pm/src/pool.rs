@@ -170,13 +170,13 @@ impl<M: Medium> Pool<M> {
     ///
     /// # Errors
     ///
-    /// The error of `visit`.
+    /// The error of `visit`; `Io` if the thread cannot wait for guards.
     pub fn sweep(&self, visit: impl FnOnce(&mut dyn FnMut(u64)) -> Result<()>) -> Result<()> {
         visit(&mut |offset| self.heap.mark(offset))?;
         // A block that was unlinked before the marking reached it may not be retired yet, or is in
         // the list of retired blocks. In both cases it must become a deferred free of the heap
         // before the old extents open.
-        self.epoch.drain();
+        self.epoch.try_drain()?;
         self.heap.finish_sweep();
         self.swept.store(true, Ordering::Release);
         Ok(())
@@ -235,11 +235,11 @@ impl<M: Medium> Pool<M> {
     ///
     /// # Errors
     ///
-    /// `Io` if the system could not write, `Poisoned`, `Forked`. The region then counts as not
-    /// closed.
+    /// `Io` if the system could not write, or the thread cannot wait for guards; `Poisoned`,
+    /// `Forked`. The region then counts as not closed.
     pub fn close(&self) -> Result<()> {
         self.region.ensure_writable()?;
-        self.epoch.drain();
+        self.epoch.try_drain()?;
         // Not flushed, like the snapshot itself: the region becomes clean only when all of it is
         // durable.
         self.medium().store(&self.region.header().snapshot[0], 0);

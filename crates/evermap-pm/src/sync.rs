@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::sync::{LockResult, TryLockError, TryLockResult};
+use std::time::Duration;
 
 pub use std::sync::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
@@ -161,6 +162,22 @@ impl Backoff {
             } else {
                 std::thread::yield_now();
             }
+        }
+        self.rounds = self.rounds.saturating_add(1);
+        self.rounds
+    }
+
+    /// Waits once for something that may take long: like [`wait`](Backoff::wait), but after some
+    /// waits the thread sleeps, for a millisecond at most. Returns the number of waits so far.
+    pub fn wait_long(&mut self) -> u32 {
+        const YIELDS: u32 = 64;
+        const SHORTEST: Duration = Duration::from_micros(32);
+        const DOUBLINGS: u32 = 5;
+        if self.rounds < YIELDS {
+            return self.wait();
+        }
+        if !simulated_wait() {
+            std::thread::sleep(SHORTEST * (1 << (self.rounds - YIELDS).min(DOUBLINGS)));
         }
         self.rounds = self.rounds.saturating_add(1);
         self.rounds

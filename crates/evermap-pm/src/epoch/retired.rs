@@ -33,6 +33,12 @@ impl Shard {
         Shard { list: Mutex::default(), bytes: AtomicUsize::new(0) }
     }
 
+    /// Acquires the lock if it is free.
+    #[inline]
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, RetiredList>> {
+        self.list.try_lock().ok()
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, RetiredList> {
         self.list.lock().expect("no panics while locked")
     }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 use super::threads::NEXT_SHARED;
 
@@ -26,7 +26,12 @@ pub(super) const EPOCHS: u64 = (1 << EPOCH_BITS) - 1;
 
 /// A slot where a guard announces the epoch that it saw.
 #[repr(align(128))]
-pub(super) struct GuardSlot(pub(super) AtomicU64);
+pub(super) struct GuardSlot {
+    /// [`IDLE`], or the epoch that was seen.
+    pub(super) announced: AtomicU64,
+    /// Whether it is of an online reader, if it is not idle.
+    pub(super) online: AtomicBool,
+}
 
 /// Slots that any guard can use.
 pub(super) struct SharedSlots {
@@ -39,7 +44,8 @@ pub(super) struct SharedSlots {
 
 /// Creates idle slots.
 pub(super) fn slots(count: usize) -> Box<[GuardSlot]> {
-    (0..count).map(|_| GuardSlot(AtomicU64::new(IDLE))).collect()
+    let idle = || GuardSlot { announced: AtomicU64::new(IDLE), online: AtomicBool::new(false) };
+    (0..count).map(|_| idle()).collect()
 }
 
 impl SharedSlots {
@@ -73,21 +79,22 @@ impl SharedSlots {
     }
 
     /// Takes an idle slot for this announcement.
-    pub(super) fn take(&self, announcement: impl Fn() -> u64) -> &AtomicU64 {
+    pub(super) fn take(&self, announcement: impl Fn() -> u64) -> &GuardSlot {
         let mut from = NEXT_SHARED.get();
         loop {
             // Acquire: pairs with the release in `grow`.
             let created = self.created.load(Acquire);
             for step in 0..created {
                 let at = (from + step) % created;
-                let Some(GuardSlot(slot)) = self.get(at) else { continue };
+                let Some(slot) = self.get(at) else { continue };
                 if at >= self.used.load(Relaxed) {
                     // Before anything is announced in it, so that scans include it.
                     self.used.fetch_max(at + 1, SeqCst);
                 }
                 schedule_point();
                 // Acquire: the previous guard in this slot has been dropped.
-                if slot.compare_exchange(IDLE, announcement(), Acquire, Relaxed).is_ok() {
+                let taken = slot.announced.compare_exchange(IDLE, announcement(), Acquire, Relaxed);
+                if taken.is_ok() {
                     // Where this thread starts its next search: here if this guard has been dropped
                     // by then, and otherwise after the slots that it holds.
                     NEXT_SHARED.set(at);

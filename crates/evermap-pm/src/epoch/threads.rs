@@ -1,10 +1,11 @@
 //! Numbers, ids and names of threads.
 
 use std::cell::Cell;
+use std::sync::TryLockError;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
-use crate::sync::Mutex;
+use crate::sync::{Backoff, Mutex, MutexGuard};
 
 /// Number of slots that belong to one thread each.
 pub(super) const OWN_SLOTS: usize = 256;
@@ -35,7 +36,9 @@ impl Drop for ReturnOrdinal {
     fn drop(&mut self) {
         // A guard that outlives its thread keeps the slot busy, which the next owner notices.
         let number = ORDINAL.replace(usize::MAX);
-        RETURNED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(number);
+        if let Some(mut returned) = lock_returned() {
+            returned.push(number);
+        }
     }
 }
 
@@ -48,7 +51,7 @@ pub fn thread_ordinal() -> usize {
 
 #[cold]
 fn new_ordinal() -> usize {
-    let returned = RETURNED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+    let returned = lock_returned().and_then(|mut returned| returned.pop());
     // SeqCst: before any announcement under this number; see `Domain::slots`.
     let number = returned.unwrap_or_else(|| ORDINALS.fetch_add(1, SeqCst));
     ORDINAL.set(number);
@@ -57,6 +60,22 @@ fn new_ordinal() -> usize {
     // reused.
     let _ = RETURN_ORDINAL.try_with(|_| {});
     number
+}
+
+/// Acquires the lock of the returned numbers. Gives up if that takes long: in a forked child, the
+/// lock may have been copied while a thread held it that does not exist there. The child then
+/// reuses no numbers.
+fn lock_returned() -> Option<MutexGuard<'static, Vec<usize>>> {
+    const ATTEMPTS: u32 = 1000;
+    let mut backoff = Backoff::new();
+    loop {
+        match RETURNED.try_lock() {
+            Ok(returned) => return Some(returned),
+            Err(TryLockError::Poisoned(error)) => return Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) if backoff.wait() >= ATTEMPTS => return None,
+            Err(TryLockError::WouldBlock) => {}
+        }
+    }
 }
 
 /// Records which thread has this number now, and spreads the searches of different threads for

@@ -123,7 +123,9 @@ impl<M: Medium> Evermap<M> {
         // So would records that are evicted.
         let _hand = self.file.maintenance.evictor.hold();
         // Retired blocks are allocated but not reachable.
-        self.file.pool.epoch().drain();
+        if let Err(error) = self.file.pool.epoch().try_drain() {
+            report.problem(format!("retired blocks: {error}"));
+        }
         let (maps, problem) = match self.all_maps() {
             Err(error) if !matches!(error, Error::Closed) => {
                 (vec![self.default_map()], Some(error))

@@ -283,7 +283,10 @@ impl<M: Medium> Evermap<M> {
         // Operations that began before the drop may still be running, and what they have retired is
         // reclaimed too. Maps that are dropped from here on wait for the next call.
         let pending_drops = std::mem::take(&mut self.file.maps.lock().pending_drops);
-        self.file.pool.epoch().drain();
+        if let Err(error) = self.file.pool.epoch().try_drain() {
+            self.file.maps.lock().pending_drops.extend(pending_drops);
+            return Err(evermap_pm::Error::from(error).into());
+        }
         self.reclaim(&pending_drops);
         Ok(pending_drops.len() as u64)
     }

@@ -1,26 +1,7 @@
-//! Tests of epochs and guards.
+//! Tests of guards, and of blocks that wait for them.
 
-use super::slots::FIRST_CHUNK;
+use super::super::slots::FIRST_CHUNK;
 use super::*;
-use crate::sync::Mutex;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
-fn counting() -> (Domain, Arc<Mutex<Vec<u64>>>) {
-    counting_with(register_process_fence())
-}
-
-fn counting_with(process_fence: bool) -> (Domain, Arc<Mutex<Vec<u64>>>) {
-    let freed = Arc::new(Mutex::new(Vec::new()));
-    let log = freed.clone();
-    let reclaim = Box::new(move |token| log.lock().unwrap().push(token));
-    (Domain::with(reclaim, process_fence), freed)
-}
-
-/// Guards with fences by the kernel, if it has them, and guards that execute fences themselves.
-fn ways_to_fence() -> impl Iterator<Item = bool> {
-    [false, true].into_iter().filter(|&process_fence| !process_fence || register_process_fence())
-}
 
 #[test]
 fn a_guard_protects_what_is_retired_after_its_creation() {
@@ -28,7 +9,7 @@ fn a_guard_protects_what_is_retired_after_its_creation() {
     let guard = domain.pin();
     domain.retire(7, 100);
     for _ in 0..10 {
-        domain.advance();
+        let _ = domain.advance();
         domain.shards.iter().for_each(|shard| domain.collect(shard));
     }
     assert!(freed.lock().unwrap().is_empty());
@@ -37,7 +18,8 @@ fn a_guard_protects_what_is_retired_after_its_creation() {
     drop(guard);
     domain.drain();
     assert_eq!(*freed.lock().unwrap(), [7]);
-    assert_eq!(domain.stats(), EpochStats { epoch: domain.stats().epoch, ..Default::default() });
+    let EpochStats { epoch, fences, .. } = domain.stats();
+    assert_eq!(domain.stats(), EpochStats { epoch, fences, ..Default::default() });
 }
 
 #[test]
@@ -114,7 +96,6 @@ fn slots_are_found_by_their_numbers() {
 /// their steps.
 #[test]
 fn nothing_is_reclaimed_while_slots_are_created() {
-    use crate::sim::schedule::{Schedule, Strategy, run};
     const RETIRED: u64 = 12;
     let mut grown = 0;
     for seed in 0..400 {
@@ -146,10 +127,7 @@ fn nothing_is_reclaimed_while_slots_are_created() {
                     domain.retire(old, *COLLECT_AT.start() as usize);
                 }
             };
-            let bodies: Vec<Box<dyn FnOnce() + Send>> =
-                vec![Box::new(read), Box::new(read), Box::new(read), Box::new(write)];
-            let strategy = if seed % 2 == 0 { Strategy::Random } else { Strategy::Mixed };
-            run(Schedule { strategy, seed }, bodies);
+            simulate(seed, vec![Box::new(read), Box::new(read), Box::new(read), Box::new(write)]);
             grown += u32::from(domain.shared.created.load(SeqCst) > FIRST_CHUNK);
             domain.drain();
             assert_eq!(domain.stats().bytes_waiting, 0);
@@ -244,7 +222,7 @@ fn draining_waits_for_guards_of_other_threads() {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             let _guard = domain.pin();
-            domain.advance();
+            domain.advance().unwrap();
             held.wait();
             while ahead.load(SeqCst) {
                 std::thread::yield_now();
