@@ -2,10 +2,9 @@
 
 use std::collections::VecDeque;
 
-use evermap_pm::Domain;
+use evermap_pm::{Domain, GracePeriod};
 
 use super::memory::Memory;
-use super::period::{GracePeriod, is_over, start};
 use super::slab::Id;
 
 /// A batch is closed when it has this many entries, or this many bytes: a grace period costs a
@@ -72,7 +71,7 @@ impl Garbage {
 
     /// Adds a table.
     pub(super) fn retire_table(&mut self, memory: Memory, domain: &Domain) {
-        self.tables.push_back((start(domain), memory));
+        self.tables.push_back((domain.start(), memory));
     }
 
     /// Adds memory that nobody uses any more.
@@ -84,7 +83,7 @@ impl Garbage {
     pub(super) fn close(&mut self, domain: &Domain) {
         if !self.open.entries.is_empty() || !self.open.overflow.is_empty() {
             let next = self.spare.pop().unwrap_or_default();
-            self.closed.push_back((start(domain), std::mem::replace(&mut self.open, next)));
+            self.closed.push_back((domain.start(), std::mem::replace(&mut self.open, next)));
         }
     }
 
@@ -124,21 +123,25 @@ impl Garbage {
     /// Frees a part of the memory that nobody uses any more. Returns `false` if there is none.
     #[cold]
     pub(super) fn free_step(&mut self, domain: &Domain) -> bool {
-        match self.unused.last_mut() {
-            Some(memory) if memory.shrink() => true,
-            Some(_) => self.unused.pop().is_some(),
-            None => {
-                let over = self.tables.pop_front_if(|&mut (period, _)| is_over(domain, period));
-                self.unused.extend(over.map(|(_, memory)| memory));
-                !self.unused.is_empty()
-            }
+        if let Some(memory) = self.unused.last_mut() {
+            return memory.shrink() || self.unused.pop().is_some();
         }
+        let over = self.tables.pop_front_if(|&mut (period, _)| domain.is_over(period));
+        self.unused.extend(over.map(|(_, memory)| memory));
+        !self.unused.is_empty()
     }
 
     /// Returns the number of entries that wait.
     pub(super) fn entries_waiting(&self) -> usize {
         let closed = self.closed.iter().map(|(_, batch)| batch);
         closed.chain([&self.open]).map(|batch| batch.entries.len()).sum()
+    }
+
+    /// Returns the number of overflow buckets that wait.
+    #[cfg(test)]
+    pub(super) fn overflow_waiting(&self) -> usize {
+        let closed = self.closed.iter().map(|(_, batch)| batch);
+        closed.chain([&self.open]).map(|batch| batch.overflow.len()).sum()
     }
 
     /// Returns the number of bytes of tables that wait, and of memory that is not freed yet.

@@ -37,7 +37,6 @@ mod map;
 mod memory;
 #[cfg(test)]
 mod mistakes;
-mod period;
 mod pinned;
 #[cfg(feature = "serde")]
 mod serde;

@@ -27,10 +27,12 @@ use super::hashing::{Hashing, Place};
 use super::memory::Memory;
 #[cfg(test)]
 use super::mistakes::Mistake;
-use super::period::is_over;
 use super::slab::{Id, Places, Slab, non_null};
 use super::step;
 use super::table::{BITS_MAX, NewTable, Table, TablePtr, prefetch};
+
+#[cfg(test)]
+mod check;
 
 /// The mean number of entries in a bucket at which a table grows.
 pub(super) const GROW_AT: usize = 10;
@@ -174,9 +176,8 @@ impl<K, V> Shard<K, V> {
         }
     }
 
-    /// Returns `true` if the test plants this mistake.
+    /// Returns `true` if a test plants this mistake.
     #[cfg(test)]
-    #[inline(always)]
     fn errs(&self, mistake: Mistake) -> bool {
         self.mistake == Some(mistake)
     }
@@ -351,6 +352,11 @@ impl<K, V> Shard<K, V> {
             (Decision::Put(value), _) => {
                 let key = subject.into_owned().expect("only keys that can be stored are bound");
                 let id = self.store(&mut state, Entry { key, value });
+                #[cfg(test)]
+                if found.is_some() && self.errs(Mistake::ReplacesInTwoSteps) {
+                    spot.bucket.free(spot.slot.expect("found there"));
+                    spot.bucket.fill(spot.slot.expect("found there"), place.tag, id);
+                }
                 match found {
                     Some(_) => spot.bucket.replace(spot.slot.expect("found there"), id),
                     None => self.add(&mut state, table, spot, place, id, guard),
@@ -610,6 +616,9 @@ impl<K, V> Shard<K, V> {
         // Buckets that become one are moved together, so that readers who come from any of them
         // find everything there.
         let ratio = 1 << table.bits().saturating_sub(next.bits());
+        #[cfg(test)]
+        let (count, ratio) =
+            if self.errs(Mistake::ForwardsHalfOfAPair) { (1, 1) } else { (count, ratio) };
         let end = table.buckets().min(state.moved + count.next_multiple_of(ratio));
         let mut moving = std::mem::take(&mut state.moving);
         moving.clear();
@@ -618,6 +627,10 @@ impl<K, V> Shard<K, V> {
         // Hashes come from a caller's code, which may panic. Nothing has changed so far.
         for (place, id) in &mut moving {
             *place = hashing.place_of(&self.entry(*id, guard).key, next.seed());
+        }
+        #[cfg(test)]
+        if self.errs(Mistake::ForwardsBeforeCopying) {
+            (state.moved..end).for_each(|index| table.bucket_at(index).forward());
         }
         for &(place, id) in &moving {
             self.link(state, next, place, id, guard);
@@ -702,7 +715,7 @@ impl<K, V> Shard<K, V> {
         }
         let mut table = cursor.table;
         while self.follows_forwarded_buckets() && table.bucket(from).load().is_forwarded() {
-            match table.next().filter(|next| next.seed() == seed) {
+            match table.next().filter(|next| next.seed() == seed || self.walks_in_two_orders()) {
                 Some(next) => table = next,
                 // The bucket is as it was when it was moved into another order, which was not
                 // before the cursor was created.
@@ -711,7 +724,7 @@ impl<K, V> Shard<K, V> {
         }
         let index = table.index(from);
         self.show_chain(table.bucket(from), shown, guard);
-        if table.least_hash(index).is_some_and(|least| least < from) {
+        if table.least_hash(index).is_some_and(|least| least < from) && self.follows_the_cursor() {
             // The first entries of this bucket were shown when they were in a smaller one.
             shown.retain(|entry| hashing.place_of(&entry.key, seed).prefix >= from);
         }
@@ -725,6 +738,22 @@ impl<K, V> Shard<K, V> {
         return !self.errs(Mistake::ShowsForwardedBuckets);
         #[cfg(not(test))]
         true
+    }
+
+    /// Returns `true` unless the mistake is planted of showing whole buckets.
+    fn follows_the_cursor(&self) -> bool {
+        #[cfg(test)]
+        return !self.errs(Mistake::ShowsBucketsFromTheirBeginning);
+        #[cfg(not(test))]
+        true
+    }
+
+    /// Returns `true` if the mistake is planted of mixing two orders in a walk.
+    fn walks_in_two_orders(&self) -> bool {
+        #[cfg(test)]
+        return self.errs(Mistake::WalksInTwoOrders);
+        #[cfg(not(test))]
+        false
     }
 
     /// Adds the entries of a chain to `shown`, each key once.
@@ -804,7 +833,7 @@ impl<K, V> Shard<K, V> {
         K: Hash,
         S: BuildHasher,
     {
-        /// The largest difference of two tables, of whose buckets so many become one.
+        /// The base-2 logarithm of the largest number of buckets that become one.
         const BITS_AT_ONCE: u32 = 4;
         loop {
             self.finish(hashing, guard);
@@ -840,7 +869,7 @@ impl<K, V> Shard<K, V> {
     fn collect(&self, domain: &Domain) {
         loop {
             let oldest = self.lock().garbage.oldest();
-            let Some(period) = oldest.filter(|&period| is_over(domain, period)) else { return };
+            let Some(period) = oldest.filter(|&period| domain.is_over(period)) else { return };
             let taken = self.lock().garbage.take(period);
             if let Some(batch) = taken {
                 Reclaim { shard: self, batch, dropped: 0 }.drop_entries();
@@ -940,8 +969,8 @@ impl<K, V> Drop for Shard<K, V> {
             // SAFETY: it can be found, so it is initialised, and nobody will find it any more.
             unsafe { shard.entries.at(id).drop_in_place() };
         });
-        let waiting = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for id in waiting.garbage.take_entries() {
+        let waiting = self.lock().garbage.take_entries();
+        for id in waiting {
             // SAFETY: as above; and each entry is retired once.
             unsafe { self.entries.at(id).drop_in_place() };
         }
