@@ -1,10 +1,15 @@
 //! A bucket: one cache line.
 //!
 //! ```text
-//! byte  0  state   bit 0: forwarded; bits 1..32: the overflow bucket, or 0
+//! byte  0  state   bit 0: forwarded; bits 1..9: the marks of entries in overflow buckets;
+//!                  bits 9..32: the overflow bucket, or 0
 //! byte  4  12 tags, a byte each: 0 for a free slot, otherwise bits of the hash
 //! byte 16  12 references to entries, 4 bytes each
 //! ```
+//!
+//! The marks of the first bucket of a chain are a filter: a search goes on in overflow buckets only
+//! if the bit is set that the hash chooses. Without it, each search of a bucket that has overflowed
+//! would wait for another line.
 //!
 //! State and tags are two words, which are read and written as such. A reference is written before
 //! the tag of its slot, and cleared after it.
@@ -21,8 +26,15 @@ pub(super) const SLOTS: usize = 12;
 const STATE_BYTES: usize = 4;
 /// Set if the entries of this bucket, and its overflow buckets, are in the next table.
 const FORWARDED: u64 = 1;
-/// The bits of the first word that hold the overflow bucket.
-const OVERFLOW: u64 = 0xffff_fffe;
+/// The position of the marks in the first word.
+const MARKS_SHIFT: u32 = 1;
+/// The number of marks.
+pub(super) const MARKS: u64 = 8;
+/// The position of the overflow bucket in the first word, and its bits.
+const OVERFLOW_SHIFT: u32 = 9;
+const OVERFLOW: u64 = 0xffff_fe00;
+/// Ids of overflow buckets are below this.
+pub(super) const OVERFLOW_LIMIT: u32 = 1 << (32 - OVERFLOW_SHIFT);
 
 /// A bucket of a table, or an overflow bucket. Zeroed memory is an empty bucket.
 #[repr(C, align(64))]
@@ -104,9 +116,19 @@ impl Bucket {
 
     /// Appends an overflow bucket to the last bucket of a chain. The caller holds the lock.
     pub(super) fn append(&self, overflow: Id) {
+        debug_assert!(overflow.get() < OVERFLOW_LIMIT);
         let word = self.words[0].load(Relaxed) & !OVERFLOW;
         // Release: the overflow bucket was initialised before.
-        self.words[0].store(word | u64::from(overflow.get()) << 1, Release);
+        self.words[0].store(word | u64::from(overflow.get()) << OVERFLOW_SHIFT, Release);
+        step();
+    }
+
+    /// Sets a mark of the first bucket of a chain, for an entry that was added to an overflow
+    /// bucket. The caller holds the lock.
+    pub(super) fn mark(&self, mark: u64) {
+        let word = self.words[0].load(Relaxed);
+        // Release: who sees the mark finds the entry.
+        self.words[0].store(word | 1 << (MARKS_SHIFT as u64 + mark), Release);
         step();
     }
 
@@ -137,7 +159,14 @@ impl Words {
     /// Returns the next bucket of the chain.
     #[inline(always)]
     pub(super) fn overflow(self) -> Option<Id> {
-        Id::new(((self.0[0] & OVERFLOW) >> 1) as u32)
+        Id::new(((self.0[0] & OVERFLOW) >> OVERFLOW_SHIFT) as u32)
+    }
+
+    /// Returns the next bucket of the chain that begins with this bucket, if an entry with this
+    /// mark may be there.
+    #[inline(always)]
+    pub(super) fn overflow_for(self, mark: u64) -> Option<Id> {
+        if self.0[0] >> (MARKS_SHIFT as u64 + mark) & 1 == 0 { None } else { self.overflow() }
     }
 
     /// Returns the slots with this tag.
@@ -237,12 +266,16 @@ mod tests {
         assert_eq!((words.free().count(), words.used().count()), (0, SLOTS));
         assert!((0..SLOTS).all(|slot| bucket.reference(slot) == Some(id(100 + slot as u32))));
         assert_eq!((words.overflow(), words.is_forwarded()), (None, false));
-        bucket.append(id(u32::MAX >> 1));
+        bucket.append(id(OVERFLOW_LIMIT - 1));
+        bucket.mark(3);
         bucket.forward();
         bucket.free(5);
         let words = bucket.load();
-        assert_eq!((words.overflow(), words.is_forwarded()), (Some(id(u32::MAX >> 1)), true));
+        assert_eq!((words.overflow(), words.is_forwarded()), (Some(id(OVERFLOW_LIMIT - 1)), true));
         assert_eq!((words.free().collect::<Vec<_>>(), bucket.reference(5)), (vec![5], None));
+        for mark in 0..MARKS {
+            assert_eq!(words.overflow_for(mark).is_some(), mark == 3);
+        }
         assert_eq!((words.tag(0), words.tag(3), words.tag(5), words.tag(11)), (7, 8, 0, 8));
         bucket.clear();
         assert!(bucket.load() == Bucket::new().load());

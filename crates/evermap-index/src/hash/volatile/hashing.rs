@@ -2,6 +2,8 @@
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
+use super::bucket::MARKS;
+
 /// A multiplier with about as many ones as zeros, from the digits of pi.
 const SPREAD: u64 = 0x243f_6a88_85a3_08d3;
 
@@ -19,6 +21,8 @@ pub(super) struct Place {
     pub(super) prefix: u64,
     /// Distinguishes most entries of a bucket. Not zero.
     pub(super) tag: u8,
+    /// The number of the mark for overflow buckets.
+    pub(super) mark: u64,
 }
 
 impl<S> Hashing<S> {
@@ -34,7 +38,8 @@ impl<S> Hashing<S> {
     /// Returns the place for a hash in a table.
     #[inline(always)]
     pub(super) fn place(&self, hash: u64) -> Place {
-        Place { prefix: hash << self.shard_bits, tag: (hash as u8).max(1) }
+        let (tag, mark) = ((hash as u8).max(1), hash >> 8 & (MARKS - 1));
+        Place { prefix: hash << self.shard_bits, tag, mark }
     }
 
     /// Returns the place of a key in a table with this seed.

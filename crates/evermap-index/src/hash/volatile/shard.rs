@@ -14,6 +14,7 @@ use std::alloc::{Layout, handle_alloc_error};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::mem::needs_drop;
+use std::ptr::{self, NonNull};
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,7 +22,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Domain, Guard};
 
-use super::bucket::{Bucket, SLOTS};
+use super::bucket::{Bucket, OVERFLOW_LIMIT, SLOTS};
 use super::garbage::{Batch, Garbage};
 use super::hashing::{Hashing, Place};
 use super::memory::Memory;
@@ -144,6 +145,8 @@ struct State<K, V> {
 
 /// Where a key was found, or where it can be added.
 struct Spot<'t> {
+    /// The first bucket of the chain.
+    first: &'t Bucket,
     bucket: &'t Bucket,
     /// `None` if an overflow bucket has to be appended to this one.
     slot: Option<usize>,
@@ -269,7 +272,8 @@ impl<K, V> Shard<K, V> {
         Q: Hash + Eq + ?Sized,
         S: BuildHasher,
     {
-        self.look_up(key, hash, hashing, guard).map(|id| self.entry(id, guard))
+        // SAFETY: see `entry`.
+        self.look_up(key, hash, hashing, guard).map(|entry| unsafe { entry.as_ref() })
     }
 
     #[inline(always)]
@@ -279,7 +283,7 @@ impl<K, V> Shard<K, V> {
         hash: u64,
         hashing: &Hashing<S>,
         guard: &Guard<'_>,
-    ) -> Option<Id>
+    ) -> Option<NonNull<Entry<K, V>>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -300,18 +304,20 @@ impl<K, V> Shard<K, V> {
                 table = table.next().expect("a forwarded bucket has a next table");
                 continue;
             }
+            let mut overflow = words.overflow_for(place.mark);
             loop {
                 for slot in words.matching(place.tag) {
                     if let Some(id) = bucket.reference(slot) {
                         let entry = self.entry(id, guard);
                         step();
                         if entry.key.borrow() == key {
-                            return Some(id);
+                            return Some(non_null(self.entries.at(id)));
                         }
                     }
                 }
-                bucket = self.overflow_bucket(words.overflow()?, guard);
+                bucket = self.overflow_bucket(overflow?, guard);
                 words = bucket.load();
+                overflow = words.overflow();
             }
         }
     }
@@ -420,13 +426,14 @@ impl<K, V> Shard<K, V> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let (mut bucket, mut free, mut chain) = (table.bucket(place.prefix), None, 0);
+        let first = table.bucket(place.prefix);
+        let (mut bucket, mut free, mut chain) = (first, None, 0);
         loop {
             let words = bucket.load();
             for slot in words.matching(place.tag) {
                 let found = bucket.reference(slot);
                 if found.is_some_and(|id| self.entry(id, guard).key.borrow() == key) {
-                    return Spot { bucket, slot: Some(slot), found, chain };
+                    return Spot { first, bucket, slot: Some(slot), found, chain };
                 }
             }
             free = free.or(words.free().next().map(|slot| (bucket, slot)));
@@ -437,8 +444,8 @@ impl<K, V> Shard<K, V> {
             }
         }
         match free {
-            Some((bucket, slot)) => Spot { bucket, slot: Some(slot), found: None, chain },
-            None => Spot { bucket, slot: None, found: None, chain },
+            Some((bucket, slot)) => Spot { first, bucket, slot: Some(slot), found: None, chain },
+            None => Spot { first, bucket, slot: None, found: None, chain },
         }
     }
 
@@ -448,7 +455,9 @@ impl<K, V> Shard<K, V> {
     /// If no id is left.
     fn store(&self, state: &mut State<K, V>, entry: Entry<K, V>) -> Id {
         let Some(id) = state.entries.allocate(&self.entries, u32::MAX) else {
-            no_memory(state.entries.used(), Layout::new::<Entry<K, V>>());
+            // Unless nearly all ids are in use, the reason is a lack of memory.
+            assert!(state.entries.used() < 1 << 31, "capacity overflow");
+            handle_alloc_error(Layout::new::<Entry<K, V>>());
         };
         // SAFETY: the place was allocated for an entry, and nobody else knows it.
         unsafe { self.entries.at(id).write(entry) };
@@ -470,12 +479,14 @@ impl<K, V> Shard<K, V> {
             self.create_table(state, guard);
             self.link(state, self.table(guard), place, id, guard);
         } else {
-            self.link_at(state, spot.bucket, spot.slot, place.tag, id);
+            self.link_at(state, spot.first, (spot.bucket, spot.slot), place, id);
         }
         self.set_len(self.len() + 1);
         if spot.chain >= CHAIN_MAX && spot.slot.is_none() && self.len() >= state.reseed_from {
             self.reseed(state, guard);
-        } else if self.len() > self.table(guard).buckets() * GROW_AT {
+        } else if self.len() > self.table(guard).buckets() * GROW_AT
+            || state.overflow.used() > OVERFLOW_LIMIT as usize / 4 * 3
+        {
             let bits = self.table(guard).bits() + 1;
             self.replace_table(state, bits, self.table(guard).seed(), guard);
         }
@@ -490,38 +501,44 @@ impl<K, V> Shard<K, V> {
         id: Id,
         guard: &'g Guard<'_>,
     ) {
-        let mut bucket = table.bucket(place.prefix);
+        let first = table.bucket(place.prefix);
+        let mut bucket = first;
         loop {
             let words = bucket.load();
             let slot = words.free().next();
             match words.overflow() {
                 Some(next) if slot.is_none() => bucket = self.overflow_bucket(next, guard),
-                _ => return self.link_at(state, bucket, slot, place.tag, id),
+                _ => return self.link_at(state, first, (bucket, slot), place, id),
             }
         }
     }
 
-    /// Adds an entry to a free slot, or in a new overflow bucket. The caller holds the lock.
+    /// Adds an entry to a free slot of a chain, or if there is none, to a new overflow bucket after
+    /// the last one. The caller holds the lock.
     fn link_at(
         &self,
         state: &mut State<K, V>,
-        bucket: &Bucket,
-        slot: Option<usize>,
-        tag: u8,
+        first: &Bucket,
+        (bucket, slot): (&Bucket, Option<usize>),
+        place: Place,
         id: Id,
     ) {
         if let Some(slot) = slot {
-            return bucket.fill(slot, tag, id);
+            bucket.fill(slot, place.tag, id);
+        } else {
+            let Some(overflow) = state.overflow.allocate(&self.overflow, OVERFLOW_LIMIT) else {
+                handle_alloc_error(Layout::new::<Bucket>());
+            };
+            // SAFETY: the place was allocated for a bucket, in zeroed memory, and everybody
+            // accesses places of this slab as buckets, which consist of atomics.
+            let last = unsafe { non_null(self.overflow.at(overflow)).as_ref() };
+            last.clear();
+            last.fill(0, place.tag, id);
+            bucket.append(overflow);
         }
-        let Some(overflow) = state.overflow.allocate(&self.overflow, 1 << 31) else {
-            no_memory(state.overflow.used(), Layout::new::<Bucket>());
-        };
-        // SAFETY: the place was allocated for a bucket, in zeroed memory, and all users of places
-        // of this slab access them as buckets, which consist of atomics.
-        let last = unsafe { non_null(self.overflow.at(overflow)).as_ref() };
-        last.clear();
-        last.fill(0, tag, id);
-        bucket.append(overflow);
+        if slot.is_none() || !ptr::eq(first, bucket) {
+            first.mark(place.mark);
+        }
     }
 
     fn set_len(&self, len: usize) {
@@ -947,10 +964,9 @@ impl<K, V> Shard<K, V> {
         Q: Hash + Eq + ?Sized,
         S: BuildHasher,
     {
-        let id = self.look_up(key, hash, hashing, guard)?;
         // SAFETY: the entry can be found, so it is initialised; and the shard is borrowed
         // exclusively, so nobody else has a reference to it.
-        Some(unsafe { non_null(self.entries.at(id)).as_mut() })
+        self.look_up(key, hash, hashing, guard).map(|mut entry| unsafe { entry.as_mut() })
     }
 }
 
@@ -1034,13 +1050,4 @@ impl<K, V> Drop for Reclaim<'_, K, V> {
 fn bits_for(entries: usize) -> u32 {
     let buckets = entries.div_ceil(GROW_AT).max(1);
     buckets.checked_next_power_of_two().map_or(BITS_MAX, |buckets| buckets.ilog2()).min(BITS_MAX)
-}
-
-#[cold]
-fn no_memory(used: usize, layout: Layout) -> ! {
-    // Far fewer than there are ids can only be a lack of memory.
-    if used < 1 << 30 {
-        handle_alloc_error(layout);
-    }
-    panic!("capacity overflow");
 }
