@@ -41,7 +41,7 @@ pub(super) fn step() {
 }
 
 /// Runs `bodies` as threads under the simulated scheduler.
-pub(super) fn in_turns<'env, R: Send>(
+pub(super) fn in_turns<'env, R: Send + 'env>(
     seed: u64,
     bodies: Vec<Box<dyn FnOnce() -> R + Send + 'env>>,
 ) -> Vec<R> {
