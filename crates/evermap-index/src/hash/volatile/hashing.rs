@@ -42,18 +42,26 @@ impl<S> Hashing<S> {
         Place { prefix: hash << self.shard_bits, tag, mark }
     }
 
-    /// Returns the place of a key in a table with this seed.
-    pub(super) fn place_of<Q: Hash + ?Sized>(&self, key: &Q, seed: Option<u64>) -> Place
+    /// Returns the hash of a key that determines its place in a table with this seed.
+    pub(super) fn seeded_hash<Q: Hash + ?Sized>(&self, key: &Q, seed: Option<u64>) -> u64
     where
         S: BuildHasher,
     {
-        let Some(seed) = seed else { return self.place(self.hash(key)) };
+        let Some(seed) = seed else { return self.hash(key) };
         // Before the key: so the seed determines which keys have equal hashes, unless the hasher is
         // so weak that some keys have equal hashes whatever precedes them.
         let mut hasher = self.build.build_hasher();
         hasher.write_u64(seed);
         key.hash(&mut hasher);
-        self.place(spread(hasher.finish()))
+        spread(hasher.finish())
+    }
+
+    /// Returns the place of a key in a table with this seed.
+    pub(super) fn place_of<Q: Hash + ?Sized>(&self, key: &Q, seed: Option<u64>) -> Place
+    where
+        S: BuildHasher,
+    {
+        self.place(self.seeded_hash(key, seed))
     }
 
     /// Returns the number of the shard for a hash.

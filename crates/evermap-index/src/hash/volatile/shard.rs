@@ -245,16 +245,17 @@ impl<K, V> Shard<K, V> {
         Q: Hash + ?Sized,
         S: BuildHasher,
     {
+        // Returns a number and not a place, so that the caller's place stays in registers.
         #[cold]
         #[inline(never)]
-        fn seeded<Q: Hash + ?Sized, S: BuildHasher>(
-            key: &Q,
-            table: Table<'_>,
-            hashing: &Hashing<S>,
-        ) -> Place {
-            hashing.place_of(key, table.seed())
+        fn seeded_hash<Q, S>(key: &Q, table: Table<'_>, hashing: &Hashing<S>) -> u64
+        where
+            Q: Hash + ?Sized,
+            S: BuildHasher,
+        {
+            hashing.seeded_hash(key, table.seed())
         }
-        if table.is_seeded() { seeded(key, table, hashing) } else { hashing.place(hash) }
+        hashing.place(if table.is_seeded() { seeded_hash(key, table, hashing) } else { hash })
     }
 
     /// Returns the entry of a key. Wait-free: the number of steps is bounded by the length of a
@@ -308,10 +309,11 @@ impl<K, V> Shard<K, V> {
             loop {
                 for slot in words.matching(place.tag) {
                     if let Some(id) = bucket.reference(slot) {
-                        let entry = self.entry(id, guard);
+                        let entry = non_null(self.entries.at(id));
                         step();
-                        if entry.key.borrow() == key {
-                            return Some(non_null(self.entries.at(id)));
+                        // SAFETY: see `entry`.
+                        if unsafe { entry.as_ref() }.key.borrow() == key {
+                            return Some(entry);
                         }
                     }
                 }
