@@ -14,15 +14,33 @@ pub(super) struct Hashing<S> {
     pub(super) shard_bits: u32,
 }
 
-/// Where a key belongs within a shard.
+/// Where a key belongs within a shard: its hash, rotated so that the bits that choose the shard are
+/// the last ones. The leading bits choose the bucket.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Place {
-    /// The hash without the bits that choose the shard. Its leading bits choose the bucket.
-    pub(super) prefix: u64,
-    /// Distinguishes most entries of a bucket. Not zero.
-    pub(super) tag: u8,
-    /// The number of the mark for overflow buckets.
-    pub(super) mark: u64,
+pub(super) struct Place(u64);
+
+/// The position of the tag in a place, and of the mark. The bits before them choose the shard.
+const TAG_SHIFT: u32 = 8;
+const MARK_SHIFT: u32 = TAG_SHIFT + 8;
+
+impl Place {
+    /// Returns the bits of which the leading ones choose the bucket.
+    #[inline(always)]
+    pub(super) fn prefix(self) -> u64 {
+        self.0
+    }
+
+    /// Returns what distinguishes most entries of a bucket. Not zero.
+    #[inline(always)]
+    pub(super) fn tag(self) -> u8 {
+        ((self.0 >> TAG_SHIFT) as u8).max(1)
+    }
+
+    /// Returns the number of the mark for overflow buckets.
+    #[inline(always)]
+    pub(super) fn mark(self) -> u64 {
+        self.0 >> MARK_SHIFT & (MARKS - 1)
+    }
 }
 
 impl<S> Hashing<S> {
@@ -38,8 +56,7 @@ impl<S> Hashing<S> {
     /// Returns the place for a hash in a table.
     #[inline(always)]
     pub(super) fn place(&self, hash: u64) -> Place {
-        let (tag, mark) = ((hash as u8).max(1), hash >> 8 & (MARKS - 1));
-        Place { prefix: hash << self.shard_bits, tag, mark }
+        Place(hash.rotate_left(self.shard_bits))
     }
 
     /// Returns the hash of a key that determines its place in a table with this seed.
@@ -67,7 +84,7 @@ impl<S> Hashing<S> {
     /// Returns the number of the shard for a hash.
     #[inline(always)]
     pub(super) fn shard(&self, hash: u64) -> usize {
-        (hash >> 1 >> (63 - self.shard_bits)) as usize
+        self.place(hash).0 as usize & ((1 << self.shard_bits) - 1)
     }
 }
 
@@ -107,9 +124,9 @@ mod tests {
             let hashes: Vec<u64> = (0..4096_u64).map(|key| hashing.hash(&(key * factor))).collect();
             let shards = hashes.iter().map(|&hash| hashing.shard(hash));
             assert_eq!(shards.collect::<HashSet<_>>().len(), 16, "factor {factor}");
-            let buckets = hashes.iter().map(|&hash| hashing.place(hash).prefix >> 56);
+            let buckets = hashes.iter().map(|&hash| hashing.place(hash).prefix() >> 56);
             assert!(buckets.collect::<HashSet<_>>().len() > 200, "factor {factor}");
-            let tags = hashes.iter().map(|&hash| hashing.place(hash).tag);
+            let tags = hashes.iter().map(|&hash| hashing.place(hash).tag());
             assert!(tags.collect::<HashSet<_>>().len() > 200, "factor {factor}");
         }
     }
@@ -118,7 +135,7 @@ mod tests {
     fn a_seed_changes_the_place() {
         let hashing = Hashing { build: std::hash::RandomState::new(), shard_bits: 0 };
         let places = |seed| (0..100).map(move |key| (key, seed));
-        let prefix = |(key, seed): (u64, Option<u64>)| hashing.place_of(&key, seed).prefix;
+        let prefix = |(key, seed): (u64, Option<u64>)| hashing.place_of(&key, seed).prefix();
         let of = |seed| places(seed).map(prefix).collect::<Vec<u64>>();
         assert!(of(None) == of(None) && of(Some(1)) == of(Some(1)));
         assert!(of(None) != of(Some(0)) && of(Some(0)) != of(Some(1)));

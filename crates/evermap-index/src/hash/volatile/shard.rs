@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Domain, Guard};
 
-use super::bucket::{Bucket, OVERFLOW_LIMIT, SLOTS};
+use super::bucket::{Bucket, OVERFLOW_LIMIT, SLOTS, Words};
 use super::garbage::{Batch, Garbage};
 use super::hashing::{Hashing, Place};
 use super::memory::Memory;
@@ -207,7 +207,7 @@ impl<K, V> Shard<K, V> {
     fn table<'g>(&'g self, _guard: &'g Guard<'_>) -> Table<'g> {
         // SAFETY: a table is freed a grace period after it was replaced, and so not while a guard
         // lives that was created before.
-        unsafe { self.table.load() }.expect("always a table")
+        unsafe { self.table.load_set() }
     }
 
     /// Locks the shard. A panic of a caller's code under the lock leaves it consistent: this code
@@ -235,7 +235,7 @@ impl<K, V> Shard<K, V> {
     /// Prefetches the bucket in which a search for this hash begins.
     #[inline(always)]
     pub(super) fn prefetch<S>(&self, hash: u64, hashing: &Hashing<S>, guard: &Guard<'_>) {
-        self.table(guard).prefetch(hashing.place(hash).prefix);
+        self.table(guard).prefetch(hashing.place(hash).prefix());
     }
 
     /// Returns the place of a key in a table.
@@ -293,34 +293,75 @@ impl<K, V> Shard<K, V> {
         let mut table = self.table(guard);
         loop {
             let place = self.place(key, hash, table, hashing);
-            let mut bucket = table.bucket(place.prefix);
+            #[cfg_attr(not(test), allow(unused_mut))]
+            let mut bucket = table.bucket(place.prefix());
             #[cfg(test)]
             if self.errs(Mistake::LoadsTheTableTwice) {
                 let other = self.table(guard);
-                let index = table.index(place.prefix).min(other.buckets() - 1);
+                let index = table.index(place.prefix()).min(other.buckets() - 1);
                 (table, bucket) = (other, other.bucket_at(index));
             }
-            let mut words = bucket.load();
+            let words = bucket.load();
             if words.is_forwarded() && !self.reads_forwarded_buckets() {
                 table = table.next().expect("a forwarded bucket has a next table");
                 continue;
             }
-            let mut overflow = words.overflow_for(place.mark);
-            loop {
-                for slot in words.matching(place.tag) {
-                    if let Some(id) = bucket.reference(slot) {
-                        let entry = non_null(self.entries.at(id));
-                        step();
-                        // SAFETY: see `entry`.
-                        if unsafe { entry.as_ref() }.key.borrow() == key {
-                            return Some(entry);
-                        }
-                    }
-                }
-                bucket = self.overflow_bucket(overflow?, guard);
-                words = bucket.load();
-                overflow = words.overflow();
+            if let Some(entry) = self.search(bucket, words, place, key) {
+                return Some(entry);
             }
+            let overflow = words.overflow_for(place.mark())?;
+            return self.search_overflow(overflow, place, key, guard);
+        }
+    }
+
+    /// Searches the slots of one bucket. The caller has a guard.
+    #[inline(always)]
+    fn search<Q>(
+        &self,
+        bucket: &Bucket,
+        words: Words,
+        place: Place,
+        key: &Q,
+    ) -> Option<NonNull<Entry<K, V>>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        for slot in words.matching(place.tag()) {
+            if let Some(id) = bucket.reference(slot) {
+                let entry = non_null(self.entries.at(id));
+                step();
+                // SAFETY: see `entry`.
+                if unsafe { entry.as_ref() }.key.borrow() == key {
+                    return Some(entry);
+                }
+            }
+        }
+        None
+    }
+
+    /// Searches a chain from an overflow bucket on. Few lookups come here, and the others are
+    /// faster if this is elsewhere.
+    #[cold]
+    #[inline(never)]
+    fn search_overflow<Q>(
+        &self,
+        mut overflow: Id,
+        place: Place,
+        key: &Q,
+        guard: &Guard<'_>,
+    ) -> Option<NonNull<Entry<K, V>>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        loop {
+            let bucket = self.overflow_bucket(overflow, guard);
+            let words = bucket.load();
+            if let Some(entry) = self.search(bucket, words, place, key) {
+                return Some(entry);
+            }
+            overflow = words.overflow()?;
         }
     }
 
@@ -363,7 +404,7 @@ impl<K, V> Shard<K, V> {
                 #[cfg(test)]
                 if found.is_some() && self.errs(Mistake::ReplacesInTwoSteps) {
                     spot.bucket.free(spot.slot.expect("found there"));
-                    spot.bucket.fill(spot.slot.expect("found there"), place.tag, id);
+                    spot.bucket.fill(spot.slot.expect("found there"), place.tag(), id);
                 }
                 match found {
                     Some(_) => spot.bucket.replace(spot.slot.expect("found there"), id),
@@ -409,7 +450,7 @@ impl<K, V> Shard<K, V> {
     {
         let table = self.table(guard);
         let place = self.place(key, hash, table, hashing);
-        if !table.bucket(place.prefix).load().is_forwarded() {
+        if !table.bucket(place.prefix()).load().is_forwarded() {
             return (table, place);
         }
         let next = table.next().expect("a forwarded bucket has a next table");
@@ -428,11 +469,11 @@ impl<K, V> Shard<K, V> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let first = table.bucket(place.prefix);
+        let first = table.bucket(place.prefix());
         let (mut bucket, mut free, mut chain) = (first, None, 0);
         loop {
             let words = bucket.load();
-            for slot in words.matching(place.tag) {
+            for slot in words.matching(place.tag()) {
                 let found = bucket.reference(slot);
                 if found.is_some_and(|id| self.entry(id, guard).key.borrow() == key) {
                     return Spot { first, bucket, slot: Some(slot), found, chain };
@@ -503,7 +544,7 @@ impl<K, V> Shard<K, V> {
         id: Id,
         guard: &'g Guard<'_>,
     ) {
-        let first = table.bucket(place.prefix);
+        let first = table.bucket(place.prefix());
         let mut bucket = first;
         loop {
             let words = bucket.load();
@@ -526,7 +567,7 @@ impl<K, V> Shard<K, V> {
         id: Id,
     ) {
         if let Some(slot) = slot {
-            bucket.fill(slot, place.tag, id);
+            bucket.fill(slot, place.tag(), id);
         } else {
             let Some(overflow) = state.overflow.allocate(&self.overflow, OVERFLOW_LIMIT) else {
                 handle_alloc_error(Layout::new::<Bucket>());
@@ -535,11 +576,11 @@ impl<K, V> Shard<K, V> {
             // accesses places of this slab as buckets, which consist of atomics.
             let last = unsafe { non_null(self.overflow.at(overflow)).as_ref() };
             last.clear();
-            last.fill(0, place.tag, id);
+            last.fill(0, place.tag(), id);
             bucket.append(overflow);
         }
         if slot.is_none() || !ptr::eq(first, bucket) {
-            first.mark(place.mark);
+            first.mark(place.mark());
         }
     }
 
@@ -573,7 +614,7 @@ impl<K, V> Shard<K, V> {
     /// lock.
     fn shrink_if_sparse(&self, state: &mut State<K, V>, guard: &Guard<'_>) {
         let table = self.table(guard);
-        if table.bits() > state.bits_min && self.len() < table.buckets() * SHRINK_BELOW {
+        if table.bits() > state.bits_min.max(1) && self.len() < table.buckets() * SHRINK_BELOW {
             self.replace_table(state, table.bits() - 1, table.seed(), guard);
         }
     }
@@ -745,7 +786,7 @@ impl<K, V> Shard<K, V> {
         self.show_chain(table.bucket(from), shown, guard);
         if table.least_hash(index).is_some_and(|least| least < from) && self.follows_the_cursor() {
             // The first entries of this bucket were shown when they were in a smaller one.
-            shown.retain(|entry| hashing.place_of(&entry.key, seed).prefix >= from);
+            shown.retain(|entry| hashing.place_of(&entry.key, seed).prefix() >= from);
         }
         cursor.next = table.least_hash(index + 1);
         true
@@ -1050,6 +1091,6 @@ impl<K, V> Drop for Reclaim<'_, K, V> {
 
 /// Returns the number of bits of the smallest table that holds this number of entries.
 fn bits_for(entries: usize) -> u32 {
-    let buckets = entries.div_ceil(GROW_AT).max(1);
+    let buckets = entries.div_ceil(GROW_AT).max(2);
     buckets.checked_next_power_of_two().map_or(BITS_MAX, |buckets| buckets.ilog2()).min(BITS_MAX)
 }

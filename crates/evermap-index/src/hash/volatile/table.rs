@@ -12,15 +12,18 @@ use super::bucket::Bucket;
 use super::memory::Memory;
 use super::step;
 
-/// The bits of a pointer that hold the base-2 logarithm of the number of buckets.
-const SIZE: usize = 0x1f;
+/// The bits of a pointer that hold the number of bits of a hash that do not choose the bucket.
+const SHIFT: usize = 0x3f;
 /// The bit of a pointer that is set if the hashes of the table depend on its seed.
-const SEEDED: usize = 0x20;
+const SEEDED: usize = 0x40;
+/// The alignment of a table, which leaves these bits free.
+const ALIGN: usize = 128;
 
-const _: () = assert!(align_of::<Bucket>() > SIZE | SEEDED);
+const _: () = assert!(ALIGN > SHIFT | SEEDED);
 
-/// The largest number of bits of a bucket number.
-pub(super) const BITS_MAX: u32 = SIZE as u32;
+/// The smallest and the largest number of bits of a bucket number.
+const BITS_MIN: u32 = 1;
+pub(super) const BITS_MAX: u32 = 31;
 
 /// What follows the buckets of a table.
 #[repr(C, align(64))]
@@ -47,15 +50,17 @@ pub(super) struct NewTable {
     pub(super) memory: Memory,
 }
 
-/// A table without slots for entries: what an empty map has.
-#[repr(C)]
+/// A table to which nothing is added: what an empty map has.
+#[repr(C, align(128))]
 struct EmptyTable {
-    bucket: Bucket,
+    buckets: [Bucket; 1 << BITS_MIN],
     trailer: Trailer,
 }
 
-static EMPTY: EmptyTable =
-    EmptyTable { bucket: Bucket::new(), trailer: Trailer { next: TablePtr::null(), seed: 0 } };
+static EMPTY: EmptyTable = EmptyTable {
+    buckets: [const { Bucket::new() }; 1 << BITS_MIN],
+    trailer: Trailer { next: TablePtr::null(), seed: 0 },
+};
 
 impl TablePtr {
     const fn null() -> Self {
@@ -79,6 +84,17 @@ impl TablePtr {
         Some(Table { tagged, life: PhantomData })
     }
 
+    /// Returns the table. There must be one.
+    ///
+    /// # Safety
+    /// 1. There is a table.
+    /// 2. It is not freed during `'t`.
+    #[inline(always)]
+    pub(super) unsafe fn load_set<'t>(&self) -> Table<'t> {
+        // SAFETY: 1. and 2. are promised by the caller.
+        unsafe { self.load().unwrap_unchecked() }
+    }
+
     /// Publishes a table.
     pub(super) fn store(&self, table: Table<'_>) {
         // Release: everything that was written to the table before.
@@ -88,14 +104,16 @@ impl TablePtr {
 }
 
 impl NewTable {
-    /// Creates a table of `1 << bits` empty buckets. Returns `None` if there is no memory.
+    /// Creates a table of `1 << bits` empty buckets, or two if that is less. Returns `None` if
+    /// there is no memory.
     pub(super) fn new(bits: u32, seed: Option<u64>) -> Option<Self> {
+        let bits = bits.max(BITS_MIN);
         if bits > BITS_MAX {
             return None;
         }
         let bytes = size_of::<Bucket>().checked_mul(1 << bits)?;
-        let memory = Memory::zeroed(bytes.checked_add(size_of::<Trailer>())?, 64)?;
-        let flags = bits as usize | if seed.is_some() { SEEDED } else { 0 };
+        let memory = Memory::zeroed(bytes.checked_add(size_of::<Trailer>())?, ALIGN)?;
+        let flags = (u64::BITS - bits) as usize | if seed.is_some() { SEEDED } else { 0 };
         let tagged = memory.base().cast::<Bucket>().map_addr(|address| address | flags);
         let trailer = Table { tagged, life: PhantomData }.trailer_ptr();
         // SAFETY: within the memory, which nobody else knows.
@@ -120,7 +138,9 @@ impl PartialEq for Table<'_> {
 
 impl<'t> Table<'t> {
     fn empty() -> Table<'static> {
-        Table { tagged: NonNull::from(&EMPTY).cast(), life: PhantomData }
+        let buckets = NonNull::from(&EMPTY).cast::<Bucket>();
+        let flags = (u64::BITS - BITS_MIN) as usize;
+        Table { tagged: buckets.map_addr(|address| address | flags), life: PhantomData }
     }
 
     /// Returns `true` if the table is the one that nothing may be added to.
@@ -131,7 +151,12 @@ impl<'t> Table<'t> {
     /// Returns the number of bits of a bucket number.
     #[inline(always)]
     pub(super) fn bits(self) -> u32 {
-        (self.tagged.addr().get() & SIZE) as u32
+        u64::BITS - self.shift()
+    }
+
+    #[inline(always)]
+    fn shift(self) -> u32 {
+        (self.tagged.addr().get() & SHIFT) as u32
     }
 
     /// Returns the number of buckets.
@@ -144,13 +169,12 @@ impl<'t> Table<'t> {
     /// order of hashes.
     #[inline(always)]
     pub(super) fn index(self, prefix: u64) -> usize {
-        // In two steps, because the number of bits may be zero.
-        (prefix >> 1 >> (63 - self.bits())) as usize
+        (prefix >> self.shift()) as usize
     }
 
     /// Returns the least hash of a bucket, or `None` if there is no such bucket.
     pub(super) fn least_hash(self, index: usize) -> Option<u64> {
-        (index < self.buckets()).then(|| (index as u64) << 1 << (63 - self.bits()))
+        (index < self.buckets()).then(|| (index as u64) << self.shift())
     }
 
     /// Returns the bucket for hashes that begin with `prefix`.
@@ -171,7 +195,7 @@ impl<'t> Table<'t> {
 
     #[inline(always)]
     fn address(self) -> NonNull<Bucket> {
-        let address = self.tagged.as_ptr().map_addr(|address| address & !(SIZE | SEEDED));
+        let address = self.tagged.as_ptr().map_addr(|address| address & !(SHIFT | SEEDED));
         // SAFETY: buckets are aligned so that the flags are no part of their address.
         unsafe { NonNull::new_unchecked(address) }
     }
@@ -237,7 +261,7 @@ mod tests {
 
     #[test]
     fn buckets_divide_the_hashes_in_order() {
-        for bits in [0, 1, 2, 7] {
+        for bits in [1, 2, 7] {
             let new = NewTable::new(bits, None).unwrap();
             // SAFETY: `new` lives longer.
             let table = unsafe { new.table() };
@@ -265,10 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn the_empty_table_has_one_bucket() {
+    fn the_empty_table_has_no_entries() {
         let table = Table::empty();
         assert!(table.is_empty_table() && table.next().is_none() && table.seed().is_none());
         assert_eq!(table.bucket(u64::MAX).load().used().count(), 0);
+        assert_eq!(table.bits(), BITS_MIN);
         assert!(NewTable::new(BITS_MAX + 1, None).is_none());
+        let least = NewTable::new(0, None).unwrap();
+        // SAFETY: `least` lives longer.
+        assert_eq!(unsafe { least.table() }.buckets(), 2);
     }
 }

@@ -28,7 +28,7 @@ impl<K: Hash + Eq, V> Shard<K, V> {
                 overflow += self.chain(bucket, guard).count() - 1;
                 for (tag, id) in self.slots(bucket, guard) {
                     let place = hashing.place_of(&self.entry(id, guard).key, current.seed());
-                    if (current.index(place.prefix), place.tag) != (index, tag) {
+                    if (current.index(place.prefix()), place.tag()) != (index, tag) {
                         wrong.push(format!("{id:?} is in bucket {index} with tag {tag}"));
                     }
                     found.push(id);
