@@ -19,9 +19,10 @@ pub(super) struct Hashing<S> {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Place(u64);
 
-/// The position of the tag in a place, and of the mark. The bits before them choose the shard.
-const TAG_SHIFT: u32 = 8;
-const MARK_SHIFT: u32 = TAG_SHIFT + 8;
+/// The position of the tag in a place, and of the mark: between the bits for the bucket and those
+/// for the shard, where the hashes of all hashers that return the number itself are good.
+const TAG_SHIFT: u32 = 24;
+const MARK_SHIFT: u32 = 20;
 
 impl Place {
     /// Returns the bits of which the leading ones choose the bucket.
