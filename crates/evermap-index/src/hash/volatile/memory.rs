@@ -146,8 +146,8 @@ mod tests {
             for align in [1, 8, 64, 256, PAGE, 4 * PAGE] {
                 let memory = Memory::zeroed(bytes, align).unwrap();
                 let address = memory.base().addr().get();
-                assert!(memory.bytes() >= bytes && address % align.max(LINE) == 0);
-                assert!(!memory.mapped || bytes < HUGE_PAGE || address % HUGE_PAGE == 0);
+                assert!(memory.bytes() >= bytes && address.is_multiple_of(align.max(LINE)));
+                assert!(!memory.mapped || bytes < HUGE_PAGE || address.is_multiple_of(HUGE_PAGE));
                 assert!(is_zero(&memory));
             }
         }

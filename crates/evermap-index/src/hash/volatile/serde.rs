@@ -56,7 +56,7 @@ where
 }
 
 /// Builds a map from pairs.
-struct Pairs<K, V, S>(PhantomData<fn() -> VolatileMap<K, V, S>>);
+struct Pairs<K, V, S>(PhantomData<(K, V, S)>);
 
 impl<'de, K, V, S> Visitor<'de> for Pairs<K, V, S>
 where

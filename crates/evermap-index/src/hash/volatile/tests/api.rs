@@ -40,7 +40,7 @@ fn maps_are_built_cloned_compared_and_shown() {
 #[test]
 fn who_owns_a_map_can_change_its_values() {
     let mut map = VolatileMap::<u64, u64>::with_capacity(10);
-    (0..100).for_each(|key| drop(map.pin().insert(key, key)));
+    (0..100).for_each(|key| ignore(map.pin().insert(key, key)));
     for key in 0..100 {
         *map.get_mut(&key).unwrap() += 1;
     }
@@ -58,8 +58,8 @@ fn a_guard_serves_all_maps_of_its_domain() {
         RandomState::new(),
         Arc::new(Domain::new(Box::new(|_| ()))),
     );
-    let _quiet = evermap_pm::sim::keep_panics_quiet();
-    assert!(catch_unwind(AssertUnwindSafe(|| drop(foreign.with_guard(&guard)))).is_err());
+    evermap_pm::sim::keep_panics_quiet();
+    assert!(catch_unwind(AssertUnwindSafe(|| ignore(foreign.with_guard(&guard)))).is_err());
     // Readers that announce quiescent states need no guard for each operation.
     let mut reader = one.domain().register();
     assert_eq!(one.with_guard(reader.section()).get(&1), Some(&1));
@@ -73,9 +73,9 @@ fn room_is_kept_until_it_is_not_wanted() {
     map.reserve(1000);
     let slots = map.stats().slots;
     assert!(slots >= 1000);
-    (0..1000).for_each(|key| drop(map.pin().insert(key, key)));
+    (0..1000).for_each(|key| ignore(map.pin().insert(key, key)));
     assert_eq!(map.stats().resizes, 0);
-    (0..1000).for_each(|key| drop(map.pin().remove(&key)));
+    (0..1000).for_each(|key| ignore(map.pin().remove(&key)));
     assert!(map.stats().slots >= slots && map.stats().resizes == 0);
     map.shrink_to_fit();
     assert!(map.stats().slots <= 24);
@@ -89,23 +89,23 @@ fn a_map_shrinks_and_grows_by_itself() {
     let map = tiny::<u64, u64, RandomState>();
     let mut most = 0;
     for round in 0..3 {
-        (0..2000).for_each(|key| drop(map.pin().insert(key, round)));
+        (0..2000).for_each(|key| ignore(map.pin().insert(key, round)));
         most = map.stats().slots;
-        (0..1990).for_each(|key| drop(map.pin().remove(&key)));
+        (0..1990).for_each(|key| ignore(map.pin().remove(&key)));
         // Writes that change nothing help too.
-        (0..300).for_each(|_| drop(map.pin().remove(&0)));
+        (0..300).for_each(|_| ignore(map.pin().remove(&0)));
         let stats = map.stats();
         assert!(stats.slots * 8 < most && stats.resizing == 0, "{stats:?}, {most} before");
         assert!((1990..2000).all(|key| map.pin().get(&key) == Some(&round)));
     }
     // A number of entries about a limit does not cause one resize after another.
     let resizes = map.stats().resizes;
-    (0..1000).for_each(|key| drop(map.pin().insert(key, key)));
+    (0..1000).for_each(|key| ignore(map.pin().insert(key, key)));
     let grown = map.stats().resizes;
     assert!(grown - resizes < 12 && most > 0);
     for _ in 0..50 {
-        (0..100).for_each(|key| drop(map.pin().remove(&key)));
-        (0..100).for_each(|key| drop(map.pin().insert(key, key)));
+        (0..100).for_each(|key| ignore(map.pin().remove(&key)));
+        (0..100).for_each(|key| ignore(map.pin().insert(key, key)));
     }
     assert!(map.stats().resizes - grown <= 1);
 }

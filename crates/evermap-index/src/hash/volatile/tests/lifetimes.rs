@@ -9,12 +9,12 @@ fn churn(map: &VolatileMap<u64, Tracked>, registry: &Arc<Registry>, rounds: usiz
         let (key, pinned) = (random.below(200), map.pin());
         let made = || registry.create(key);
         match random.below(if round / 500 % 2 == 0 { 6 } else { 9 }) {
-            0 | 1 => drop(pinned.insert(key, made())),
-            2 => drop(pinned.try_insert(key, made())),
-            3 => drop(pinned.update(key, |old| registry.create(old.number().unwrap()))),
-            4 => drop(pinned.get_or_insert_with(key, made)),
-            5 => drop(pinned.update_or_insert_with(key, |_| made(), made)),
-            _ => drop(pinned.remove(&key)),
+            0 | 1 => ignore(pinned.insert(key, made())),
+            2 => ignore(pinned.try_insert(key, made())),
+            3 => ignore(pinned.update(key, |old| registry.create(old.number().unwrap()))),
+            4 => ignore(pinned.get_or_insert_with(key, made)),
+            5 => ignore(pinned.update_or_insert_with(key, |_| made(), made)),
+            _ => ignore(pinned.remove(&key)),
         }
     }
 }
@@ -44,7 +44,7 @@ fn a_map_can_be_dropped_while_it_is_resized() {
     for count in 0..200 {
         let registry = Arc::new(Registry::default());
         let map = tiny::<u64, Tracked, RandomState>();
-        (0..count).for_each(|key| drop(map.pin().insert(key, registry.create(key))));
+        (0..count).for_each(|key| ignore(map.pin().insert(key, registry.create(key))));
         assert_eq!(registry.alive() as u64, count);
         if count % 2 == 0 {
             let mut pairs = map.into_iter();
@@ -79,13 +79,13 @@ fn threads_leak_nothing() {
 fn a_guard_protects_what_it_has_seen() {
     let registry = Arc::new(Registry::default());
     let map = tiny::<u64, Tracked, RandomState>();
-    (0..100).for_each(|key| drop(map.pin().insert(key, registry.create(key))));
+    (0..100).for_each(|key| ignore(map.pin().insert(key, registry.create(key))));
     let pinned = map.pin();
     let seen: Vec<&Tracked> = pinned.iter().map(|(_, value)| value).collect();
     std::thread::scope(|threads| {
         threads.spawn(|| {
-            (0..100).for_each(|key| drop(map.pin().remove(&key)));
-            (100..2000).for_each(|key| drop(map.pin().insert(key, registry.create(key))));
+            (0..100).for_each(|key| ignore(map.pin().remove(&key)));
+            (100..2000).for_each(|key| ignore(map.pin().insert(key, registry.create(key))));
             map.flush();
         });
     });
@@ -108,7 +108,9 @@ fn an_entry_without_a_grace_period_is_noticed() {
         map.pin().insert(1, registry.create(1));
         let pinned = map.pin();
         let seen = pinned.get(&1).unwrap();
-        std::thread::scope(|threads| threads.spawn(|| drop(map.pin().remove(&1))).join().unwrap());
+        std::thread::scope(|threads| {
+            threads.spawn(|| ignore(map.pin().remove(&1))).join().unwrap()
+        });
         assert_eq!(seen.number().is_none(), noticed, "{mistake:?}");
         drop(pinned);
     }
@@ -118,10 +120,10 @@ fn an_entry_without_a_grace_period_is_noticed() {
 fn an_empty_shard_gives_its_memory_back() {
     let map = tiny::<u64, [u64; 8], RandomState>();
     let count = if cfg!(miri) { 2000 } else { 20_000 };
-    (0..count).for_each(|key| drop(map.pin().insert(key, [key; 8])));
+    (0..count).for_each(|key| ignore(map.pin().insert(key, [key; 8])));
     let full = map.stats();
     assert!(full.bytes as u64 > count * 72);
-    (0..count).for_each(|key| drop(map.pin().remove(&key)));
+    (0..count).for_each(|key| ignore(map.pin().remove(&key)));
     map.shrink_to_fit();
     let empty = map.stats();
     assert!(empty.bytes < 100 << 10, "{} bytes, {} when full", empty.bytes, full.bytes);

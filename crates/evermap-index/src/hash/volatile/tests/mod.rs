@@ -100,7 +100,7 @@ impl Hasher for Attacked {
     fn write_u64(&mut self, number: u64) {
         // Without a seed, all multiples of a number that is easily guessed collide.
         self.0 = if self.0 == 0 {
-            number % 1024 | 1 << 60
+            (number % 1024) | (1 << 60)
         } else {
             (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
         };
@@ -140,6 +140,9 @@ impl<K: Hash + Eq, V, S: BuildHasher> VolatileMap<K, V, S> {
         self.shards.iter().for_each(|shard| shard.finish(&self.hashing, &guard));
     }
 }
+
+/// Ignores a result.
+pub(super) fn ignore<T>(_: T) {}
 
 /// Counts the values that exist.
 #[derive(Default)]

@@ -63,13 +63,15 @@ fn operate<S: BuildHasher>(
                 model.remove_entry(&key)
             ),
             2 => {
-                let even = |_: &u64, value: &u64| value % 2 == 0;
+                let even = |_: &u64, value: &u64| value.is_multiple_of(2);
                 match (pinned.remove_if(&key, even), present) {
                     (Ok(None), None) => {}
-                    (Ok(Some((_, &value))), Some(old)) if old % 2 == 0 => {
+                    (Ok(Some((_, &value))), Some(old)) if old.is_multiple_of(2) => {
                         assert_eq!((value, model.remove(&key)), (old, Some(old)));
                     }
-                    (Err((_, &value)), Some(old)) if old % 2 != 0 => assert_eq!(value, old),
+                    (Err((_, &value)), Some(old)) if !old.is_multiple_of(2) => {
+                        assert_eq!(value, old)
+                    }
                     other => panic!("{other:?}"),
                 }
             }
@@ -80,7 +82,7 @@ fn operate<S: BuildHasher>(
             }
             _ => {
                 let computed = pinned.compute(key, |current| match current {
-                    Some((_, old)) if old % 2 == 0 => Operation::Abort(*old),
+                    Some((_, old)) if old.is_multiple_of(2) => Operation::Abort(*old),
                     _ => Operation::Remove,
                 });
                 match (computed, present) {
@@ -112,7 +114,7 @@ fn compare<S: BuildHasher + Default>(seed: u64, keys: u64, rounds: usize) -> usi
     let mut model = HashMap::new();
     for round in 0..rounds {
         // Phases of growth and of shrinkage.
-        let grow = if round / (rounds / 6) % 2 == 0 { 80 } else { 10 };
+        let grow = if (round / (rounds / 6)).is_multiple_of(2) { 80 } else { 10 };
         operate(&map, &mut model, &mut random, keys, grow);
         match random.below(rounds as u64 / 20) {
             0 => assert_equal(&map, &model),
@@ -184,7 +186,7 @@ fn keys_that_collide_are_placed_anew() {
     assert!(longest <= 64, "a chain of {longest} entries");
     // A hasher for which nothing helps is not tried again and again.
     let map = tiny::<u64, u64, BuildWeak<0>>();
-    (0..3000).for_each(|key| drop(map.pin().insert(key, key)));
+    (0..3000).for_each(|key| ignore(map.pin().insert(key, key)));
     assert!(map.stats().resizes < 30, "{} resizes", map.stats().resizes);
     assert_eq!((map.len(), map.pin().get(&2999)), (3000, Some(&2999)));
 }

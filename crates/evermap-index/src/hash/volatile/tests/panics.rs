@@ -60,7 +60,7 @@ fn assert_usable(map: &Map, keys: &BTreeSet<u64>) {
 
 #[test]
 fn hashers_and_comparisons_may_panic() {
-    let _quiet = keep_panics_quiet();
+    keep_panics_quiet();
     let (registry, map) = (Arc::new(Registry::default()), tiny());
     let (mut keys, mut random) = (BTreeSet::new(), Rng::new(9));
     let mut panics = 0;
@@ -101,23 +101,23 @@ fn hashers_and_comparisons_may_panic() {
 
 #[test]
 fn closures_may_panic() {
-    let _quiet = keep_panics_quiet();
+    keep_panics_quiet();
     let (registry, map) = (Arc::new(Registry::default()), tiny::<u64, Tracked, RandomState>());
-    (0..50).for_each(|key| drop(map.pin().insert(key, registry.create(key))));
+    (0..50).for_each(|key| ignore(map.pin().insert(key, registry.create(key))));
     let pinned = map.pin();
     let attempts: [&dyn Fn(); 6] = [
-        &|| drop(pinned.update(7, |_| panic!("as planned"))),
-        &|| drop(pinned.get_or_insert_with(99, || panic!("as planned"))),
+        &|| ignore(pinned.update(7, |_| panic!("as planned"))),
+        &|| ignore(pinned.get_or_insert_with(99, || panic!("as planned"))),
         &|| {
-            drop(pinned.update_or_insert_with(
+            ignore(pinned.update_or_insert_with(
                 99,
                 |_| panic!("as planned"),
                 || panic!("as planned"),
             ))
         },
-        &|| drop(pinned.remove_if(&7, |_, _| panic!("as planned"))),
+        &|| ignore(pinned.remove_if(&7, |_, _| panic!("as planned"))),
         &|| pinned.retain(|&key, _| if key == 7 { panic!("as planned") } else { true }),
-        &|| drop(pinned.compute(7, |_| -> Operation<Tracked, ()> { panic!("as planned") })),
+        &|| ignore(pinned.compute(7, |_| -> Operation<Tracked, ()> { panic!("as planned") })),
     ];
     for attempt in attempts {
         assert!(catch_unwind(AssertUnwindSafe(attempt)).is_err());
@@ -144,7 +144,7 @@ fn closures_and_drops_may_use_the_map() {
         map.pin().insert(key, Removes(Some((map.clone(), key + 1000))));
         map.pin().insert(key + 1000, Removes(None));
     }
-    (0..100).for_each(|key| drop(map.pin().remove(&key)));
+    (0..100).for_each(|key| ignore(map.pin().remove(&key)));
     map.flush();
     map.flush();
     assert_eq!(map.len(), 0);
@@ -163,22 +163,22 @@ fn closures_and_drops_may_use_the_map() {
 /// If the drop of one value panics, the others are dropped all the same.
 #[test]
 fn drops_may_panic() {
-    struct Panics(u64, Arc<Registry>, Tracked);
+    struct Panics(u64, #[expect(dead_code, reason = "only dropped")] Tracked);
     impl Drop for Panics {
         fn drop(&mut self) {
             assert!(self.0 != 5, "as planned");
         }
     }
-    let _quiet = keep_panics_quiet();
+    keep_panics_quiet();
     let (registry, map) = (Arc::new(Registry::default()), tiny::<u64, Panics, RandomState>());
     for key in 0..20 {
-        map.pin().insert(key, Panics(key, registry.clone(), registry.create(key)));
+        map.pin().insert(key, Panics(key, registry.create(key)));
     }
-    (0..20).for_each(|key| drop(map.pin().remove(&key)));
+    (0..20).for_each(|key| ignore(map.pin().remove(&key)));
     assert!(catch_unwind(AssertUnwindSafe(|| map.flush())).is_err());
     map.flush();
     assert_eq!((registry.alive(), map.len(), map.stats().entries_waiting), (0, 0, 0));
     assert_eq!(map.audit(), Vec::<String>::new());
-    map.pin().insert(1, Panics(1, registry.clone(), registry.create(1)));
+    map.pin().insert(1, Panics(1, registry.create(1)));
     assert_eq!(map.pin().get(&1).map(|value| value.0), Some(1));
 }

@@ -91,7 +91,7 @@ fn prepare(pressure: Pressure, mistake: Option<Mistake>) -> (Map, Vec<u64>, Vec<
         Pressure::Shrink => 0..others.len(),
         Pressure::Reseed => 0..60,
     };
-    others[before].iter().for_each(|&key| drop(map.pin().insert(key, key)));
+    others[before].iter().for_each(|&key| ignore(map.pin().insert(key, key)));
     map.finish_resizes();
     let rest = match pressure {
         Pressure::Reseed => others[60..].to_vec(),
@@ -103,8 +103,8 @@ fn prepare(pressure: Pressure, mistake: Option<Mistake>) -> (Map, Vec<u64>, Vec<
 fn press(map: &Map, pressure: Pressure, others: &[u64]) {
     for &key in others {
         match pressure {
-            Pressure::Shrink => drop(map.pin().remove(&key)),
-            Pressure::Grow | Pressure::Reseed => drop(map.pin().insert(key, key)),
+            Pressure::Shrink => ignore(map.pin().remove(&key)),
+            Pressure::Grow | Pressure::Reseed => ignore(map.pin().insert(key, key)),
         }
     }
 }
@@ -177,7 +177,7 @@ fn histories(mistake: Option<Mistake>, seeds: u64) -> Vec<String> {
 /// Readers look up keys that stay, while the table is replaced. Returns the number of misses.
 fn misses(seed: u64, pressure: Pressure, mistake: Option<Mistake>) -> usize {
     let (map, hot, others) = prepare(pressure, mistake);
-    hot.iter().for_each(|&key| drop(map.pin().insert(key, key)));
+    hot.iter().for_each(|&key| ignore(map.pin().insert(key, key)));
     let read = || {
         let (map, hot) = (&map, &hot);
         let body = move || {
@@ -205,7 +205,7 @@ fn all_misses(mistake: Option<Mistake>, seeds: u64) -> usize {
 /// shown exactly once, or others more than once.
 fn wrong_walks(seed: u64, pressure: Pressure, mistake: Option<Mistake>) -> usize {
     let (map, hot, others) = prepare(pressure, mistake);
-    hot.iter().for_each(|&key| drop(map.pin().insert(key, key)));
+    hot.iter().for_each(|&key| ignore(map.pin().insert(key, key)));
     let walk = || {
         let (map, hot) = (&map, &hot);
         let body = move || {
@@ -228,7 +228,7 @@ fn wrong_walks(seed: u64, pressure: Pressure, mistake: Option<Mistake>) -> usize
     // Removes and adds a key that does not stay.
     let flicker = || {
         for round in 0..20 {
-            drop(map.pin().insert(7777, round));
+            ignore(map.pin().insert(7777, round));
             map.pin().remove(&7777);
         }
         0
