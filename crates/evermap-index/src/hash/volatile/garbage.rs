@@ -1,4 +1,5 @@
-//! What readers may still use: entries, overflow buckets and tables that are not reachable any more.
+//! What readers may still use although it is not reachable any more: entries, overflow buckets and
+//! tables.
 
 use std::collections::VecDeque;
 

@@ -109,7 +109,7 @@ pub(super) struct Shard<K, V> {
     pub(super) mistake: Option<Mistake>,
 }
 
-// SAFETY: it owns its entries; with `&mut Shard` they can be reached, and dropped on another thread.
+// SAFETY: it owns its entries; who has it can reach and drop them on another thread.
 unsafe impl<K: Send, V: Send> Send for Shard<K, V> {}
 // SAFETY: with `&Shard`, a thread can read the entries (`Sync`), and add entries that another
 // thread drops (`Send`). Everything else is atomic or protected by the lock.

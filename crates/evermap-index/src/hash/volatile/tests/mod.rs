@@ -12,12 +12,19 @@ use evermap_pm::{Domain, Medium, PmU64};
 use super::*;
 use crate::testkit::{delays, tier};
 
+#[cfg(test)]
 mod api;
+#[cfg(test)]
 mod conformance;
+#[cfg(test)]
 mod lifetimes;
+#[cfg(test)]
 mod model;
+#[cfg(test)]
 mod panics;
+#[cfg(test)]
 mod schedules;
+#[cfg(test)]
 mod sizes;
 
 thread_local! {
