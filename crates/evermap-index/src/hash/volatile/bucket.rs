@@ -66,9 +66,10 @@ impl Bucket {
     #[inline(always)]
     pub(super) fn load(&self) -> Words {
         step();
-        // Acquire: a reference whose tag is seen is seen too; and a thread that sees that the bucket
-        // is forwarded sees its entries in the next table. The words may be of different moments.
-        // Entries never move within a chain, so one that is present throughout is in one of them.
+        // Acquire: a reference whose tag is seen is seen too; and a thread that sees that the
+        // bucket is forwarded sees its entries in the next table. The words may be of different
+        // moments. Entries never move within a chain, so one that is present throughout is in one
+        // of them.
         let first = self.words[0].load(Acquire);
         step();
         Words([first, self.words[1].load(Acquire)])
