@@ -88,6 +88,10 @@ pub(crate) fn process_number() -> u64 {
     // A child begins with a copy of its parent's counter, so it gets a number that its ancestors do
     // not have. The first process has the number 1, which the detector stores.
     static LAST: AtomicU64 = AtomicU64::new(1);
+    // The interpreter has no fork, and cannot map memory for a detector.
+    if cfg!(miri) {
+        return 1;
+    }
     let Some(detector) = DETECTOR.get_or_init(|| ForkDetector::new().ok()) else {
         return u64::from(std::process::id());
     };

@@ -78,7 +78,7 @@ unsafe fn run_boxed<F: FnOnce()>(captured: Captured) {
 #[repr(align(128))]
 pub(super) struct CallList {
     list: Mutex<Calls>,
-    /// Bytes of all calls that have not been executed.
+    /// Bytes of all calls in the list. Only changed while the list is locked.
     pub(super) bytes: AtomicUsize,
     /// Locked by the thread that executes calls of this list.
     runner: Mutex<()>,
@@ -111,6 +111,20 @@ impl CallList {
         })
     }
 
+    /// Takes the oldest call, if its grace period is over in `epoch`.
+    fn take(&self, domain: &Domain, epoch: u64) -> Option<Waiting> {
+        let mut calls = self.lock(domain)?;
+        let taken = calls.waiting.pop_front_if(|first| first.epoch + 2 <= epoch)?;
+        self.count(|waiting| waiting - taken.bytes);
+        Some(taken)
+    }
+
+    /// Changes the count of bytes. The caller holds the lock of the list.
+    fn count(&self, change: impl FnOnce(usize) -> usize) {
+        // Relaxed, and no atomic exchange: as in `Shard::count`.
+        self.bytes.store(change(self.bytes.load(Relaxed)), Relaxed);
+    }
+
     /// Returns `true` if a thread is changing the list.
     pub(super) fn is_locked(&self) -> bool {
         self.list.try_lock().is_err()
@@ -133,27 +147,15 @@ impl Drop for InCall {
     }
 }
 
-/// Counts the bytes of a call as reclaimed when the call returns or panics.
-struct Reclaimed<'d> {
-    list: &'d CallList,
-    bytes: usize,
-}
-
-impl Drop for Reclaimed<'_> {
-    fn drop(&mut self) {
-        self.list.bytes.fetch_sub(self.bytes, Relaxed);
-    }
-}
-
 impl Domain {
     /// Calls `call` after a grace period: when every guard that exists now has been dropped, and
     /// every thread that is online now has announced a quiescent state, or gone offline.
     ///
     /// The call happens on any thread that defers, retires or [flushes](Domain::flush), or when the
     /// domain is dropped. So it must not wait for a lock that such a thread may hold. It may use
-    /// the domain, except that in a call [`drain`](Domain::drain) does not wait for calls. If it
-    /// panics, so does the thread that executes it. Calls that are deferred by one thread are
-    /// executed in their order, but for those that other threads are executing.
+    /// the domain, except that in a call, of any domain, [`drain`](Domain::drain) does not wait for
+    /// calls. If it panics, so does the thread that executes it. Calls that are deferred by one
+    /// thread are executed in their order, but for those that other threads are executing.
     ///
     /// `bytes` is the size of what the call frees. It counts towards [the limit of waiting
     /// bytes](Domain::set_backlog_limit), together with the space that the call itself occupies,
@@ -171,6 +173,7 @@ impl Domain {
     ///
     /// 1. It is sound to execute `call` on any thread that uses or drops this domain.
     /// 2. What `call` borrows lives until it is executed: at the latest when the domain is dropped.
+    ///    So it must not borrow the domain itself.
     pub unsafe fn defer_unchecked<F: FnOnce()>(&self, bytes: usize, call: F) {
         let list = &self.calls[thread_ordinal() % SHARDS];
         let heap = if fits::<F>() { 0 } else { size_of::<F>() };
@@ -184,7 +187,7 @@ impl Domain {
             fence(SeqCst);
             let epoch = self.global.load(Relaxed);
             calls.waiting.push_back(Waiting { call, bytes, epoch });
-            list.bytes.fetch_add(bytes, Relaxed);
+            list.count(|waiting| waiting + bytes);
             calls.since_run += bytes.max(SMALL);
             if (calls.since_run as u64) < *COLLECT_AT.start() {
                 return;
@@ -224,10 +227,7 @@ impl Domain {
         let mut reclaimed = 0;
         while reclaimed < most {
             // One at a time, so that a call that panics leaves the others in the list.
-            let due = |first: &mut Waiting| first.epoch + 2 <= epoch;
-            let next = list.lock(self).and_then(|mut calls| calls.waiting.pop_front_if(due));
-            let Some(Waiting { call, bytes, .. }) = next else { return };
-            let _reclaimed = Reclaimed { list, bytes };
+            let Some(Waiting { call, bytes, .. }) = list.take(self, epoch) else { return };
             reclaimed += bytes.max(SMALL);
             call.run();
         }

@@ -77,7 +77,7 @@ mod tests;
 mod threads;
 
 use deferred::CallList;
-use fences::{fence_all_threads, register};
+use fences::{fence_all_threads, register_process_fence};
 use report::{Stalls, lag};
 use retired::{Retired, RetiredList, Shard};
 use slots::{EPOCH_BITS, EPOCHS, GuardSlot, IDLE, SharedSlots, schedule_point, slots};
@@ -194,7 +194,7 @@ enum Advance {
 impl Domain {
     /// Creates a domain that passes tokens to `reclaim` after their grace period.
     pub fn new(reclaim: Reclaimer) -> Self {
-        Self::with(reclaim, register())
+        Self::with(reclaim, register_process_fence())
     }
 
     /// Creates a domain. `process_fence` says whether the kernel can execute fences for guards.
@@ -357,12 +357,16 @@ impl Domain {
 
     /// Acquires the lock of a list. Returns `None` in a forked child if a thread may hold it that
     /// does not exist there: what the caller would retire is then never reused.
-    #[inline]
+    #[inline(always)]
     fn lock<'s>(&self, shard: &'s Shard) -> Option<MutexGuard<'s, RetiredList>> {
-        shard.try_lock().or_else(|| {
-            self.ensure_not_forked().ok()?;
-            Some(shard.lock())
-        })
+        shard.try_lock().or_else(|| self.wait_for_lock(shard))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_for_lock<'s>(&self, shard: &'s Shard) -> Option<MutexGuard<'s, RetiredList>> {
+        self.ensure_not_forked().ok()?;
+        Some(shard.lock())
     }
 
     /// Returns the bytes of blocks that are retired and not reclaimed yet, and of calls that are
@@ -487,7 +491,8 @@ impl Domain {
         let locked = self.shards.iter().any(|shard| shard.try_lock().is_none())
             || self.calls.iter().any(CallList::is_locked)
             || self.advancing.try_lock().is_err();
-        if locked || self.others_are_pinned() || !self.own.is_empty() && !register() {
+        let fenced = self.own.is_empty() || register_process_fence();
+        if locked || self.others_are_pinned() || !fenced {
             return Err(WaitError::Forked);
         }
         self.process.store(process_number(), Relaxed);

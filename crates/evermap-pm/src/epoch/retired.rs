@@ -34,7 +34,7 @@ impl Shard {
     }
 
     /// Acquires the lock if it is free.
-    #[inline]
+    #[inline(always)]
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, RetiredList>> {
         self.list.try_lock().ok()
     }

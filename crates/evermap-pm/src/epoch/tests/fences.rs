@@ -1,6 +1,9 @@
 //! Tests of the fence of all threads, where the system refuses it.
 
 use super::*;
+use crate::medium::{Dram, Pages};
+use crate::region::{Identity, RegionConfig};
+use crate::{ErrorKind, Pool};
 
 /// Makes the kernel refuse `membarrier` with `errno` to the calling thread, and to those that it
 /// creates, until they end. Returns `false` if the system has no such filters.
@@ -32,7 +35,7 @@ fn without_membarrier(errno: libc::c_int, test: impl FnOnce() + Send) {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             assert!(refuse_membarrier(errno), "the system has filters");
-            assert!(!register(), "the filter works");
+            assert!(!register_process_fence(), "the filter works");
             test();
         });
     });
@@ -78,7 +81,7 @@ fn without_the_fence_readers_execute_it_themselves() {
 /// panic; memory waits, and the owner of the domain is told by back-pressure.
 #[test]
 fn a_fence_that_is_refused_later_ends_no_grace_period() {
-    if !register() {
+    if !register_process_fence() {
         return;
     }
     let (domain, freed) = counting_with(true);
@@ -102,4 +105,26 @@ fn a_fence_that_is_refused_later_ends_no_grace_period() {
     domain.synchronize().unwrap();
     domain.drain();
     assert_eq!(freed.lock().unwrap().len(), 32);
+}
+
+/// What relies on the end of a grace period fails where none ends.
+#[test]
+fn a_pool_is_not_closed_while_no_grace_period_ends() {
+    if !register_process_fence() {
+        return;
+    }
+    let config = RegionConfig { extent_size: 4096, capacity: 1 << 20, seed: Some(1) };
+    let medium = Dram::reserve(config.capacity, Pages::Base).unwrap();
+    let pool = Pool::create(medium, &config, Identity::default()).unwrap();
+    let refused = || {
+        for result in [pool.sweep(|_| Ok(())), pool.close()] {
+            assert!(matches!(result.unwrap_err().kind(), ErrorKind::Io { .. }));
+        }
+    };
+    without_membarrier(libc::EPERM, refused);
+    let guard = pool.epoch().pin();
+    refused();
+    drop(guard);
+    pool.sweep(|_| Ok(())).unwrap();
+    pool.close().unwrap();
 }

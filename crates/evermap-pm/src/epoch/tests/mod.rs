@@ -14,7 +14,7 @@ mod guards;
 mod quiescent;
 
 fn counting() -> (Domain, Arc<Mutex<Vec<u64>>>) {
-    counting_with(register())
+    counting_with(register_process_fence())
 }
 
 fn counting_with(process_fence: bool) -> (Domain, Arc<Mutex<Vec<u64>>>) {
@@ -26,7 +26,7 @@ fn counting_with(process_fence: bool) -> (Domain, Arc<Mutex<Vec<u64>>>) {
 
 /// Returns a domain whose tokens mean nothing.
 fn plain(process_fence: bool) -> Domain {
-    Domain::with(Box::new(|_| {}), process_fence && register())
+    Domain::with(Box::new(|_| {}), process_fence && register_process_fence())
 }
 
 /// Returns a domain that makes the deliberate mistake `mistake`.
@@ -38,7 +38,7 @@ fn mistaken(mistake: Option<&'static str>, process_fence: bool) -> Domain {
 
 /// Guards with fences by the kernel, if it has them, and guards that execute fences themselves.
 fn ways_to_fence() -> impl Iterator<Item = bool> {
-    [false, true].into_iter().filter(|&process_fence| !process_fence || register())
+    [false, true].into_iter().filter(|&process_fence| !process_fence || register_process_fence())
 }
 
 type Body<'env> = Box<dyn FnOnce() + Send + 'env>;
@@ -80,7 +80,7 @@ impl Place {
     /// Reads the current object in a few steps. The guard is one of any kind.
     fn read(&self, _guard: &Guard<'_>) {
         let seen = self.current.load(Acquire) as usize;
-        for _ in 0..3 {
+        for _ in 0..6 {
             schedule_point();
             assert!(self.alive[seen].load(SeqCst), "object {seen} was freed under a reader");
         }
