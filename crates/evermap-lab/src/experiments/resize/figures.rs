@@ -435,7 +435,7 @@ impl Everything<'_> {
         let grows = |table| {
             let one = self.lookups(table, Case::Resizing, 1)?.summary.cpu_ns_per_op?;
             let all = self.lookups(table, Case::Resizing, most)?.summary.cpu_ns_per_op?;
-            Some(format!("{table} {:.2}", one / all * most as f64 / most as f64))
+            Some(format!("{table} {:.2}", one / all))
         };
         let here: Option<Vec<_>> = ["rp", "ddds"].into_iter().map(grows).collect();
         Figure {
