@@ -386,7 +386,7 @@ impl<M: Medium> Evermap<M> {
         let _sweeping = file.maintenance.sweeping();
         let uncounted = self.close_maps();
         fence(SeqCst);
-        file.pool.epoch().synchronize();
+        file.pool.epoch().synchronize().map_err(evermap_pm::Error::from)?;
         if file.read_only {
             return Ok(());
         }

@@ -18,6 +18,7 @@ pub mod relativistic;
 pub(crate) mod root;
 pub(crate) mod segmented;
 mod vacancy;
+pub mod volatile;
 
 /// Why crash campaigns need not detect that data which recovery found becomes durable later than it
 /// should.

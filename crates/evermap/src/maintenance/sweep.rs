@@ -101,7 +101,7 @@ impl<M: Medium> Evermap<M> {
         if self.file.pool.is_swept() {
             // A clean shutdown, but its counts do not verify: only count.
             visit(&mut |_| {})?;
-            self.file.pool.epoch().synchronize();
+            self.file.pool.epoch().synchronize().map_err(evermap_pm::Error::from)?;
         } else {
             self.file.pool.sweep(visit)?;
         }

@@ -119,8 +119,8 @@ fn notes(everything: &Everything<'_>) -> Vec<String> {
     let measured = if everything.transfer.measured { "measured here" } else { "assumed" };
     let mut notes = vec![
         format!(
-            "{processors} processors. The resizer is one thread more, so from {processors} readers on \
-             they share processors: then the processor time of a lookup says more than the speed."
+            "{processors} processors. The resizer is one thread more, so from {processors} readers \
+             on they share processors: then the processor time of a lookup says more than the speed."
         ),
         format!(
             "The model knows cache lines only: a line takes {:.0} ns from one processor to another \

@@ -169,7 +169,9 @@ fn a_stall_names_its_holder() {
         std::thread::scope(|threads| {
             let body = || {
                 let _reader = online.then(|| domain.register());
-                let _guard = (!online).then(|| domain.pin());
+                // The inner one's slot contains the id of its thread. The outer one's thread is
+                // known by its number, which simulated threads of other tests may use too.
+                let _guards = (!online).then(|| (domain.pin(), domain.pin()));
                 held.wait();
                 over.wait();
                 thread_id()

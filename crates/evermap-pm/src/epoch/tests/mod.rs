@@ -7,6 +7,7 @@ use super::*;
 use crate::sim::schedule::{Schedule, Strategy, run};
 
 mod deferred;
+#[cfg(test)] // It uses the pool, which uses epochs.
 mod fences;
 mod forks;
 mod grace;
