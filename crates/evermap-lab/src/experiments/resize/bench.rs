@@ -245,7 +245,7 @@ impl Bench<'_> {
             Case::Resizing => plan.sizes[0],
         };
         let failed = move |error| LabError::index(cell.table, error);
-        let contender = tables::build(cell.table, cell.hash, buckets)?;
+        let contender = tables::build(cell.table, cell.hash, buckets, plan.sizes, plan.keys)?;
         contender.fill(plan.keys).map_err(failed)?;
         if !self.workers.contains_key(&cell.threads()) {
             self.workers.insert(cell.threads(), Workers::start(cell.threads())?);

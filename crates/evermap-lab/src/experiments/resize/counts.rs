@@ -59,7 +59,7 @@ fn count_one(
     resizing: bool,
 ) -> Result<Option<Counts>, LabError> {
     let failed = |error| LabError::index(table, error);
-    let contender = tables::build(table, Hash::Identity, plan.sizes[0])?;
+    let contender = tables::build(table, Hash::Identity, plan.sizes[0], plan.sizes, plan.keys)?;
     contender.fill(plan.keys).map_err(failed)?;
     let trace = || contender.trace(protection, plan.keys, LOOKUPS);
     let mut traces = Vec::new();
@@ -136,7 +136,7 @@ mod tests {
         };
         let mut kept = Kept::default();
         let all = count(&plan, &mut kept).unwrap();
-        assert_eq!((all.len(), kept.records.len()), (16, 16));
+        assert_eq!((all.len(), kept.records.len()), (20, 20));
         for counts in &all {
             let free = counts.table != "rwlock";
             assert_eq!(counts.shared_stores == 0.0, free, "{counts:?}");

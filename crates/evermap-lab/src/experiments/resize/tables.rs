@@ -2,9 +2,11 @@
 //!
 //! The loops are compiled once for each table, so that a lookup is not called through a pointer.
 
+use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use evermap_index::VolatileMap;
 use evermap_index::hash::relativistic::{
     Config, Ddds, Identity, KeyHash, ResizableTable, Rp, RpSorted, RwLockTable,
 };
@@ -24,7 +26,7 @@ const BATCHES: u64 = 16;
 /// The keys that each thread of the mix inserts and removes.
 const PRIVATE: u64 = 1024;
 /// The names of the tables.
-pub(super) const NAMES: [&str; 4] = ["rp", "rp-sorted", "ddds", "rwlock"];
+pub(super) const NAMES: [&str; 5] = ["rp", "rp-sorted", "ddds", "rwlock", "volatile-map"];
 
 /// How the hash of a key follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +150,97 @@ impl<T: ResizableTable<u64, u64> + 'static> Table for T {
     }
 }
 
+/// The product's map, which chooses its own number of buckets of 12 slots. The smaller size is the
+/// one that fits its entries, the larger one has room for twice as many.
+struct Volatile<S> {
+    map: VolatileMap<u64, u64, S>,
+    domain: Arc<Domain>,
+    /// The number of buckets of the other tables that stands for the smaller size, and the number
+    /// of entries for which there is room at the larger one.
+    small: u64,
+    entries: usize,
+}
+
+impl<S: BuildHasher> Volatile<S> {
+    fn new(hasher: S, buckets: u64, [small, _]: [u64; 2], keys: u64) -> Self {
+        let domain = Arc::new(Domain::new(Box::new(|_| {})));
+        let map = VolatileMap::with_domain(hasher, domain.clone());
+        let entries = keys as usize;
+        if buckets != small {
+            map.reserve(2 * entries);
+        }
+        Volatile { map, domain, small, entries }
+    }
+}
+
+impl<S: BuildHasher + Send + Sync + 'static> Table for Volatile<S> {
+    fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    #[inline(always)]
+    fn get(&self, key: u64, guard: &Guard<'_>) -> Option<u64> {
+        self.map.with_guard(guard).get(&key).copied()
+    }
+
+    fn put(&self, key: u64, word: u64, guard: &Guard<'_>) -> Result<bool, Failure> {
+        Ok(self.map.with_guard(guard).insert(key, word).is_none())
+    }
+
+    fn remove(&self, key: u64, guard: &Guard<'_>) -> Result<bool, Failure> {
+        Ok(self.map.with_guard(guard).remove(&key).is_some())
+    }
+
+    fn resize(&self, buckets: u64) -> Result<(), Failure> {
+        if buckets == self.small {
+            self.map.shrink_to_fit();
+        } else {
+            self.map.reserve(self.entries);
+        }
+        Ok(())
+    }
+
+    fn is_resizing(&self) -> bool {
+        self.map.stats().resizing > 0
+    }
+
+    /// None: what is copied is freed later.
+    fn grace_periods(&self) -> u64 {
+        0
+    }
+}
+
+/// Distributes consecutive keys evenly by the high bits of their hashes, as [`Identity`] does by
+/// the low bits.
+#[derive(Clone, Copy, Default)]
+struct Even(u64);
+
+impl BuildHasher for Even {
+    type Hasher = Even;
+
+    #[inline(always)]
+    fn build_hasher(&self) -> Even {
+        Even(0)
+    }
+}
+
+impl Hasher for Even {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(self.0 << 8 | u64::from(byte)));
+    }
+
+    #[inline(always)]
+    fn write_u64(&mut self, number: u64) {
+        // 2^64 over the golden ratio (Knuth).
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    #[inline(always)]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// A table behind a pointer.
 pub(super) trait Contender: Send + Sync {
     /// Inserts the keys below `keys`.
@@ -164,7 +257,7 @@ pub(super) trait Contender: Send + Sync {
     fn during_resize(&self, buckets: u64, then: &mut dyn FnMut()) -> Result<(), Failure>;
 }
 
-/// Creates an empty table.
+/// Creates an empty table with one of the two sizes, for this number of keys.
 ///
 /// # Errors
 ///
@@ -173,11 +266,17 @@ pub(super) fn build(
     name: &'static str,
     hash: Hash,
     buckets: u64,
+    sizes: [u64; 2],
+    keys: u64,
 ) -> Result<Arc<dyn Contender>, LabError> {
     macro_rules! with {
         ($table:ident, $hasher:ty, $new:expr) => {{
             let domain = Arc::new(Domain::new(Box::new(|_| {})));
-            let made = $table::<u64, u64, $hasher>::new(domain, $new, Config::paper(buckets));
+            let made = $table::<u64, u64, $hasher>::new(
+                domain,
+                $new,
+                Config { buckets_min: sizes[0], ..Config::paper(buckets) },
+            );
             Arc::new(made.map_err(|error| LabError::index(name, error))?)
         }};
     }
@@ -194,6 +293,10 @@ pub(super) fn build(
         "rp-sorted" => Ok(of!(RpSorted)),
         "ddds" => Ok(of!(Ddds)),
         "rwlock" => Ok(of!(RwLockTable)),
+        "volatile-map" => Ok(match hash {
+            Hash::Identity => Arc::new(Volatile::new(Even(0), buckets, sizes, keys)),
+            Hash::Random => Arc::new(Volatile::new(KeyHash::<u64>::new(7), buckets, sizes, keys)),
+        }),
         _ => Err(LabError::Config(format!(
             "unknown table `{name}`; resize knows {}",
             NAMES.join(", ")
@@ -504,7 +607,7 @@ mod tests {
     fn every_table_answers_under_every_job_and_hash() {
         for name in NAMES {
             for hash in [Hash::Identity, Hash::Random] {
-                let table = build(name, hash, 16).unwrap();
+                let table = build(name, hash, 16, [16, 32], 200).unwrap();
                 table.fill(200).unwrap();
                 for job in LOOKUPS.into_iter().chain([Job::Mixed, Job::Updates]) {
                     let tally = table.act(job, span(200)).unwrap();
@@ -514,17 +617,18 @@ mod tests {
                 let tally = table.resize_without_pause([16, 32], span(200)).unwrap();
                 assert!(tally.resizes.expansions == tally.resizes.shrinks);
                 assert!(tally.resizes.shrinks > 0 && tally.resizes.expansion_seconds > 0.0);
-                assert_eq!(tally.resizes.grace_periods > 0, name != "rwlock");
+                let waits = !["rwlock", "volatile-map"].contains(&name);
+                assert_eq!(tally.resizes.grace_periods > 0, waits, "{name}");
             }
         }
-        assert!(build("btree", Hash::Random, 16).is_err());
+        assert!(build("btree", Hash::Random, 16, [16, 32], 9).is_err());
     }
 
     /// The lookups that are traced during a resize are those of a table that is being resized.
     #[test]
     fn a_resize_is_held_up() {
         for name in NAMES {
-            let table = build(name, Hash::Identity, 16).unwrap();
+            let table = build(name, Hash::Identity, 16, [16, 32], 100).unwrap();
             table.fill(100).unwrap();
             let mut called = 0;
             let mut then = || {
