@@ -80,6 +80,8 @@ pub(super) struct Plan {
     pub(super) length: Duration,
     pub(super) rounds: usize,
     pub(super) latencies: bool,
+    /// The number of lookups whose instructions are counted.
+    pub(super) traced: u64,
     pub(super) seed: u64,
     pub(super) foreign_limit: f64,
     pub(super) patience: Duration,
