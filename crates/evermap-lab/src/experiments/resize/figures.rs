@@ -193,7 +193,8 @@ impl Everything<'_> {
     fn modelled(&self, table: &'static str, case: Case) -> Option<Modelled> {
         let resizing = case == Case::Resizing;
         let record = &self.lookups(table, case, 1)?.summary;
-        let mut alone_ns = 1e3 / record.mops?;
+        // Of the processor's time: other programs are no part of the model.
+        let mut alone_ns = record.cpu_ns_per_op?;
         let counts = self.counts.iter().find(|counts| {
             counts.table == table
                 && counts.resizing == resizing
@@ -202,13 +203,14 @@ impl Everything<'_> {
         let mut excluded = 0.0;
         let line = if counts.shared_stores > 0.0 {
             if resizing {
-                // With the lock, a reader is as fast as in a table that is not resized.
-                let fixed = self.fixed().map(|case| self.lookups(table, case, 1));
-                let fixed: Option<Vec<f64>> =
-                    fixed.iter().map(|one| one.and_then(|one| one.summary.mops)).collect();
-                let free = 2e3 / fixed?.iter().sum::<f64>();
-                excluded = (1.0 - free / alone_ns).max(0.0);
-                alone_ns = free;
+                // A reader that has the lock is as fast as in a table that is not resized.
+                let mean = |figure: fn(&Record) -> Option<f64>| {
+                    let one = |case| figure(&self.lookups(table, case, 1)?.summary);
+                    let [small, large] = self.fixed().map(one);
+                    Some((small? + large?) / 2.0)
+                };
+                excluded = (1.0 - record.mops? / mean(|record| record.mops)?).max(0.0);
+                alone_ns = mean(|record| record.cpu_ns_per_op)?;
             }
             Line::Stored(counts.shared_stores)
         } else if resizing && table == "ddds" {
