@@ -77,6 +77,20 @@ pub enum LabError {
         /// What the table returned.
         found: Found,
     },
+    /// A table lost keys while it was resized or not. None of its figures means anything.
+    #[error("{index} gave {misses} wrong answers of {ops} in {phase}, {case}")]
+    Missed {
+        /// The table.
+        index: &'static str,
+        /// Whether it was resized meanwhile.
+        case: String,
+        /// What was done.
+        phase: &'static str,
+        /// The number of wrong answers.
+        misses: u64,
+        /// The number of operations.
+        ops: u64,
+    },
     /// A table holds more or fewer pairs than were put into it.
     #[error("{index} says that it holds {found} pairs, but {expected} were left in it")]
     WrongLength {

@@ -12,6 +12,7 @@ pub mod killed;
 mod large_values;
 mod load_factor;
 mod recovery;
+mod resize;
 mod segment;
 mod servers;
 mod settings;
@@ -53,6 +54,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     large_values::LARGE_VALUES,
     servers::SERVERS,
     hikv::HIKV,
+    resize::RESIZE,
     recovery::RECOVERY,
     recovery::AFTER_RECOVERY,
 ];

@@ -47,6 +47,9 @@ struct What {
     distribution: Option<String>,
     persist_ns: Option<u64>,
     read_ns: Option<u64>,
+    case: Option<String>,
+    readers: Option<usize>,
+    hash: Option<String>,
 }
 
 impl What {
@@ -58,6 +61,9 @@ impl What {
         }
         if let Some(ns) = self.persist_ns {
             words.push_str(&format!(", persist {ns} ns"));
+        }
+        if let (Some(case), Some(hash)) = (&self.case, &self.hash) {
+            words.push_str(&format!(", {case}, {hash} hash"));
         }
         words
     }

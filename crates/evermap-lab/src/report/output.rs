@@ -156,7 +156,7 @@ mod tests {
     use crate::workload::Phase;
 
     /// Programs that read the lines rely on these fields.
-    const FIELDS: [&str; 41] = [
+    const FIELDS: [&str; 56] = [
         "experiment",
         "index",
         "medium",
@@ -176,11 +176,16 @@ mod tests {
         "p50_ns",
         "p99_ns",
         "p999_ns",
+        "p9999_ns",
         "max_ns",
+        "gap_ns",
         "flushes_per_op",
         "fences_per_op",
         "lines_read_per_op",
         "lines_written_per_op",
+        "locked_per_op",
+        "shared_stores_per_op",
+        "stores_per_op",
         "load_factor",
         "dram_bytes",
         "pm_bytes",
@@ -194,6 +199,16 @@ mod tests {
         "theta",
         "persist_ns",
         "read_ns",
+        "case",
+        "readers",
+        "oversubscribed",
+        "hash",
+        "misses",
+        "resizes",
+        "grace_periods",
+        "grace_periods_max",
+        "expansion_ms",
+        "shrink_ms",
         "at_seconds",
         "seed",
         "foreign_cpu",

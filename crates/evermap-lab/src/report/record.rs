@@ -49,8 +49,12 @@ pub struct Record {
     pub p99_ns: Option<u64>,
     /// 99.9th percentile of latency, in nanoseconds.
     pub p999_ns: Option<u64>,
+    /// 99.99th percentile of latency, in nanoseconds.
+    pub p9999_ns: Option<u64>,
     /// Longest latency, in nanoseconds.
     pub max_ns: Option<u64>,
+    /// The longest time between the ends of two operations of a thread, in nanoseconds.
+    pub gap_ns: Option<u64>,
     /// Flushed lines per operation.
     pub flushes_per_op: Option<f64>,
     /// Fences per operation.
@@ -59,6 +63,12 @@ pub struct Record {
     pub lines_read_per_op: Option<f64>,
     /// Distinct lines written per operation.
     pub lines_written_per_op: Option<f64>,
+    /// Instructions that lock a line per operation, with fences.
+    pub locked_per_op: Option<f64>,
+    /// Stores per operation to lines that other threads use when they do the same.
+    pub shared_stores_per_op: Option<f64>,
+    /// Stores per operation outside of the stack.
+    pub stores_per_op: Option<f64>,
     /// The number of pairs divided by the number of slots, after the phase.
     pub load_factor: Option<f64>,
     /// Bytes in ordinary memory, after the phase.
@@ -86,6 +96,26 @@ pub struct Record {
     /// On the emulated medium, the duration of a read of a line that is not in its cache, in
     /// nanoseconds.
     pub read_ns: Option<u64>,
+    /// While tables are resized or not: `fixed-8192` and the like, or `resizing`.
+    pub case: Option<String>,
+    /// The number of threads besides the one that resizes.
+    pub readers: Option<usize>,
+    /// Whether there were more threads than processors.
+    pub oversubscribed: Option<bool>,
+    /// How hashes follow from keys: `identity` or `random`.
+    pub hash: Option<&'static str>,
+    /// Wrong answers: lookups that did not find a key that is present, and others.
+    pub misses: Option<u64>,
+    /// The number of times that the table was doubled or halved meanwhile.
+    pub resizes: Option<u64>,
+    /// Grace periods that an expansion waited for, on average.
+    pub grace_periods: Option<f64>,
+    /// The most grace periods that one expansion waited for.
+    pub grace_periods_max: Option<u64>,
+    /// Milliseconds of wall-clock time of an expansion, on average.
+    pub expansion_ms: Option<f64>,
+    /// Milliseconds of wall-clock time of a shrink, on average.
+    pub shrink_ms: Option<f64>,
     /// In a series over time, seconds since its start.
     pub at_seconds: Option<f64>,
     /// The seed of the keys.
