@@ -1,6 +1,7 @@
 //! What is measured, cell by cell: a table, a hash, a case, what threads do, and how many.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use super::tables::{self, Hash, Job, Protection, Span, Tally};
@@ -249,8 +250,8 @@ impl Bench<'_> {
         let failed = move |error| LabError::index(cell.table, error);
         let contender = tables::build(cell.table, cell.hash, buckets, plan.sizes, plan.keys)?;
         contender.fill(plan.keys).map_err(failed)?;
-        if !self.workers.contains_key(&cell.threads()) {
-            self.workers.insert(cell.threads(), Workers::start(cell.threads())?);
+        if let Entry::Vacant(place) = self.workers.entry(cell.threads()) {
+            place.insert(Workers::start(cell.threads())?);
         }
         let (sizes, keys, length, seed) = (plan.sizes, plan.keys, plan.length, plan.seed);
         let race = self.workers[&cell.threads()].race(move |thread, _| {
