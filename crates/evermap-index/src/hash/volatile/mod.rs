@@ -21,7 +21,7 @@
 //!
 //! Entries are immutable and never move. Replacing one is a single store of its reference, and the
 //! old entry is dropped after a [grace period](evermap_pm::Domain). Tables are replaced bucket by
-//! bucket, by the writes that come anyway; see [`shard`]. This is the resize of Triplett, McKenney
+//! bucket, by the writes that come anyway; see `shard.rs`. This is the resize of Triplett, McKenney
 //! and Walpole, *Resizable, Scalable, Concurrent Hash Tables via Relativistic Programming* (2011),
 //! with the difference that slots are copied into new buckets, as in the tables of David, Guerraoui
 //! and Trigonakis (2015), instead of nodes being linked into two chains.
