@@ -170,7 +170,7 @@ fn play_all<K: Kind>(scene: Scene, seeds: u64) {
 
 #[test]
 fn nothing_is_missed_in_any_order_of_the_steps() {
-    let seeds = tier().choose(60, 3000);
+    let seeds = tier().choose(20, 3000);
     for places in places() {
         play_all::<Relativistic>(Scene::new(None, places), seeds);
         play_all::<Sorted>(Scene::new(None, places), seeds);
@@ -182,7 +182,7 @@ fn nothing_is_missed_in_any_order_of_the_steps() {
 /// Longer chains of fewer buckets, which take more passes.
 #[test]
 fn nothing_is_missed_in_long_chains() {
-    let seeds = tier().choose(40, 2000);
+    let seeds = tier().choose(15, 2000);
     for places in places() {
         let config = Config { stripes: 1, ..Scene::new(None, places).config };
         let scene = Scene {

@@ -243,7 +243,7 @@ fn all_wrong_walks(mistake: Option<Mistake>, seeds: u64) -> usize {
 }
 
 fn seeds() -> u64 {
-    if cfg!(miri) { 2 } else { tier().choose(60, 2000) }
+    if cfg!(miri) { 2 } else { tier().choose(20, 2000) }
 }
 
 #[test]
