@@ -41,6 +41,17 @@ pub struct Change {
 }
 
 impl Change {
+    /// Returns the change that an action makes to a key with this word.
+    #[inline]
+    pub fn of(old: Option<u64>, action: Action) -> Self {
+        let new = match action {
+            Action::Keep => old,
+            Action::Put(word) => Some(word),
+            Action::Remove => None,
+        };
+        Change { old, new }
+    }
+
     /// Returns `true` if the key was added.
     pub fn inserted(&self) -> bool {
         self.old.is_none() && self.new.is_some()

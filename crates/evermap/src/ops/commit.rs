@@ -203,7 +203,7 @@ impl<M: Medium> Map<M> {
         if self.db.file.pool.medium().mutant("TO-1") && action != Action::Keep {
             live.inspect(|record| record.set_tombstone(self.db.file.tombstone));
         }
-        Round::Decided { change: change_of(word, action), action, was_hidden }
+        Round::Decided { change: Change::of(word, action), action, was_hidden }
     }
 
     /// In tests, returns an error after the change was made instead of the result of the index.
@@ -272,16 +272,6 @@ impl<M: Medium> Map<M> {
         self.db.file.pool.retire(offset, bytes, guard);
         Some(bytes)
     }
-}
-
-/// Returns what a key is bound to before and after an action.
-fn change_of(old: Option<u64>, action: Action) -> Change {
-    let new = match action {
-        Action::Keep => old,
-        Action::Put(word) => Some(word),
-        Action::Remove => None,
-    };
-    Change { old, new }
 }
 
 /// Returns what a mutation has changed, and the error of what failed afterwards, given the result

@@ -320,7 +320,7 @@ where
             return Ok(());
         }
         // Before the decision, which has to be carried out then.
-        let vacant = if allowed == Allowed::Removal { None } else { Some(Vacant::allocate()?) };
+        let vacant = Vacant::if_needed(allowed)?;
         let decision = decide(position.node.as_ref().map(|node| &node.value));
         let applied = position.apply(decision, vacant, |value| (hash, key.clone(), value), guard);
         let Some(applied) = applied else { return Ok(()) };

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use evermap_pm::{Domain, Error, Guard, Result};
 
+use super::Allowed;
 use super::steps::{Kept, load_step, store_step};
 
 /// A pair of a table.
@@ -114,9 +115,15 @@ pub(super) struct Vacant<K, V>(NonNull<Node<K, V>>);
 impl<K, V> Vacant<K, V> {
     const LAYOUT: Layout = Layout::new::<Node<K, V>>();
 
+    /// Allocates the memory that a change may need.
+    ///
     /// # Errors
     /// `NoSpace`.
-    pub(super) fn allocate() -> Result<Self> {
+    pub(super) fn if_needed(allowed: Allowed) -> Result<Option<Self>> {
+        if allowed == Allowed::Removal { Ok(None) } else { Self::allocate().map(Some) }
+    }
+
+    fn allocate() -> Result<Self> {
         // SAFETY: the size is not zero, because a node contains a link.
         let memory = NonNull::new(unsafe { alloc(Self::LAYOUT) });
         match memory {

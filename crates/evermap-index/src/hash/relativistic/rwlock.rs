@@ -142,7 +142,7 @@ where
         if position.node.is_none() && allowed != Allowed::Anything {
             return Ok(());
         }
-        let vacant = if allowed == Allowed::Removal { None } else { Some(Vacant::allocate()?) };
+        let vacant = Vacant::if_needed(allowed)?;
         let decision = decide(position.node.as_ref().map(|node| &node.value));
         let applied = position.apply(decision, vacant, |value| (hash, key.clone(), value), guard);
         let Some(applied) = applied else { return Ok(()) };

@@ -46,12 +46,7 @@ impl<K, T: ResizableTable<u64, u64>> Words<K, T> {
         self.table.change(&key, allowed, guard, &mut |old| {
             let old = old.copied();
             let action = decide(old);
-            let new = match action {
-                Action::Keep => old,
-                Action::Put(word) => Some(word),
-                Action::Remove => None,
-            };
-            change = Change { old, new };
+            change = Change::of(old, action);
             match action {
                 Action::Keep => Decision::Keep,
                 Action::Put(word) => Decision::Put(word),

@@ -971,10 +971,10 @@ impl<K, V> Shard<K, V> {
                     for id in words.used().filter_map(|slot| current.reference(slot)) {
                         each(self, id);
                     }
-                    // SAFETY: as `overflow_bucket`; nobody else uses the shard.
-                    bucket = words
-                        .overflow()
-                        .map(|id| unsafe { non_null(self.overflow.at(id)).as_ref() });
+                    bucket = words.overflow().map(|id| {
+                        // SAFETY: as in `overflow_bucket`; no other thread uses the shard.
+                        unsafe { non_null(self.overflow.at(id)).as_ref() }
+                    });
                 }
             }
             table = current.next();

@@ -292,7 +292,7 @@ where
             return Ok(());
         }
         // Before the decision, which has to be carried out then.
-        let vacant = if allowed == Allowed::Removal { None } else { Some(Vacant::allocate()?) };
+        let vacant = Vacant::if_needed(allowed)?;
         let decision = decide(position.node.as_ref().map(|node| &node.value));
         let change = self.apply((hash, key), &position, decision, vacant, guard);
         let Some((unlinked, difference)) = change else { return Ok(()) };
