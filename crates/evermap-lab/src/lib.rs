@@ -15,19 +15,18 @@
 mod baselines;
 pub mod crash;
 pub mod driver;
-mod error;
 pub mod experiments;
-mod indexes;
-mod machine;
 pub mod registry;
 pub mod report;
-pub mod subject;
 #[cfg(test)]
 mod testing;
-pub mod workload;
+#[cfg(test)]
+mod tests;
 
 pub use crash::{CrashConfig, run_crash};
-pub use error::{Failure, LabError};
+pub use evermap_lab_core::{Failure, LabError, subject, workload};
+use evermap_lab_core::{error, machine};
+use evermap_lab_indexes as indexes;
 pub use experiments::{EXPERIMENTS, Experiment, Settings, experiment};
 pub use registry::{load_plugin, subjects};
 pub use report::output::Output;

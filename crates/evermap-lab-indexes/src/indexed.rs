@@ -7,20 +7,20 @@ use evermap_index::{Index, Key, Result};
 use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Pool};
 
-use crate::error::Found;
-use crate::subject::facts::{Counts, Place, Size};
-use crate::subject::table::Table;
+use evermap_lab_core::error::Found;
+use evermap_lab_core::subject::facts::{Counts, Place, Size};
+use evermap_lab_core::subject::table::Table;
 
 /// An index with its pool.
 ///
 /// Each operation is announced to the medium, so that a counting medium knows which lines belong
 /// together. That costs nothing on media that ignore it.
 pub(crate) struct Indexed<M: Medium, I, K> {
-    pub(crate) pool: Arc<Pool<M>>,
-    pub(crate) index: I,
-    pub(crate) counts: fn(&M) -> Option<Counts>,
-    pub(crate) place: Place,
-    pub(crate) keys: PhantomData<fn() -> K>,
+    pub pool: Arc<Pool<M>>,
+    pub index: I,
+    pub counts: fn(&M) -> Option<Counts>,
+    pub place: Place,
+    pub keys: PhantomData<fn() -> K>,
 }
 
 impl<M: Medium, I, K> Indexed<M, I, K> {

@@ -21,7 +21,7 @@ pub mod stream;
 pub mod zipf;
 
 pub use bytes::{KeyValueLengths, Lengths, Speller};
-pub(crate) use keys::Permutation;
+pub use keys::Permutation;
 pub use keys::{MIXED_GROUP, Phase, Workload, version_of, word};
 pub use mix::{Blend, Distribution, Mix};
 pub use op::{Kind, Op, Writer};

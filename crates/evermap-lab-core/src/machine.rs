@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Returns the processors that this process may use, in order, or an empty list if the system does
 /// not report them.
-pub(crate) fn processors() -> Vec<usize> {
+pub fn processors() -> Vec<usize> {
     let Ok(allowed) = sched_getaffinity(None) else {
         return Vec::new();
     };
@@ -20,14 +20,14 @@ pub(crate) fn processors() -> Vec<usize> {
 }
 
 /// Pins the calling thread to one processor. A failure only costs precision, so it is not an error.
-pub(crate) fn pin(processor: usize) {
+pub fn pin(processor: usize) {
     let mut only = CpuSet::new();
     only.set(processor);
     let _ = sched_setaffinity(None, &only);
 }
 
 /// The processor time used by this process and by the whole machine, at one moment.
-pub(crate) struct CpuClock {
+pub struct CpuClock {
     at: Instant,
     own: Duration,
     /// The time of all processes in steps of a scheduler tick, including time stolen by the
@@ -37,17 +37,18 @@ pub(crate) struct CpuClock {
 
 /// The processor time used between two moments.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct CpuUse {
+pub struct CpuUse {
     /// Wall-clock seconds.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
     /// Processor seconds of this process.
-    pub(crate) own: f64,
+    pub own: f64,
     /// Processor seconds of all other processes, at a resolution of a scheduler tick.
-    pub(crate) foreign: Option<f64>,
+    pub foreign: Option<f64>,
 }
 
 impl CpuClock {
-    pub(crate) fn now() -> Self {
+    /// Reads the clocks.
+    pub fn now() -> Self {
         let own = clock_gettime(ClockId::ProcessCPUTime);
         CpuClock {
             at: Instant::now(),
@@ -57,7 +58,7 @@ impl CpuClock {
     }
 
     /// Returns the time used since `self`.
-    pub(crate) fn elapsed(&self) -> CpuUse {
+    pub fn elapsed(&self) -> CpuUse {
         let now = CpuClock::now();
         let own = (now.own - self.own).as_secs_f64();
         let all = now.all.zip(self.all).map(|(now, then)| now.saturating_sub(then).as_secs_f64());
@@ -71,20 +72,20 @@ impl CpuClock {
 
 impl CpuUse {
     /// Returns the average number of processors that other processes kept busy.
-    pub(crate) fn foreign_share(&self) -> Option<f64> {
+    pub fn foreign_share(&self) -> Option<f64> {
         Some(self.foreign? / self.seconds)
     }
 }
 
 /// Updates the processor time of the calling thread for readers of the time of the process: the
 /// kernel counts a thread that runs on another processor only up to its last scheduler tick.
-pub(crate) fn account_for_this_thread() {
+pub fn account_for_this_thread() {
     let _ = clock_gettime(ClockId::ThreadCPUTime);
 }
 
 /// Waits until other processes keep no more than `limit` processors busy, for about `patience` at
 /// most.
-pub(crate) fn wait_for_quiet(limit: f64, patience: Duration) {
+pub fn wait_for_quiet(limit: f64, patience: Duration) {
     /// Long enough for a few scheduler ticks.
     const LOOK: Duration = Duration::from_millis(250);
     let begin = Instant::now();
@@ -120,16 +121,16 @@ fn busy(stat: &str) -> Option<Duration> {
 
 /// The resident memory of this process.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Resident {
+pub struct Resident {
     /// Bytes.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// The part of it in huge pages, in bytes.
-    pub(crate) huge: u64,
+    pub huge: u64,
 }
 
 /// Returns the resident memory, or `None` if the system does not report it. Walks all page tables:
 /// about 10 ms for a GiB.
-pub(crate) fn resident() -> Option<Resident> {
+pub fn resident() -> Option<Resident> {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").ok()?;
     let huge = ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"];
     Some(Resident {
@@ -139,7 +140,7 @@ pub(crate) fn resident() -> Option<Resident> {
 }
 
 /// Returns the memory that has become resident since `before`.
-pub(crate) fn growth(before: Option<Resident>) -> Option<Resident> {
+pub fn growth(before: Option<Resident>) -> Option<Resident> {
     let (now, before) = resident().zip(before)?;
     Some(Resident {
         bytes: now.bytes.saturating_sub(before.bytes),
@@ -149,13 +150,13 @@ pub(crate) fn growth(before: Option<Resident>) -> Option<Resident> {
 
 /// Returns the bytes of this process that are in no file: what is allocated, and free memory in
 /// between.
-pub(crate) fn anonymous() -> Option<u64> {
+pub fn anonymous() -> Option<u64> {
     trim();
     kibibytes(&fs::read_to_string("/proc/self/status").ok()?, "RssAnon")
 }
 
 /// Returns the bytes on disk of a file, or of all files in a directory.
-pub(crate) fn bytes_on_disk(path: &Path) -> std::io::Result<u64> {
+pub fn bytes_on_disk(path: &Path) -> std::io::Result<u64> {
     let found = fs::metadata(path)?;
     if !found.is_dir() {
         return Ok(found.blocks() * 512);
@@ -170,17 +171,17 @@ pub(crate) fn bytes_on_disk(path: &Path) -> std::io::Result<u64> {
 
 /// Returns the page size that most of `memory` has, in bytes: the base page, or the huge page of
 /// x86-64 and most other processors.
-pub(crate) fn page_size(memory: Resident) -> u64 {
+pub fn page_size(memory: Resident) -> u64 {
     if memory.huge * 2 > memory.bytes { 2 << 20 } else { rustix::param::page_size() as u64 }
 }
 
 /// What a reader of results should know about the machine.
 #[derive(Clone, Debug)]
-pub(crate) struct Portrait(Vec<(&'static str, String)>);
+pub struct Portrait(Vec<(&'static str, String)>);
 
 impl Portrait {
     /// Collects the facts about this machine.
-    pub(crate) fn take() -> Self {
+    pub fn take() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
         let model =
@@ -204,7 +205,7 @@ impl Portrait {
     }
 
     /// Returns the names and values of the facts.
-    pub(crate) fn lines(&self) -> impl Iterator<Item = (&'static str, String)> {
+    pub fn lines(&self) -> impl Iterator<Item = (&'static str, String)> {
         self.0.iter().cloned()
     }
 }
@@ -231,7 +232,7 @@ fn date(seconds: u64) -> String {
 }
 
 /// Returns the number of bytes that can still be used without swapping.
-pub(crate) fn available() -> Option<u64> {
+pub fn available() -> Option<u64> {
     kibibytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
 }
 
@@ -242,15 +243,14 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
 }
 
 /// Returns `true` if `path` is on a file system in memory.
-#[cfg(feature = "stores")]
-pub(crate) fn is_in_memory(path: &Path) -> bool {
+pub fn is_in_memory(path: &Path) -> bool {
     /// `f_type` of tmpfs and ramfs.
     const IN_MEMORY: [i128; 2] = [0x0102_1994, 0x8584_58f6];
     rustix::fs::statfs(path).is_ok_and(|found| IN_MEMORY.contains(&i128::from(found.f_type)))
 }
 
 /// Returns freed memory to the system, so that every table starts from the same state.
-pub(crate) fn trim() {
+pub fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `malloc_trim` may be called at any time, and only returns free memory.
     unsafe {
@@ -264,7 +264,7 @@ pub(crate) fn trim() {
 /// only, and the first access afterwards waits for microseconds a page. Otherwise a table that
 /// follows one which has freed large pieces would be faster. Uses no more than half of the
 /// available memory.
-pub(crate) fn warm_up(bytes: u64, pages: Pages) {
+pub fn warm_up(bytes: u64, pages: Pages) {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let bytes = bytes.min(kibibytes(&meminfo, "MemAvailable").unwrap_or(0) / 2);
     // If this fails, figures are noisier.

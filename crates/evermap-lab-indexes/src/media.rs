@@ -11,10 +11,10 @@ use std::ptr::NonNull;
 use evermap_pm::medium::{Counted, Emulated, Mapped, Note};
 use evermap_pm::{Medium, PmU64, Result};
 
-use crate::subject::Counts;
+use evermap_lab_core::subject::Counts;
 
 /// A medium of either kind.
-pub(crate) enum Memory {
+pub enum Memory {
     /// Plain mapped memory.
     Plain(Mapped),
     /// Counted or delayed memory.
@@ -22,7 +22,7 @@ pub(crate) enum Memory {
 }
 
 /// Mapped memory that does more at each access than the access.
-pub(crate) enum Watched {
+pub enum Watched {
     /// It counts lines, flushes and fences.
     Counted(Counted<Mapped>),
     /// It is as slow as another kind of memory.
@@ -31,7 +31,7 @@ pub(crate) enum Watched {
 
 impl Watched {
     /// Returns what was counted, or `None` if nothing is.
-    pub(crate) fn counts(&self) -> Option<Counts> {
+    pub fn counts(&self) -> Option<Counts> {
         match self {
             Watched::Counted(medium) => Some(medium.counts().into()),
             Watched::Emulated(_) => None,

@@ -110,7 +110,7 @@ impl Setup {
     }
 
     /// Returns a copy that does not count.
-    pub(crate) fn uncounted(&self) -> Self {
+    pub fn uncounted(&self) -> Self {
         Setup { counted: false, ..self.clone() }
     }
 
@@ -119,7 +119,7 @@ impl Setup {
     /// # Errors
     ///
     /// `Config` if it is not.
-    pub(crate) fn media_only(&self, index: &str, media: &[MediumKind]) -> Result<(), LabError> {
+    pub fn media_only(&self, index: &str, media: &[MediumKind]) -> Result<(), LabError> {
         if media.contains(&self.medium) {
             return Ok(());
         }
@@ -136,7 +136,7 @@ impl Setup {
     /// # Errors
     ///
     /// `Config` if they are byte strings.
-    pub(crate) fn words_only(&self, index: &str) -> Result<(), LabError> {
+    pub fn words_only(&self, index: &str) -> Result<(), LabError> {
         match self.lengths {
             None => Ok(()),
             Some(_) => Err(LabError::Config(format!(

@@ -12,11 +12,11 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool};
 use evermap_index::BATCH_KEYS;
 
 use super::indexed::size_of;
-use crate::subject::store::{Result, Store};
-use crate::subject::{Found, Place, Size};
+use evermap_lab_core::subject::store::{Result, Store};
+use evermap_lab_core::subject::{Found, Place, Size};
 
 /// An index over byte strings, with the records that it names.
-pub(crate) struct Recorded<M: Medium, I, K> {
+pub struct Recorded<M: Medium, I, K> {
     pool: Arc<Pool<M>>,
     index: I,
     place: Place,
@@ -24,7 +24,8 @@ pub(crate) struct Recorded<M: Medium, I, K> {
 }
 
 impl<M: Medium, I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<M, I, K> {
-    pub(crate) fn new(pool: Arc<Pool<M>>, index: I, place: Place) -> Self {
+    /// Returns the store over an index of `pool`, which is at `place`.
+    pub fn new(pool: Arc<Pool<M>>, index: I, place: Place) -> Self {
         Recorded { pool, index, place, keys: PhantomData }
     }
 
@@ -149,7 +150,7 @@ where
 /// Replaces the contents of `out` with the value that follows the key in the bytes at `body`.
 /// `both` holds the lengths of both, as a word of [lengths]. Returns `None` if they do not fit into
 /// the medium.
-pub(crate) fn read_value<M: Medium>(m: &M, body: u64, both: u64, out: &mut Vec<u8>) -> Option<()> {
+pub fn read_value<M: Medium>(m: &M, body: u64, both: u64, out: &mut Vec<u8>) -> Option<()> {
     let (key, value) = lengths(both);
     // The word in which the key ends may start with the last bytes of the key.
     let (skipped, rest) = (key / 8, key % 8);

@@ -13,13 +13,13 @@ use super::family::{Family, ROOT};
 use super::indexed::Indexed;
 use super::media::{Memory, Watched};
 use super::records::Recorded;
-use crate::subject::facts::{Counts, MediumKind, Place, Survives};
-use crate::subject::setup::{File, Setup, unique_path};
-use crate::subject::store::Stored;
-use crate::subject::table::Measured;
-use crate::subject::view::Subject;
-use crate::subject::work::Guards;
-use crate::workload::bytes::KeyValueLengths;
+use evermap_lab_core::subject::facts::{Counts, MediumKind, Place, Survives};
+use evermap_lab_core::subject::setup::{File, Setup, unique_path};
+use evermap_lab_core::subject::store::Stored;
+use evermap_lab_core::subject::table::Measured;
+use evermap_lab_core::subject::view::Subject;
+use evermap_lab_core::subject::work::Guards;
+use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 /// Address space for a key, in bytes. Memory is taken only when it is used.
 const ADDRESSES_PER_KEY: u64 = 256;
@@ -30,15 +30,18 @@ const ADDRESSES_MIN: u64 = 1 << 30;
 type Pooled<M, I> = (Arc<Pool<M>>, I);
 
 /// Builds the medium, the pool and the index of a subject.
-pub(crate) struct IndexBuilder<'a> {
-    pub(crate) name: &'static str,
-    pub(crate) guards: Guards,
-    pub(crate) setup: &'a Setup,
+pub struct IndexBuilder<'a> {
+    /// The name of the subject.
+    pub name: &'static str,
+    /// How long it keeps a guard.
+    pub guards: Guards,
+    /// What it is built from.
+    pub setup: &'a Setup,
 }
 
 impl IndexBuilder<'_> {
     /// Returns the address space for everything, in bytes.
-    pub(crate) fn capacity(&self) -> u64 {
+    pub fn capacity(&self) -> u64 {
         let records = self.setup.lengths.map_or(0, |lengths| 4 * lengths.most_bytes());
         let each = ADDRESSES_PER_KEY + records;
         ADDRESSES_MIN.saturating_add(self.setup.keys.saturating_mul(each))
@@ -46,7 +49,7 @@ impl IndexBuilder<'_> {
 
     /// Creates or opens the medium that the setup names. A counting medium counts calls before
     /// they reach the medium inside, so that one does not have to carry them out.
-    pub(crate) fn memory(&self) -> Result<Memory> {
+    pub fn memory(&self) -> Result<Memory> {
         if self.setup.counted {
             return Ok(Memory::Watched(Watched::Counted(Counted::new(self.anonymous()?))));
         }
@@ -63,13 +66,13 @@ impl IndexBuilder<'_> {
     }
 
     /// Creates anonymous memory.
-    pub(crate) fn anonymous(&self) -> Result<Mapped> {
+    pub fn anonymous(&self) -> Result<Mapped> {
         Mapped::anonymous(self.capacity(), self.setup.pages, FlushKind::Process)
     }
 
     /// Opens the file that the setup names, or creates one that is freed when it is closed or the
     /// process dies.
-    pub(crate) fn file(&self, flush: FlushKind) -> Result<Mapped> {
+    pub fn file(&self, flush: FlushKind) -> Result<Mapped> {
         let create = !matches!(self.setup.file, File::Existing(_));
         let options =
             MappedOptions { capacity: self.capacity(), flush, create, ..Default::default() };
@@ -85,7 +88,7 @@ impl IndexBuilder<'_> {
     }
 
     /// Returns where the subject is stored.
-    pub(crate) fn place(&self) -> Place {
+    pub fn place(&self) -> Place {
         let medium = self.setup.medium;
         Place {
             medium: medium.name().to_owned(),
@@ -99,7 +102,7 @@ impl IndexBuilder<'_> {
     }
 
     /// Creates an empty index over words in `memory`, or opens the one in it.
-    pub(crate) fn table_in<F: Family, Keys>(&self, memory: Memory) -> Result<Box<dyn Subject>>
+    pub fn table_in<F: Family, Keys>(&self, memory: Memory) -> Result<Box<dyn Subject>>
     where
         Keys: for<'k> Quotient<Ref<'k> = u64>,
     {
@@ -110,7 +113,7 @@ impl IndexBuilder<'_> {
     }
 
     /// As [`table_in`](Self::table_in), on a medium of one type.
-    pub(crate) fn table<F: Family, Keys, M: Medium>(
+    pub fn table<F: Family, Keys, M: Medium>(
         &self,
         medium: M,
         counts: fn(&M) -> Option<Counts>,
@@ -125,7 +128,7 @@ impl IndexBuilder<'_> {
     }
 
     /// As [`table`](Self::table), over byte strings.
-    pub(crate) fn store<F: Family, Keys, M: Medium>(
+    pub fn store<F: Family, Keys, M: Medium>(
         &self,
         medium: M,
         lengths: KeyValueLengths,
@@ -139,7 +142,7 @@ impl IndexBuilder<'_> {
     }
 
     /// Creates the pool and the index, or opens those in the medium.
-    pub(crate) fn pool<F: Family, Keys: Quotient, M: Medium>(
+    pub fn pool<F: Family, Keys: Quotient, M: Medium>(
         &self,
         medium: M,
     ) -> Result<Pooled<M, F::On<Keys, M>>> {

@@ -41,7 +41,7 @@ pub struct Part {
 
 impl Part {
     /// Returns the phase that a table is asked for.
-    pub(crate) fn phase(&self) -> Phase {
+    pub fn phase(&self) -> Phase {
         match self.act {
             Act::Insert => Phase::Insert,
             Act::Positive => Phase::Positive,
@@ -53,19 +53,19 @@ impl Part {
 
     /// Returns the greatest number of operations of each kind, over all parts: updates and lookups
     /// have half of the keys each.
-    pub(crate) fn most_ops(keys: u64) -> u64 {
+    pub fn most_ops(keys: u64) -> u64 {
         keys / 2
     }
 
     /// Returns the workload for the threads of this part.
-    pub(crate) fn workload(&self, workload: &Workload) -> Workload {
+    pub fn workload(&self, workload: &Workload) -> Workload {
         Workload { threads: self.threads, ..*workload }
     }
 }
 
 impl Stream {
     /// Writes the operations of `thread` in `part`, none if the part has fewer threads.
-    pub(crate) fn fill_part(&mut self, workload: &Workload, part: &Part, thread: usize) {
+    pub fn fill_part(&mut self, workload: &Workload, part: &Part, thread: usize) {
         self.clear();
         if thread >= part.threads {
             return;

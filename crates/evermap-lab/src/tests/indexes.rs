@@ -1,6 +1,6 @@
 //! Every index on every medium, and what the counters say about Dash.
 
-use super::entries::ENTRIES;
+use evermap_lab_indexes::entries::ENTRIES;
 use evermap_index::testkit::tier;
 
 use crate::driver::Config;
@@ -12,7 +12,7 @@ use crate::workload::bytes::KeyValueLengths;
 
 fn config(medium: MediumKind, keys: u64) -> Config {
     Config {
-        indexes: ENTRIES.map(|entry| entry.name.to_owned()).to_vec(),
+        indexes: ENTRIES.iter().map(|entry| entry.name.to_owned()).collect(),
         keys,
         threads: 2,
         rounds: 1,

@@ -7,10 +7,10 @@ use evermap_index::ordered::bplus::BPlus;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex};
 use evermap_pm::Result;
 
-use crate::subject::{Entry, Found, Guards, Measured, Size, Table};
+use evermap_lab_core::subject::{Entry, Found, Guards, Measured, Size, Table};
 
 /// The entry of the registry.
-pub(crate) const ENTRY: Entry = Entry {
+pub static ENTRY: Entry = Entry {
     name: "bplus",
     about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
     rival: false,

@@ -5,15 +5,15 @@ use evermap_index::{Bytes, Result};
 use super::builder::IndexBuilder;
 use super::family::{CcehOf, Dash, Family, Levels, LinearDash, Lines, PClht};
 use super::media::Memory;
-use crate::LabError;
-use crate::subject::facts::MediumKind;
-use crate::subject::setup::Setup;
-use crate::subject::view::{Entry, Subject};
-use crate::subject::work::Guards;
-use crate::workload::bytes::KeyValueLengths;
+use evermap_lab_core::LabError;
+use evermap_lab_core::subject::facts::MediumKind;
+use evermap_lab_core::subject::setup::Setup;
+use evermap_lab_core::subject::view::{Entry, Subject};
+use evermap_lab_core::subject::work::Guards;
+use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 /// Every index of this project.
-pub(crate) const ENTRIES: [Entry; 11] = [
+pub static ENTRIES: [Entry; 11] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -83,7 +83,7 @@ pub(crate) const ENTRIES: [Entry; 11] = [
 ];
 
 /// Dash-EH with segments of other sizes, for the experiment about segment sizes.
-pub(crate) const SEGMENTS: [Entry; 4] = [
+pub static SEGMENTS: [Entry; 4] = [
     Entry {
         name: "dash-eh-1k",
         about: "Dash-EH with segments of 4 buckets (1 KiB) and two stash buckets",

@@ -18,7 +18,7 @@ pub enum Guards {
 
 impl Guards {
     /// Returns the number of operations under one guard, at least 1.
-    pub(crate) fn operations(self) -> usize {
+    pub fn operations(self) -> usize {
         match self {
             Guards::PerOperation => 1,
             Guards::PerBatch(operations) => operations.max(1),
@@ -37,7 +37,7 @@ pub enum Reading {
 
 /// What all keys of a run of operations are bound to before it.
 #[derive(Clone, Copy)]
-pub(crate) enum Expected {
+pub enum Expected {
     /// The keys are absent.
     Absent,
     /// Each key is bound to its word of this version.
@@ -47,7 +47,7 @@ pub(crate) enum Expected {
 impl Expected {
     /// Returns the word that `key` is bound to.
     #[inline(always)]
-    pub(crate) fn of(self, key: u64) -> Option<u64> {
+    pub fn of(self, key: u64) -> Option<u64> {
         match self {
             Expected::Absent => None,
             Expected::Bound(version) => Some(word(key, version)),
@@ -90,19 +90,19 @@ impl Work<'_> {
     /// Returns the version that the `place`-th operation writes, counted from 1, relative to
     /// [`version`](Work::version).
     #[inline(always)]
-    pub(crate) fn writes(&self, place: usize) -> u64 {
+    pub fn writes(&self, place: usize) -> u64 {
         self.writer.version((self.writer.first + place) as u64)
     }
 
     /// Returns `true` if `op` may find its key in this version.
     #[inline(always)]
-    pub(crate) fn may_find(&self, version: u64, op: Op) -> bool {
+    pub fn may_find(&self, version: u64, op: Op) -> bool {
         self.writer.may_find(version.wrapping_sub(self.version), op.own)
     }
 
     /// Returns the error for a wrong answer.
     #[cold]
-    pub(crate) fn wrong(
+    pub fn wrong(
         &self,
         index: &'static str,
         key: u64,
@@ -114,7 +114,7 @@ impl Work<'_> {
 }
 
 /// Checks the pairs of a scan: keys ascend, and each is bound to its own word.
-pub(crate) struct ScanCheck<'w> {
+pub struct ScanCheck<'w> {
     work: &'w Work<'w>,
     last: Option<u64>,
     from: u64,
@@ -124,12 +124,12 @@ pub(crate) struct ScanCheck<'w> {
 
 impl<'w> ScanCheck<'w> {
     /// Creates the check of a scan that starts at `from`.
-    pub(crate) fn new(from: u64, work: &'w Work<'w>) -> Self {
+    pub fn new(from: u64, work: &'w Work<'w>) -> Self {
         ScanCheck { work, last: None, from, seen: 0, wrong: None }
     }
 
     /// Takes the next pair. `bound` is `None` if the value stands for no word.
-    pub(crate) fn pair(&mut self, key: u64, bound: Option<u64>) {
+    pub fn pair(&mut self, key: u64, bound: Option<u64>) {
         let in_order = self.last.map_or(key >= self.from, |last| key > last);
         let is_own = bound.is_some_and(|bound| {
             version_of(key, bound).wrapping_sub(self.work.version) <= self.work.writer.most
@@ -143,7 +143,7 @@ impl<'w> ScanCheck<'w> {
 
     /// Ends the check of a scan of up to `count` pairs. At least one pair must have been seen,
     /// because the first key is never removed.
-    pub(crate) fn finish(self, index: &'static str, count: usize) -> Result<(), LabError> {
+    pub fn finish(self, index: &'static str, count: usize) -> Result<(), LabError> {
         match self.wrong {
             Some((key, found)) => Err(self.work.wrong(index, key, Found::Present, found)),
             None if self.seen == 0 || self.seen > count => {

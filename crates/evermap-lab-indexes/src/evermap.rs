@@ -5,14 +5,14 @@ use std::ops::ControlFlow;
 use evermap::{Evermap, Map, Options};
 
 use super::builder::IndexBuilder;
-use crate::LabError;
-use crate::subject::store::{Result, Store, Stored};
-use crate::subject::{
+use evermap_lab_core::LabError;
+use evermap_lab_core::subject::store::{Result, Store, Stored};
+use evermap_lab_core::subject::{
     Entry, File, Found, Guards, MediumKind, Place, Setup, Size, Subject, unique_path,
 };
 
 /// The entries of the registry.
-pub(crate) const ENTRIES: [Entry; 3] = [
+pub static ENTRIES: [Entry; 3] = [
     Entry {
         name: "evermap",
         about: "Evermap's store: Dash-EH over checksummed records, with expiry and compaction",

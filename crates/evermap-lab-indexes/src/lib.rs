@@ -1,4 +1,7 @@
-//! Evermap's own indexes, and its store, as subjects.
+//! Evermap's own indexes, and its store, as subjects of the laboratory.
+//!
+//! Every index is compiled here, over each kind of keys and on each medium, which takes most of the
+//! laboratory's compile time. As a crate of its own it is compiled beside the rest.
 //!
 //! * [`entries`], [`family`]: every index, and how one of its family is created;
 //! * [`ablated`]: Dash-EH without one of its ideas;
@@ -7,14 +10,12 @@
 //! * [`builder`], [`media`]: the medium, the pool and the index of a subject;
 //! * [`indexed`], [`records`]: an index over words as a table, one over byte strings as a store.
 
-pub(crate) mod ablated;
-pub(crate) mod builder;
-pub(crate) mod entries;
-pub(crate) mod evermap;
+pub mod ablated;
+pub mod builder;
+pub mod entries;
+pub mod evermap;
 mod family;
 mod indexed;
-pub(crate) mod media;
-pub(crate) mod ordered;
-pub(crate) mod records;
-#[cfg(test)]
-mod tests;
+pub mod media;
+pub mod ordered;
+pub mod records;

@@ -294,7 +294,7 @@ pub fn mean_bytes(lengths: KeyValueLengths) -> f64 {
 }
 
 /// Returns the number at `place` of the sequence `of`.
-pub(crate) fn draw(seed: u64, of: u64, place: u64) -> u64 {
+pub fn draw(seed: u64, of: u64, place: u64) -> u64 {
     random(seed ^ splitmix(of), place)
 }
 

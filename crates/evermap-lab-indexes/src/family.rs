@@ -8,13 +8,13 @@ use evermap_index::key::Quotient;
 use evermap_index::{Cceh, Clht, DashEh, DashLh, Index, Level, LineHash, Persistent, Result};
 use evermap_pm::{Medium, Pool};
 
-use crate::subject::setup::Setup;
+use evermap_lab_core::subject::setup::Setup;
 
 /// The root slot of the index in its pool.
 pub(super) const ROOT: usize = 0;
 
 /// A family of indexes: a function from keys and media to types.
-pub(crate) trait Family {
+pub trait Family {
     /// The index over these keys on a medium.
     type On<K: Quotient, M: Medium>: Index<K> + Persistent<M> + 'static;
 

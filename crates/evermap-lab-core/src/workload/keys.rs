@@ -103,12 +103,12 @@ pub(super) fn splitmix(mut x: u64) -> u64 {
 pub(super) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Returns the `index`-th of a seeded sequence of random words, without computing those before it.
-pub(crate) fn random(seed: u64, index: u64) -> u64 {
+pub fn random(seed: u64, index: u64) -> u64 {
     splitmix(splitmix(seed).wrapping_add(index.wrapping_mul(GOLDEN)))
 }
 
 /// A pseudo-random order of `0..n`, computed place by place.
-pub(crate) struct Permutation {
+pub struct Permutation {
     n: u64,
     mask: u64,
     shift: u32,
@@ -117,7 +117,7 @@ pub(crate) struct Permutation {
 
 impl Permutation {
     /// Creates the order that belongs to `seed`.
-    pub(crate) fn new(n: u64, seed: u64) -> Self {
+    pub fn new(n: u64, seed: u64) -> Self {
         let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
         Permutation {
             n,
@@ -128,7 +128,7 @@ impl Permutation {
     }
 
     /// Returns the element at `place`, which must be below `n`.
-    pub(crate) fn at(&self, place: u64) -> u64 {
+    pub fn at(&self, place: u64) -> u64 {
         debug_assert!(place < self.n);
         let mut x = place;
         loop {

@@ -130,7 +130,7 @@ impl MediumKind {
     }
 
     /// Returns `true` if flushes and fences are carried out.
-    pub(crate) fn flushes(self) -> bool {
+    pub fn flushes(self) -> bool {
         matches!(self, MediumKind::Forced | MediumKind::Emulated)
     }
 }

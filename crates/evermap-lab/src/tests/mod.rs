@@ -1,0 +1,5 @@
+//! What needs the driver, correct and faulty tables, and everything that can be measured.
+
+mod ablated;
+mod guards;
+mod indexes;
