@@ -59,7 +59,7 @@ lints() {
 tests_of_what_changed() {
     local runner="target.'cfg(unix)'.runner = ['$PWD/tests/unless-passed.sh']"
     # The examples have been compiled by the lints; linking them would find nothing more.
-    cargo test --workspace --lib --bins --tests --config "$runner"
+    cargo test --workspace --tests --config "$runner"
     cargo test --workspace --doc
 }
 

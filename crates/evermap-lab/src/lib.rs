@@ -9,8 +9,9 @@
 //!   HTML, and the comparison of two runs;
 //! * [`crash`]: crash campaigns, and mutants that they must detect.
 //!
-//! Modules depend on each other in one direction: `workload`, `subject`, `report`, `driver`, then
-//! the indexes and the baselines, the registry, and the experiments.
+//! Modules depend on each other in one direction: `workload` and `subject` (of the crate
+//! `evermap-lab-core`), `report`, `driver`, then the indexes (`evermap-lab-indexes`) and the
+//! baselines, the registry, and the experiments.
 
 mod baselines;
 pub mod crash;

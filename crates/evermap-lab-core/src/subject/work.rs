@@ -102,13 +102,7 @@ impl Work<'_> {
 
     /// Returns the error for a wrong answer.
     #[cold]
-    pub fn wrong(
-        &self,
-        index: &'static str,
-        key: u64,
-        expected: Found,
-        found: Found,
-    ) -> LabError {
+    pub fn wrong(&self, index: &'static str, key: u64, expected: Found, found: Found) -> LabError {
         LabError::WrongAnswer { index, phase: self.name, key, expected, found }
     }
 }

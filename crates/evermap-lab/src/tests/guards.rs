@@ -1,7 +1,7 @@
 //! How often a subject takes a guard.
 
-use crate::testing::{Fault, Faulty, work};
 use crate::subject::{Guards, Measured, Subject, Work};
+use crate::testing::{Fault, Faulty, work};
 use crate::workload::{Kind, Op, Phase};
 use std::sync::atomic::Ordering::Relaxed;
 

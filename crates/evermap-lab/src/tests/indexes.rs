@@ -1,7 +1,7 @@
 //! Every index on every medium, and what the counters say about Dash.
 
-use evermap_lab_indexes::entries::ENTRIES;
 use evermap_index::testkit::tier;
+use evermap_lab_indexes::entries::ENTRIES;
 
 use crate::driver::Config;
 use crate::experiments::drive;

@@ -62,7 +62,7 @@ fn play(scene: &Scene, second: &[Call], stop: u64, locking: Locking) -> Option<u
         return None;
     }
     assert_eq!(index.check(), Vec::<String>::new());
-    let per_point = tier().choose(4, 12);
+    let per_point = tier().choose(3, 12);
     let config = ImageConfig { per_point, random: per_point / 3, ..ImageConfig::default() };
     let mut images = 0;
     let visit = |image: &Image<'_>| {

@@ -142,7 +142,7 @@ mod tests {
             length: Duration::ZERO,
             rounds: 1,
             latencies: false,
-            traced: 8,
+            traced: 4,
             seed: 1,
             foreign_limit: f64::INFINITY,
             patience: Duration::ZERO,

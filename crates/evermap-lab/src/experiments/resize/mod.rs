@@ -80,7 +80,7 @@ fn plan(settings: &Settings) -> Result<Plan, LabError> {
         length: Duration::from_millis(if settings.quick { 3 } else { 300 }),
         rounds: config.rounds,
         latencies: config.latency,
-        traced: if settings.quick { 8 } else { 256 },
+        traced: if settings.quick { 2 } else { 256 },
         seed: config.seed,
         foreign_limit: config.foreign_limit,
         patience: config.patience,

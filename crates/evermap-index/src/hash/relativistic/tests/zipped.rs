@@ -320,9 +320,6 @@ fn a_lookup_that_is_overtaken_anywhere_finds_its_key() {
         all_stragglers::<Unordered>(&domain, setup, tier().choose(3, 5));
         all_stragglers::<SplitOrder>(&domain, setup, tier().choose(2, 4));
     }
-    // What only longer chains show.
-    let setup = Setup { mistake: None, place: Place::New, grows: true };
-    all_stragglers::<Unordered>(&domain, setup, 4);
 }
 
 /// Returns what the first lookup shows that fails with a mistake.
