@@ -3,12 +3,12 @@
 //! Every index is compiled here, over each kind of keys and on each medium, which takes most of the
 //! laboratory's compile time. As a crate of its own it is compiled beside the rest.
 //!
-//! * [`entries`], [`family`]: every index, and how one of its family is created;
+//! * [`entries`], `family`: every index, and how one of its family is created;
 //! * [`ablated`]: Dash-EH without one of its ideas;
 //! * [`ordered`]: the volatile ordered index;
 //! * [`evermap`]: the store;
 //! * [`builder`], [`media`]: the medium, the pool and the index of a subject;
-//! * [`indexed`], [`records`]: an index over words as a table, one over byte strings as a store.
+//! * `indexed`, [`records`]: an index over words as a table, one over byte strings as a store.
 
 pub mod ablated;
 pub mod builder;
