@@ -38,6 +38,8 @@ pub(super) enum Mistake {
     UpdatesDoNotHelp,
     /// A walk shows whatever is in a chain.
     WalkShowsForeignNodes,
+    /// A walk that is led to the beginning of a chain again shows it again.
+    WalkGoesRound,
     /// In DDDS, a lookup does not repeat when a node was moved.
     NoRetry,
     /// In DDDS, nodes are moved while lookups may not know of the resize yet.

@@ -4,6 +4,7 @@ use std::hash::BuildHasher;
 
 use evermap_pm::Guard;
 
+use super::super::node::NodeRef;
 use super::super::steps::Mistake;
 use super::super::{Order, Shared, SplitOrder, TableKey};
 use super::Rp;
@@ -35,15 +36,33 @@ where
         // The walk is a reader of each chain in turn, of one array and with one mask, which are
         // there as long as the guard is. Each chain leads it to all pairs of the bucket, and a pair
         // belongs to one bucket. What is inserted comes before what the walk has passed.
-        let all = self.base.planted.has(Mistake::WalkShowsForeignNodes);
+        //
+        // But an upper chain may lead into the end of the lower one, which the last step of
+        // unzipping cuts off, and a shrink that follows at once links to the beginning of the upper
+        // one: it does not wait for readers. So what comes behind a node of another bucket may have
+        // been shown already.
+        let planted = self.base.planted;
+        let all = planted.has(Mistake::WalkShowsForeignNodes);
         let heads = self.heads(guard);
         let mask = heads.mask();
+        let mut shown: Vec<NodeRef<'_, K, V>> = Vec::new();
         for bucket in 0..=mask {
             let mut next = heads.head(bucket).follow(guard);
+            let mut strayed = false;
+            shown.clear();
             while let Some(node) = next {
-                let belongs = all || O::place(node.place) & mask == bucket;
-                if belongs && !each(&node.key, &node.value) {
-                    return;
+                if all || O::place(node.place) & mask == bucket {
+                    let same = |other: &NodeRef<'_, K, V>| {
+                        other.place == node.place && other.key == node.key
+                    };
+                    if !strayed || !shown.iter().any(same) {
+                        shown.push(node);
+                        if !each(&node.key, &node.value) {
+                            return;
+                        }
+                    }
+                } else {
+                    strayed = !planted.has(Mistake::WalkGoesRound);
                 }
                 next = node.next.follow(guard);
             }

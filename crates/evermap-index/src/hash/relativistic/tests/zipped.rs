@@ -347,6 +347,60 @@ fn mistakes_of_waiting_are_noticed() {
     }
 }
 
+/// Walks over the table at any moment of its growth, which goes on as far as it may before step
+/// number `step` of the walk; if it is done then, the table shrinks again as far as it may. Returns
+/// `false` if the walk has no such step.
+fn overtaken_walk<O: Order>(
+    domain: &Arc<Domain>,
+    setup: Setup,
+    shape: Shape,
+    rounds: usize,
+    step: u64,
+) -> bool {
+    let table = create::<O>(domain, setup, shape);
+    start(&table, setup);
+    drop(proceed(&table, domain, domain.pin(), rounds));
+    let guard = domain.pin();
+    let act = || {
+        let goes_on = (0..8).all(|_| table.help());
+        if !goes_on {
+            start(&table, Setup { grows: false, ..setup });
+            (0..8).for_each(|_| {
+                let _ = table.help();
+            });
+        }
+    };
+    let (shown, reached) = hook::interrupted(step, act, || pairs(&table, &guard));
+    let expected: Vec<(u64, u64)> = shape.keys().map(|key| (key, value_of(key))).collect();
+    assert_eq!(shown, expected, "{shape:?}, {rounds} rounds, step {step}");
+    reached
+}
+
+fn all_walks<O: Order>(setup: Setup, length: usize) {
+    let domain = domain();
+    for (shape, rounds) in Shape::all(length).flat_map(|shape| (0..10).map(move |r| (shape, r))) {
+        let mut step = 0;
+        while overtaken_walk::<O>(&domain, setup, shape, rounds, step) {
+            step += 1;
+        }
+        assert!(step > 2, "only {step} steps");
+    }
+}
+
+/// A walk may be in the end of a lower chain, which its own upper chain led to, when a shrink links
+/// that end to the beginning of the upper chain.
+#[test]
+fn a_walk_that_is_overtaken_anywhere_shows_each_pair_once() {
+    for place in [Place::New, Place::Same] {
+        let setup = Setup { mistake: None, place, grows: true };
+        all_walks::<Unordered>(setup, tier().choose(5, 7));
+        all_walks::<SplitOrder>(setup, tier().choose(5, 7));
+        let setup = Setup { mistake: Some(Mistake::WalkGoesRound), ..setup };
+        let shown = panic_of(|| all_walks::<Unordered>(setup, 5));
+        assert!(shown.is_some_and(|what| what.contains("rounds")), "not noticed, {place:?}");
+    }
+}
+
 /// In place, the mask must not change while a reader from before the links is there. The order of
 /// the stores would be right on a processor that keeps the order of loads, but readers load the
 /// mask without a barrier: so this is a test of the protocol, not of its result.
