@@ -17,6 +17,7 @@
 pub mod cache;
 pub mod cumulative;
 pub mod latency;
+pub mod memory;
 mod metrics;
 pub mod model;
 mod number;
@@ -28,5 +29,6 @@ pub mod watch;
 
 pub use cache::{Cache, CacheError};
 pub use cumulative::Cumulative;
+pub use memory::MemoryCache;
 pub use model::ModelCache;
 pub use server::{Config, ListenAddress, Listener, Server};
