@@ -22,6 +22,7 @@ mod tables;
 mod words;
 mod ycsb;
 
+pub use servers::serve_engine;
 pub use settings::{Setting, Settings};
 
 /// An experiment that can be run.
@@ -53,6 +54,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     stores::STORES,
     large_values::LARGE_VALUES,
     servers::SERVERS,
+    servers::ENGINES,
     hikv::HIKV,
     resize::RESIZE,
     recovery::RECOVERY,

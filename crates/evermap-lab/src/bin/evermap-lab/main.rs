@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use evermap_lab::experiments::killed::{ChildJob, Job, run_child};
+use evermap_lab::experiments::serve_engine;
 use evermap_lab::report::changes;
 use evermap_lab::report::html::Html;
 use evermap_lab::report::{JsonLines, Terminal};
@@ -45,6 +46,7 @@ enum Command {
     Run(Box<Run>),
     Compare(Compare),
     Fill(Fill),
+    ServeEngine(ServeEngine),
     Crash(Crash),
 }
 
@@ -55,6 +57,7 @@ impl Command {
             Command::Run(run) => run.run()?,
             Command::Compare(compare) => compare.run()?,
             Command::Fill(fill) => fill.run()?,
+            Command::ServeEngine(serve) => serve.run()?,
             Command::Crash(crash) => return crash.run(),
         }
         Ok(DONE)
@@ -378,6 +381,21 @@ struct Fill {
     overwrite: bool,
     #[arg(long, conflicts_with = "overwrite")]
     open: Option<u64>,
+}
+
+/// Serve one engine until it is killed: the child process of `engines`
+#[derive(Args)]
+#[command(hide = true)]
+struct ServeEngine {
+    engine: String,
+    address: String,
+    threads: usize,
+}
+
+impl ServeEngine {
+    fn run(self) -> Result<(), Failure> {
+        Ok(serve_engine(&self.engine, &self.address, self.threads)?)
+    }
 }
 
 impl Fill {

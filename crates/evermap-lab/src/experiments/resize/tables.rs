@@ -330,18 +330,26 @@ impl<T: Table> Contender for T {
 
     fn resize_without_pause(&self, sizes: [u64; 2], span: Span) -> Result<Tally, Failure> {
         let (clock, mut resizes) = (Clock::start(), Resizes::default());
-        while resizes.shrinks == 0 || !clock.is_over(span) {
+        loop {
             let begin = Instant::now();
             self.resize(sizes[1])?;
-            resizes.expansion_seconds += begin.elapsed().as_secs_f64();
-            resizes.expansions += 1;
-            let waited = self.grace_periods();
-            resizes.grace_periods += waited;
-            resizes.grace_periods_max = resizes.grace_periods_max.max(waited);
+            let (expansion, waited) = (begin.elapsed(), self.grace_periods());
             let begin = Instant::now();
             self.resize(sizes[0])?;
-            resizes.shrink_seconds += begin.elapsed().as_secs_f64();
-            resizes.shrinks += 1;
+            let shrink = begin.elapsed();
+            // What ends after the readers did not wait for any of them.
+            let alone = clock.is_over(span);
+            if !alone || resizes.shrinks == 0 {
+                resizes.expansions += 1;
+                resizes.expansion_seconds += expansion.as_secs_f64();
+                resizes.grace_periods += waited;
+                resizes.grace_periods_max = resizes.grace_periods_max.max(waited);
+                resizes.shrinks += 1;
+                resizes.shrink_seconds += shrink.as_secs_f64();
+            }
+            if alone {
+                break;
+            }
         }
         Ok(Tally { resizes, ..clock.tally(resizes.expansions + resizes.shrinks, 0) })
     }

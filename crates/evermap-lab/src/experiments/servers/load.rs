@@ -26,6 +26,8 @@ pub(super) enum Act {
     Set { pipelined: usize },
     /// One `get` of several keys.
     MultiGet { keys: usize },
+    /// A `get` of one key, always the same.
+    Hot,
 }
 
 impl Act {
@@ -35,11 +37,13 @@ impl Act {
             Act::Get { pipelined: ops }
             | Act::Set { pipelined: ops }
             | Act::MultiGet { keys: ops } => ops,
+            Act::Hot => 1,
         }
     }
 }
 
 /// Keys, each with the only value that it ever has.
+#[derive(Clone, Copy)]
 pub(super) struct Items {
     pub(super) keys: u64,
     pub(super) value_bytes: usize,
@@ -64,9 +68,20 @@ impl Items {
         put_key(into, number);
         // Writing to a vector cannot fail.
         let _ = write!(into, " {numbers} {}\r\n", self.value_bytes);
+        self.put_value(into, number);
+        into.extend_from_slice(b"\r\n");
+    }
+
+    fn put_value(&self, into: &mut Vec<u8>, number: u64) {
         let word = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
         into.extend(word.iter().cycle().take(self.value_bytes));
-        into.extend_from_slice(b"\r\n");
+    }
+
+    /// Returns the value of a key.
+    pub(super) fn value(&self, number: u64) -> Vec<u8> {
+        let mut value = Vec::with_capacity(self.value_bytes);
+        self.put_value(&mut value, number);
+        value
     }
 
     fn put_set(&self, exchange: &mut Exchange, number: u64) {
@@ -104,6 +119,7 @@ impl Items {
             Act::MultiGet { keys } => {
                 self.put_get(exchange, std::iter::repeat_with(&mut number).take(keys));
             }
+            Act::Hot => self.put_get(exchange, std::iter::once(0)),
         }
     }
 }
@@ -126,9 +142,10 @@ pub(super) struct Client<'s> {
 }
 
 impl<'s> Client<'s> {
-    pub(super) fn connect(server: &'s Server) -> Result<Self, LabError> {
+    /// Opens this number of connections.
+    pub(super) fn connect(server: &'s Server, connections: usize) -> Result<Self, LabError> {
         let connect = |_| Ok((server.connect()?, Exchange::default()));
-        let connections = (0..CONNECTIONS).map(connect).collect::<Result<_, LabError>>()?;
+        let connections = (0..connections).map(connect).collect::<Result<_, LabError>>()?;
         Ok(Client { server, connections })
     }
 
@@ -148,8 +165,7 @@ impl<'s> Client<'s> {
         Ok(())
     }
 
-    /// Keeps all connections busy for `least`. The connections take turns, so all but one have a
-    /// request under way at any time.
+    /// Keeps all connections busy for `least`, and measures.
     pub(super) fn run(
         &mut self,
         items: &Items,
@@ -157,8 +173,19 @@ impl<'s> Client<'s> {
         random: &mut Rng,
         least: Duration,
     ) -> Result<Ran, LabError> {
+        measure(self.server, || self.keep_busy(items, act, random, least))
+    }
+
+    /// Keeps all connections busy for `least`, and returns the number of operations. The
+    /// connections take turns, so all but one have a request under way at any time.
+    pub(super) fn keep_busy(
+        &mut self,
+        items: &Items,
+        act: Act,
+        random: &mut Rng,
+        least: Duration,
+    ) -> Result<u64, LabError> {
         let server = self.server;
-        let (clock, before) = (CpuClock::now(), server.cpu()?);
         let begin = Instant::now();
         for (stream, exchange) in &mut self.connections {
             items.next(exchange, act, random);
@@ -177,11 +204,21 @@ impl<'s> Client<'s> {
             receive(server, stream, exchange)?;
         }
         exchanges += self.connections.len();
-        let (used, cpu) = (clock.elapsed(), server.cpu()?.since(before));
-        // To other programs than this one belongs what the server has used.
-        let foreign = used.foreign.map(|all| (all - cpu.user - cpu.system).max(0.0) / used.seconds);
-        Ok(Ran { ops: (exchanges * act.ops()) as u64, seconds: used.seconds, server: cpu, foreign })
+        Ok((exchanges * act.ops()) as u64)
     }
+}
+
+/// Measures what `work` does, which returns a number of operations, and what it costs the server.
+pub(super) fn measure(
+    server: &Server,
+    work: impl FnOnce() -> Result<u64, LabError>,
+) -> Result<Ran, LabError> {
+    let (clock, before) = (CpuClock::now(), server.cpu()?);
+    let ops = work()?;
+    let (used, cpu) = (clock.elapsed(), server.cpu()?.since(before));
+    // To other programs than this one belongs what the server has used.
+    let foreign = used.foreign.map(|all| (all - cpu.user - cpu.system).max(0.0) / used.seconds);
+    Ok(Ran { ops, seconds: used.seconds, server: cpu, foreign })
 }
 
 fn send(server: &Server, stream: &mut TcpStream, exchange: &Exchange) -> Result<(), LabError> {

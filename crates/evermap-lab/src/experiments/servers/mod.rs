@@ -24,8 +24,12 @@ use crate::workload::{KeyValueLengths, Lengths};
 use load::{Act, CONNECTIONS, Client, Items, KEY_BYTES, Ran};
 use process::{EVERMAP, MEMCACHED, Program, Server, THREADS};
 
+mod engines;
 mod load;
 mod process;
+
+pub(super) use engines::ENGINES;
+pub use engines::serve_engine;
 
 pub(super) const SERVERS: Experiment = Experiment {
     name: "servers",
@@ -145,9 +149,9 @@ fn measure(
     directory: &Path,
     out: &mut dyn Output,
 ) -> Result<Vec<Rounds>, LabError> {
-    let start = |program: &Program| program.start(directory);
+    let start = |program: &Program| program.start(directory, THREADS);
     let servers: Vec<Server> = programs.iter().map(start).collect::<Result<_, _>>()?;
-    let connect = |server| Client::connect(server);
+    let connect = |server| Client::connect(server, CONNECTIONS);
     let mut clients: Vec<Client> = servers.iter().map(connect).collect::<Result<_, _>>()?;
     clients.iter_mut().try_for_each(|client| client.fill(items))?;
     let new = |program: &Program| Rounds { program: program.clone(), rounds: Vec::new() };
@@ -162,7 +166,7 @@ fn measure(
                 let mut random = Rng::new(config.seed + round as u64);
                 let mut attempt = || {
                     let ran = clients[at].run(items, act, &mut random, least)?;
-                    Ok::<_, LabError>(sample(config, items, (name, phase, round), ran))
+                    Ok::<_, LabError>(sample(config, items, (name, phase, round), &ran))
                 };
                 let mut best = attempt()?;
                 for _ in 0..config.retries {
@@ -190,7 +194,7 @@ fn sample(
     config: &Config,
     items: &Items,
     (name, phase, round): (&str, &str, usize),
-    ran: Ran,
+    ran: &Ran,
 ) -> Sample {
     let mut record = Record {
         experiment: config.experiment,
@@ -200,7 +204,7 @@ fn sample(
         phase: phase.into(),
         round: Some(round),
         ops: ran.ops,
-        survives: if name == EVERMAP { "process" } else { "nothing" },
+        survives: survives(name),
         value_bytes: Some(items.value_bytes.to_string()),
         seed: config.seed,
         foreign_cpu: ran.foreign,
@@ -210,6 +214,11 @@ fn sample(
     record.time(ran.seconds, ran.server.user + ran.server.system);
     let per_op = |seconds: f64| seconds * 1e9 / ran.ops as f64;
     Sample { record, user: per_op(ran.server.user), system: per_op(ran.server.system) }
+}
+
+/// Returns what the items of a server survive.
+fn survives(name: &str) -> &'static str {
+    if name == EVERMAP { "process" } else { "nothing" }
 }
 
 /// A figure of a sample.

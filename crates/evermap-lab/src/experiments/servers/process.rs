@@ -42,18 +42,30 @@ impl Program {
         programs.into_iter().filter_map(version).collect()
     }
 
+    /// Returns the server over an engine, which `own`, this program, can be.
+    pub(super) fn engine(name: &'static str, own: &Path) -> Program {
+        Program { name, path: own.to_owned(), version: String::new() }
+    }
+
     /// Starts the server with its files in `directory`, and waits until it accepts connections.
-    pub(super) fn start(&self, directory: &Path) -> Result<Server, LabError> {
+    pub(super) fn start(&self, directory: &Path, threads: usize) -> Result<Server, LabError> {
         let address = free_address().map_err(|source| io_error("finding a free port", source))?;
         let mut command = Command::new(&self.path);
-        let threads = THREADS.to_string();
-        if self.name == EVERMAP {
-            command.arg("serve").args(["--listen", &address.to_string(), "--threads", &threads]);
-            command.arg("--path").arg(directory.join("servers.evermap"));
-        } else {
-            command.args(["-l", &address.ip().to_string(), "-p", &address.port().to_string()]);
-            // It refuses to run as root unless it is told to.
-            command.args(["-t", &threads, "-U", "0", "-m", "4096", "-u", "root"]);
+        let threads = threads.to_string();
+        match self.name {
+            EVERMAP => {
+                let listen = address.to_string();
+                command.arg("serve").args(["--listen", &listen, "--threads", &threads]);
+                command.arg("--path").arg(directory.join("servers.evermap"));
+            }
+            MEMCACHED => {
+                command.args(["-l", &address.ip().to_string(), "-p", &address.port().to_string()]);
+                // It refuses to run as root unless it is told to.
+                command.args(["-t", &threads, "-U", "0", "-m", "4096", "-u", "root"]);
+            }
+            engine => {
+                command.args(["serve-engine", engine, &address.to_string(), &threads]);
+            }
         }
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.spawn().map_err(|source| io_error("starting a server", source))?;
