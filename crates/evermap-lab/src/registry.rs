@@ -14,7 +14,7 @@ const STORES: &[Entry] = &[];
 
 /// Returns every subject that can be measured.
 pub fn subjects() -> Vec<Entry> {
-    let lists: [&[Entry]; 10] = [
+    let lists: [&[Entry]; 11] = [
         &entries::ENTRIES,
         &ablated::ENTRIES,
         &entries::SEGMENTS,
@@ -22,6 +22,7 @@ pub fn subjects() -> Vec<Entry> {
         &[ordered::ENTRY],
         &hikv::ENTRIES,
         &tables::reference::ENTRIES,
+        &tables::volatile::ENTRIES,
         tables::RIVALS,
         STORES,
         &plugin::entries(),

@@ -1,4 +1,4 @@
-//! Concurrent tables by other authors, to measure ours beside them.
+//! Concurrent tables in ordinary memory: ours, and those of other authors to measure it beside.
 //!
 //! All use the hash function of Evermap's indexes, so that the tables are compared and not the
 //! hashes. They are stored in ordinary memory whatever medium is requested, on the pages that the
@@ -17,6 +17,7 @@ pub(crate) mod reference;
 mod rivals;
 #[cfg(feature = "rivals")]
 mod scc;
+pub(crate) mod volatile;
 
 use crate::subject::view::Entry;
 

@@ -245,7 +245,7 @@ impl Hasher for Even {
 pub(super) trait Contender: Send + Sync {
     /// Inserts the keys below `keys`.
     fn fill(&self, keys: u64) -> Result<(), Failure>;
-    /// Works for the time of the span.
+    /// Works for the time of the span, and for one batch at least.
     fn act(&self, job: Job, span: Span) -> Result<Tally, Failure>;
     /// Resizes between the two sizes without a pause, once up and down at least.
     fn resize_without_pause(&self, sizes: [u64; 2], span: Span) -> Result<Tally, Failure>;
@@ -427,7 +427,7 @@ fn misses<T: Table>(table: &T, keys: u64, rng: &mut Rng, guard: &Guard<'_>) -> b
 fn look_up<T: Table>(table: &T, span: Span, rng: &mut Rng) -> Tally {
     let (clock, mut ops, mut missed) = (Clock::start(), 0, 0);
     let mut reader = table.domain().register();
-    while !clock.is_over(span) {
+    loop {
         for _ in 0..BATCHES {
             let section = reader.section();
             for _ in 0..BATCH {
@@ -436,17 +436,23 @@ fn look_up<T: Table>(table: &T, span: Span, rng: &mut Rng) -> Tally {
             reader.quiescent();
         }
         ops += BATCH * BATCHES;
+        if clock.is_over(span) {
+            break;
+        }
     }
     clock.tally(ops, missed)
 }
 
 fn look_up_under_guards<T: Table>(table: &T, span: Span, rng: &mut Rng) -> Tally {
     let (clock, mut ops, mut missed) = (Clock::start(), 0, 0);
-    while !clock.is_over(span) {
+    loop {
         for _ in 0..BATCH * BATCHES {
             missed += u64::from(misses(table, span.keys, rng, &table.domain().pin()));
         }
         ops += BATCH * BATCHES;
+        if clock.is_over(span) {
+            break;
+        }
     }
     clock.tally(ops, missed)
 }
@@ -460,7 +466,7 @@ fn look_up_and_time<T: Table>(table: &T, span: Span, rng: &mut Rng) -> Tally {
     let (clock, mut missed) = (Clock::start(), 0);
     let mut reader = table.domain().register();
     let mut last = clock.began;
-    while last - clock.began < span.length {
+    loop {
         for _ in 0..BATCH {
             missed += u64::from(misses(table, span.keys, rng, reader.section()));
             let now = Instant::now();
@@ -468,6 +474,9 @@ fn look_up_and_time<T: Table>(table: &T, span: Span, rng: &mut Rng) -> Tally {
             last = now;
         }
         reader.quiescent();
+        if last - clock.began >= span.length {
+            break;
+        }
     }
     let tally = clock.tally(latencies.len(), missed);
     Tally { latencies: Some(latencies), ..tally }
@@ -493,7 +502,7 @@ fn mix<T: Table>(table: &T, span: Span, rng: &mut Rng) -> Result<Tally, Failure>
     let mut present = vec![false; PRIVATE as usize];
     let first = span.keys + span.thread * PRIVATE;
     let mut reader = table.domain().register();
-    while !clock.is_over(span) {
+    loop {
         for _ in 0..BATCH {
             let section = reader.section();
             let kind = rng.below(100);
@@ -513,6 +522,9 @@ fn mix<T: Table>(table: &T, span: Span, rng: &mut Rng) -> Result<Tally, Failure>
         }
         reader.quiescent();
         ops += BATCH;
+        if clock.is_over(span) {
+            break;
+        }
     }
     drop(reader);
     // The next measurement, and other threads, find the table as it was.
@@ -525,13 +537,16 @@ fn mix<T: Table>(table: &T, span: Span, rng: &mut Rng) -> Result<Tally, Failure>
 fn update<T: Table>(table: &T, span: Span, rng: &mut Rng) -> Result<Tally, Failure> {
     let (clock, mut ops, mut wrong) = (Clock::start(), 0, 0);
     let mut reader = table.domain().register();
-    while !clock.is_over(span) {
+    loop {
         for _ in 0..BATCH {
             let key = rng.below(span.keys);
             wrong += u64::from(table.put(key, word_of(key), reader.section())?);
         }
         reader.quiescent();
         ops += BATCH;
+        if clock.is_over(span) {
+            break;
+        }
     }
     Ok(clock.tally(ops, wrong))
 }
