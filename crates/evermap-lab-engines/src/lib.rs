@@ -5,17 +5,16 @@
 //! (Triplett, McKenney, Walpole; USENIX ATC 2011): there the look-ups of memcached leave its one
 //! lock, and copy a value to the reply before they leave their reader section.
 //!
-//! | name | table | a `get` |
-//! |---|---|---|
-//! | `one-lock` | [`OneLock`] | takes the lock twice: to find and count a reference, and to drop it |
-//! | `ddds` | [`Ddds`](evermap_index::hash::relativistic::Ddds) | copies inside its reader section |
-//! | `rp` | [`Rp`](evermap_index::hash::relativistic::Rp) | copies inside its reader section |
-//! | `volatile-map` | [`VolatileMap`](evermap_index::VolatileMap) | copies under its guard |
+//! | name | a `get` |
+//! |---|---|
+//! | `one-lock` | takes the lock twice: to find an item and count a reference, and to drop that |
+//! | `ddds`, `rp` | copies inside its reader section |
+//! | `volatile-map` | copies under its guard |
 //!
 //! All of them hold [`Entry`](evermap_server::memory::Entry)s of a
-//! [`MemoryCache`](evermap_server::MemoryCache), under one hash function. What a `get` notes of its
-//! access is stored at most once a second, so the relativistic engines need no slow path for it: the
-//! version of an item that a reader sees stays readable, and only a change needs the locks of
+//! [`MemoryCache`], under one hash function. What a `get` notes of its
+//! access is stored at most once a second, so the relativistic engines need no slow path for it:
+//! the version of an item that a reader sees stays readable, and only a change needs the locks of
 //! updaters.
 
 use std::sync::Arc;
