@@ -91,7 +91,6 @@ impl Table for Volatile {
             load_factor: Some(stats.len as f64 / stats.slots.max(1) as f64),
             dram_bytes: Some(stats.bytes as u64),
             pm_bytes: Some(0),
-            ..Size::default()
         })
     }
 }
