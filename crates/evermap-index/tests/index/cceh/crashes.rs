@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use evermap_index::testkit::tier;
 use evermap_pm::PmU64;
 use evermap_pm::medium::{Counted, Note};
 use evermap_pm::sim::{Event, Image, ImageConfig, Sim, for_each_image};
@@ -158,7 +159,7 @@ fn c1_a_recovered_split_is_durable_before_the_next() {
             return;
         }
         split_the_lower_half(&index, &pool);
-        let config = ImageConfig { per_point: 12, ..ImageConfig::default() };
+        let config = ImageConfig { per_point: tier().choose(5, 12), ..ImageConfig::default() };
         for_each_image(&sim.trace(), &config, |second| {
             let (pool, index, _) = after(second);
             assert_there(&index, &pool, &keys);

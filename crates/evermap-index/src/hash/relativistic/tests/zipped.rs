@@ -209,7 +209,7 @@ fn setups(mistake: Option<Mistake>) -> [Setup; 4] {
 fn updates_at_any_moment_of_a_resize_lose_nothing() {
     let domain = domain();
     for setup in setups(None) {
-        each_play(tier().choose(3, 4), |shape, updates| {
+        each_play(tier().choose(2, 4), |shape, updates| {
             play::<Unordered>(&domain, setup, shape, &updates);
         });
         each_play(tier().choose(2, 3), |shape, updates| {
@@ -317,7 +317,7 @@ fn all_stragglers<O: Order>(domain: &Arc<Domain>, setup: Setup, length: usize) {
 fn a_lookup_that_is_overtaken_anywhere_finds_its_key() {
     let domain = domain();
     for setup in setups(None) {
-        all_stragglers::<Unordered>(&domain, setup, tier().choose(3, 5));
+        all_stragglers::<Unordered>(&domain, setup, tier().choose(2, 5));
         all_stragglers::<SplitOrder>(&domain, setup, tier().choose(2, 4));
     }
 }
@@ -393,8 +393,8 @@ fn all_walks<O: Order>(setup: Setup, length: usize) {
 fn a_walk_that_is_overtaken_anywhere_shows_each_pair_once() {
     for place in [Place::New, Place::Same] {
         let setup = Setup { mistake: None, place, grows: true };
-        all_walks::<Unordered>(setup, tier().choose(5, 7));
-        all_walks::<SplitOrder>(setup, tier().choose(5, 7));
+        all_walks::<Unordered>(setup, tier().choose(4, 7));
+        all_walks::<SplitOrder>(setup, tier().choose(4, 7));
         let setup = Setup { mistake: Some(Mistake::WalkGoesRound), ..setup };
         let shown = panic_of(|| all_walks::<Unordered>(setup, 5));
         assert!(shown.is_some_and(|what| what.contains("rounds")), "not noticed, {place:?}");
