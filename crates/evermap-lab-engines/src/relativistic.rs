@@ -9,7 +9,7 @@ use evermap_index::hash::relativistic::{
 };
 use evermap_pm::{Domain, Guard};
 use evermap_server::CacheError;
-use evermap_server::memory::{Decision, Entry, Table};
+use evermap_server::memory::{Decision, Entry, Table, each_found};
 
 use crate::keys::{Hash, OwnedKey};
 
@@ -79,11 +79,7 @@ impl<T: Sections> Table for Relativistic<T> {
         each: &mut dyn FnMut(usize, &Entry) -> ControlFlow<()>,
     ) -> Result<(), CacheError> {
         let guard = self.0.domain().pin();
-        for (i, &key) in keys.iter().enumerate() {
-            if self.0.find(key, &guard).is_some_and(|entry| each(i, entry).is_break()) {
-                break;
-            }
-        }
+        each_found(keys, |key| self.0.find(key, &guard), each);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use evermap_index::VolatileMap;
 use evermap_index::volatile::Operation;
 use evermap_server::CacheError;
-use evermap_server::memory::{Decision, Entry, Table};
+use evermap_server::memory::{Decision, Entry, Table, each_found};
 
 use crate::keys::{Hash, OwnedKey};
 
@@ -29,11 +29,7 @@ impl Table for Volatile {
         if keys.len() > 1 {
             keys.iter().for_each(|&key| map.prefetch(key));
         }
-        for (i, &key) in keys.iter().enumerate() {
-            if map.get(key).is_some_and(|entry| each(i, entry).is_break()) {
-                break;
-            }
-        }
+        each_found(keys, |key| map.get(key), each);
         Ok(())
     }
 

@@ -67,6 +67,19 @@ pub trait Table: Send + Sync + 'static {
     }
 }
 
+/// Does what [`Table::read_many`] does, with a function that returns the entry of a key.
+pub fn each_found<'e>(
+    keys: &[&[u8]],
+    find: impl Fn(&[u8]) -> Option<&'e Entry>,
+    each: &mut dyn FnMut(usize, &Entry) -> ControlFlow<()>,
+) {
+    for (i, &key) in keys.iter().enumerate() {
+        if find(key).is_some_and(|entry| each(i, entry).is_break()) {
+            break;
+        }
+    }
+}
+
 /// What the closure of [`Table::change`] decides.
 #[derive(Debug)]
 pub enum Decision {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::cache::CacheError;
-use crate::memory::{Decision, Entry, MemoryCache, Table};
+use crate::memory::{Decision, Entry, MemoryCache, Table, each_found};
 
 /// A map behind one lock, with a clock that advances only by [`set_now`](MemoryCache::set_now).
 pub type ModelCache = MemoryCache<Ordered>;
@@ -60,11 +60,7 @@ impl Table for Ordered {
     ) -> Result<(), CacheError> {
         let map = self.lock()?;
         self.lookups.fetch_add(1, Relaxed);
-        for (i, &key) in keys.iter().enumerate() {
-            if map.get(key).is_some_and(|entry| each(i, entry).is_break()) {
-                break;
-            }
-        }
+        each_found(keys, |key| map.get(key), each);
         Ok(())
     }
 
