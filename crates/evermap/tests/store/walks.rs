@@ -75,6 +75,22 @@ fn a_sweep_frees_no_live_record() {
     }
 }
 
+/// A sweep, or a program that removes what a walk shows it, removes records bucket by bucket, and
+/// can be stopped anywhere: pages of the index are empty then beside pages that are full.
+#[test]
+fn an_index_whose_records_were_removed_in_their_order_is_sound() {
+    const STOPS: usize = 30;
+    for kind in common::every_index() {
+        let (_memory, store) = killed(&options(kind), THERE);
+        let keys: Vec<_> = store.iter().map(|item| item.unwrap().0).collect();
+        for some in keys.chunks(keys.len() / STOPS) {
+            some.iter().for_each(|key| assert!(store.remove(key).unwrap()));
+            let report = store.db().check(true).unwrap();
+            assert!(report.is_sound(), "{kind}: {report}");
+        }
+    }
+}
+
 #[test]
 fn an_ordered_index_has_every_key() {
     const ALL: u64 = THERE_IN_ORDER + ADDED_IN_ORDER;

@@ -38,7 +38,9 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         });
         let mut vacancy = Vacancy::default();
         for (bucket, records) in segment.buckets.iter().zip(records) {
-            vacancy.count(m.offset_of(bucket), records);
+            // The page of a bucket that was emptied or never used holds keys that make slots free.
+            let words = bucket.slots.iter().flat_map(|slot| [&slot.key, &slot.word]);
+            vacancy.count(m, m.offset_of(bucket), records, words);
         }
         vacancy.describe(problems);
     }

@@ -28,7 +28,8 @@ impl<K: Key, M: Medium> Clht<K, M> {
         for number in 0..table.buckets() {
             match self.home(table, number) {
                 Ok(home) => {
-                    vacancy.count(table.home(number), pairs_in(m, home).count());
+                    let words = home.pairs.iter().flat_map(|pair| [&pair.key, &pair.word]);
+                    vacancy.count(m, table.home(number), pairs_in(m, home).count(), words);
                     self.check_chain(
                         table,
                         number,

@@ -55,7 +55,8 @@ where
         let offset = m.offset_of(segment);
         let mut vacancy = Vacancy::default();
         for (at, bucket) in segment.normal.iter().enumerate() {
-            vacancy.count(m.offset_of(bucket), meta_of(m, bucket).count());
+            let words = bucket.slots.iter().flat_map(|slot| [&slot.key, &slot.word]);
+            vacancy.count(m, m.offset_of(bucket), meta_of(m, bucket).count(), words);
             let members = meta_of(m, bucket).members();
             for (slot, record) in self.records_of(bucket) {
                 let member = members >> slot & 1 == 1;
