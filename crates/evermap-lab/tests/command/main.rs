@@ -120,8 +120,8 @@ fn what_cannot_be_measured_is_named() {
     run(["run", "recovery", "--batch", "9"]).failure("`--batch` does not apply to recovery");
     run(["run", "ycsb", "--workloads", "e", "--index", "dash-eh", "--keys", "9"])
         .failure("keeps its keys in no order");
-    run(["run", "micro", "--index", "papaya", "--key-bytes", "16", "--keys", "9"])
-        .failure("papaya only takes keys and values of 8 bytes");
+    run(["run", "micro", "--index", "papaya-batch", "--key-bytes", "16", "--keys", "9"])
+        .failure("papaya-batch only takes keys and values of 8 bytes");
     run(["run", "micro", "--plugin", "/no/such.so"]).failure("load /no/such.so: No such file");
     let said = run(["run", "ycsb", "--value-bytes", "3"]);
     assert!(said.code == 2 && said.stderr.contains("between 8 and"), "{}", said.stderr);

@@ -4,17 +4,18 @@ use dashmap::Entry::{Occupied, Vacant};
 use evermap_pm::Result;
 
 use crate::baselines::tables::hash::BuildFold;
+use crate::baselines::tables::strings::{Owned, Strings};
 use crate::subject::{Found, Size, Table};
 
-pub(super) struct DashMap(dashmap::DashMap<u64, u64, BuildFold>);
+pub(super) struct DashMap<K, V>(dashmap::DashMap<K, V, BuildFold>);
 
-impl DashMap {
+impl<K: Eq + std::hash::Hash, V> DashMap<K, V> {
     pub(super) fn new(capacity: usize) -> Self {
         DashMap(dashmap::DashMap::with_capacity_and_hasher(capacity, BuildFold))
     }
 }
 
-impl Table for DashMap {
+impl Table for DashMap<u64, u64> {
     type Guard<'a> = ();
 
     #[inline(always)]
@@ -49,5 +50,31 @@ impl Table for DashMap {
 
     fn size(&self) -> Result<Size> {
         Ok(Size { len: Some(self.0.len() as u64), ..Size::default() })
+    }
+}
+
+impl Strings for DashMap<Owned, Owned> {
+    type Reader<'a> = ();
+
+    #[inline(always)]
+    fn reader(&self) {}
+
+    #[inline(always)]
+    fn get(&self, key: &[u8], (): &(), each: impl FnOnce(&[u8])) -> bool {
+        self.0.get(key).map(|found| each(&found)).is_some()
+    }
+
+    #[inline(always)]
+    fn put(&self, key: Owned, value: Owned) -> bool {
+        self.0.insert(key, value).is_some()
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: &[u8]) -> bool {
+        self.0.remove(key).is_some()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
     }
 }

@@ -1,10 +1,11 @@
-//! The hash function that the tables of other authors use here: the one of Evermap's indexes.
+//! The hash functions that tables in ordinary memory use here: those of Evermap's indexes.
 
 use std::hash::{BuildHasher, Hasher};
 
 use evermap_index::Key;
+use evermap_index::key::BytesRef;
 
-/// Builds hashers that fold multiplications, as Evermap's indexes do for `u64` keys.
+/// Builds hashers that hash `u64` keys and byte strings as Evermap's indexes do.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BuildFold;
 
@@ -32,11 +33,15 @@ impl Hasher for Fold {
         self.0 = <u64 as Key>::hash(key, self.0);
     }
 
-    /// Not on any measured path: keys are `u64`.
+    #[inline(always)]
     fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
+        self.0 = BytesRef::new(bytes, self.0).hash;
+    }
+
+    /// The length that precedes a slice: the hash of the slice covers it.
+    #[inline(always)]
+    fn write_usize(&mut self, length: usize) {
+        self.0 ^= length as u64;
     }
 }
 
@@ -49,6 +54,7 @@ mod tests {
         for key in [0, 1, 42, u64::MAX] {
             assert_eq!(BuildFold.hash_one(key), <u64 as Key>::hash(key, 0));
         }
+        assert_eq!(BuildFold.hash_one(&b"key"[..]), BytesRef::new(b"key", 3).hash);
         assert_ne!(BuildFold.hash_one("a"), BuildFold.hash_one("b"));
     }
 }

@@ -6,31 +6,32 @@ use evermap_pm::{ErrorKind, Result};
 use hashbrown::hash_map::Entry::{Occupied, Vacant};
 
 use crate::baselines::tables::hash::BuildFold;
+use crate::baselines::tables::strings::{Owned, Strings};
 use crate::subject::{Found, Size, Table};
 
-type Map = hashbrown::HashMap<u64, u64, BuildFold>;
+type Map<K, V> = hashbrown::HashMap<K, V, BuildFold>;
 
-pub(super) struct Locked(RwLock<Map>);
+pub(super) struct Locked<K, V>(RwLock<Map<K, V>>);
 
-impl Locked {
+impl<K, V> Locked<K, V> {
     pub(super) fn new(capacity: usize) -> Self {
         Locked(RwLock::new(Map::with_capacity_and_hasher(capacity, BuildFold)))
     }
 
     #[inline(always)]
-    fn read<R>(&self, work: impl FnOnce(&Map) -> R) -> Result<R> {
+    fn read<R>(&self, work: impl FnOnce(&Map<K, V>) -> R) -> Result<R> {
         let map = self.0.read().map_err(|_| ErrorKind::Poisoned)?;
         Ok(work(&map))
     }
 
     #[inline(always)]
-    fn write<R>(&self, work: impl FnOnce(&mut Map) -> R) -> Result<R> {
+    fn write<R>(&self, work: impl FnOnce(&mut Map<K, V>) -> R) -> Result<R> {
         let mut map = self.0.write().map_err(|_| ErrorKind::Poisoned)?;
         Ok(work(&mut map))
     }
 }
 
-impl Table for Locked {
+impl Table for Locked<u64, u64> {
     type Guard<'a> = ();
 
     #[inline(always)]
@@ -64,5 +65,31 @@ impl Table for Locked {
 
     fn size(&self) -> Result<Size> {
         self.read(|map| Size { len: Some(map.len() as u64), ..Size::default() })
+    }
+}
+
+impl Strings for Locked<Owned, Owned> {
+    type Reader<'a> = ();
+
+    #[inline(always)]
+    fn reader(&self) {}
+
+    #[inline(always)]
+    fn get(&self, key: &[u8], (): &(), each: impl FnOnce(&[u8])) -> bool {
+        self.read(|map| map.get(key).map(|value| each(value)).is_some()).expect("no panic")
+    }
+
+    #[inline(always)]
+    fn put(&self, key: Owned, value: Owned) -> bool {
+        self.write(|map| map.insert(key, value).is_some()).expect("no panic")
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: &[u8]) -> bool {
+        self.write(|map| map.remove(key).is_some()).expect("no panic")
+    }
+
+    fn len(&self) -> usize {
+        self.read(|map| map.len()).expect("no panic")
     }
 }

@@ -17,6 +17,7 @@ pub(crate) mod reference;
 mod rivals;
 #[cfg(feature = "rivals")]
 mod scc;
+mod strings;
 pub(crate) mod volatile;
 
 use crate::subject::view::Entry;

@@ -7,22 +7,27 @@ use papaya::LocalGuard;
 
 use crate::LabError;
 use crate::baselines::tables::hash::BuildFold;
-use crate::subject::{Found, Guards, Measured, Setup, Size, Subject, Table};
+use crate::baselines::tables::strings::{InMemory, Owned, Strings};
+use crate::subject::{Found, Guards, Measured, Setup, Size, Stored, Subject, Table};
 
-struct Papaya(papaya::HashMap<u64, u64, BuildFold>);
+struct Papaya<K, V>(papaya::HashMap<K, V, BuildFold>);
 
 pub(super) fn build(
     name: &'static str,
     guards: Guards,
     setup: &Setup,
 ) -> Result<Box<dyn Subject>, LabError> {
-    setup.words_only(name)?;
     let capacity = super::rivals::capacity(setup);
+    if let (Some(lengths), Guards::PerOperation) = (setup.lengths, guards) {
+        let map = Papaya(papaya::HashMap::with_capacity_and_hasher(capacity, BuildFold));
+        return Ok(Box::new(Stored::new(name, InMemory(map), lengths)));
+    }
+    setup.words_only(name)?;
     let table = Papaya(papaya::HashMap::with_capacity_and_hasher(capacity, BuildFold));
     Ok(Box::new(Measured { name, table, guards }))
 }
 
-impl Table for Papaya {
+impl Table for Papaya<u64, u64> {
     type Guard<'a> = LocalGuard<'a>;
 
     #[inline(always)]
@@ -60,5 +65,33 @@ impl Table for Papaya {
 
     fn size(&self) -> Result<Size> {
         Ok(Size { len: Some(self.0.len() as u64), ..Size::default() })
+    }
+}
+
+impl Strings for Papaya<Owned, Owned> {
+    type Reader<'a> = LocalGuard<'a>;
+
+    #[inline(always)]
+    fn reader(&self) -> LocalGuard<'_> {
+        self.0.guard()
+    }
+
+    #[inline(always)]
+    fn get(&self, key: &[u8], guard: &LocalGuard<'_>, each: impl FnOnce(&[u8])) -> bool {
+        self.0.get(key, guard).map(|value| each(value)).is_some()
+    }
+
+    #[inline(always)]
+    fn put(&self, key: Owned, value: Owned) -> bool {
+        self.0.insert(key, value, &self.0.guard()).is_some()
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: &[u8]) -> bool {
+        self.0.remove(key, &self.0.guard()).is_some()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
     }
 }

@@ -1,8 +1,10 @@
 //! The tables of other crates, by name.
 
+use super::strings::{InMemory, Strings};
 use super::{dashmap, hashbrown, papaya, scc};
 use crate::LabError;
 use crate::subject::setup::Setup;
+use crate::subject::store::Stored;
 use crate::subject::table::{Measured, Table};
 use crate::subject::view::{Entry, Subject};
 use crate::subject::work::Guards;
@@ -25,25 +27,25 @@ pub(crate) const ENTRIES: [Entry; 6] = [
         name: "dashmap",
         about: "dashmap: hashbrown tables behind sharded reader-writer locks",
         rival: true,
-        factory: |name, setup| locking(name, dashmap::DashMap::new, setup),
+        factory: |name, setup| locking(name, dashmap::DashMap::new, dashmap::DashMap::new, setup),
     },
     Entry {
         name: "scc-hashmap",
         about: "scc HashMap: a lock in each bucket",
         rival: true,
-        factory: |name, setup| locking(name, scc::HashMap::new, setup),
+        factory: |name, setup| locking(name, scc::HashMap::new, scc::HashMap::new, setup),
     },
     Entry {
         name: "scc-hashindex",
         about: "scc HashIndex: reads without locks, updates by copies",
         rival: true,
-        factory: |name, setup| locking(name, scc::HashIndex::new, setup),
+        factory: |name, setup| locking(name, scc::HashIndex::new, scc::HashIndex::new, setup),
     },
     Entry {
         name: "rwlock-hashbrown",
         about: "one hashbrown table behind one reader-writer lock",
         rival: true,
-        factory: |name, setup| locking(name, hashbrown::Locked::new, setup),
+        factory: |name, setup| locking(name, hashbrown::Locked::new, hashbrown::Locked::new, setup),
     },
 ];
 
@@ -53,11 +55,15 @@ pub(super) fn capacity(setup: &Setup) -> usize {
 }
 
 /// Builds a table whose operations take no guard.
-fn locking<T: Table>(
+fn locking<T: Table, S: Strings>(
     name: &'static str,
-    new: fn(usize) -> T,
+    of_words: fn(usize) -> T,
+    of_strings: fn(usize) -> S,
     setup: &Setup,
 ) -> Result<Box<dyn Subject>, LabError> {
-    setup.words_only(name)?;
-    Ok(Box::new(Measured { name, table: new(capacity(setup)), guards: Guards::PerOperation }))
+    let (capacity, guards) = (capacity(setup), Guards::PerOperation);
+    Ok(match setup.lengths {
+        None => Box::new(Measured { name, table: of_words(capacity), guards }),
+        Some(lengths) => Box::new(Stored::new(name, InMemory(of_strings(capacity)), lengths)),
+    })
 }

@@ -3,17 +3,18 @@
 use evermap_pm::Result;
 
 use crate::baselines::tables::hash::BuildFold;
+use crate::baselines::tables::strings::{Owned, Strings};
 use crate::subject::{Found, Size, Table};
 
-pub(super) struct HashMap(scc::HashMap<u64, u64, BuildFold>);
+pub(super) struct HashMap<K, V>(scc::HashMap<K, V, BuildFold>);
 
-impl HashMap {
+impl<K: Eq + std::hash::Hash, V> HashMap<K, V> {
     pub(super) fn new(capacity: usize) -> Self {
         HashMap(scc::HashMap::with_capacity_and_hasher(capacity, BuildFold))
     }
 }
 
-impl Table for HashMap {
+impl Table for HashMap<u64, u64> {
     type Guard<'a> = ();
 
     #[inline(always)]
@@ -44,15 +45,41 @@ impl Table for HashMap {
     }
 }
 
-pub(super) struct HashIndex(scc::HashIndex<u64, u64, BuildFold>);
+impl Strings for HashMap<Owned, Owned> {
+    type Reader<'a> = ();
 
-impl HashIndex {
+    #[inline(always)]
+    fn reader(&self) {}
+
+    #[inline(always)]
+    fn get(&self, key: &[u8], (): &(), each: impl FnOnce(&[u8])) -> bool {
+        self.0.read_sync(key, |_, value| each(value)).is_some()
+    }
+
+    #[inline(always)]
+    fn put(&self, key: Owned, value: Owned) -> bool {
+        self.0.upsert_sync(key, value).is_some()
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: &[u8]) -> bool {
+        self.0.remove_sync(key).is_some()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+pub(super) struct HashIndex<K, V>(scc::HashIndex<K, V, BuildFold>);
+
+impl<K: Eq + std::hash::Hash + 'static, V: 'static> HashIndex<K, V> {
     pub(super) fn new(capacity: usize) -> Self {
         HashIndex(scc::HashIndex::with_capacity_and_hasher(capacity, BuildFold))
     }
 }
 
-impl Table for HashIndex {
+impl Table for HashIndex<u64, u64> {
     /// Operations take the guard of the crate.
     type Guard<'a> = ();
 
@@ -86,5 +113,40 @@ impl Table for HashIndex {
 
     fn size(&self) -> Result<Size> {
         Ok(Size { len: Some(self.0.len() as u64), ..Size::default() })
+    }
+}
+
+impl Strings for HashIndex<Owned, Owned> {
+    type Reader<'a> = ();
+
+    #[inline(always)]
+    fn reader(&self) {}
+
+    #[inline(always)]
+    fn get(&self, key: &[u8], (): &(), each: impl FnOnce(&[u8])) -> bool {
+        self.0.peek_with(key, |_, value| each(value)).is_some()
+    }
+
+    #[inline(always)]
+    fn put(&self, key: Owned, value: Owned) -> bool {
+        match self.0.entry_sync(key) {
+            scc::hash_index::Entry::Occupied(mut entry) => {
+                entry.update(value);
+                true
+            }
+            scc::hash_index::Entry::Vacant(entry) => {
+                entry.insert_entry(value);
+                false
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: &[u8]) -> bool {
+        self.0.remove_sync(key)
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
     }
 }

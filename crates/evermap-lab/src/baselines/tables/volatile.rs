@@ -7,7 +7,8 @@ use evermap_pm::{Guard, Result};
 
 use crate::LabError;
 use crate::baselines::tables::hash::BuildFold;
-use crate::subject::{Entry, Found, Guards, Measured, Setup, Size, Subject, Table};
+use crate::baselines::tables::strings::{InMemory, Owned, Strings};
+use crate::subject::{Entry, Found, Guards, Measured, Setup, Size, Stored, Subject, Table};
 
 /// The entries of the registry.
 pub(crate) const ENTRIES: [Entry; 2] = [
@@ -25,20 +26,24 @@ pub(crate) const ENTRIES: [Entry; 2] = [
     },
 ];
 
-struct Volatile(VolatileMap<u64, u64, BuildFold>);
+struct Volatile<K, V>(VolatileMap<K, V, BuildFold>);
 
 fn build(
     name: &'static str,
     guards: Guards,
     setup: &Setup,
 ) -> std::result::Result<Box<dyn Subject>, LabError> {
-    setup.words_only(name)?;
     let capacity = if setup.presize { setup.keys as usize } else { 0 };
+    if let (Some(lengths), Guards::PerOperation) = (setup.lengths, guards) {
+        let map = Volatile(VolatileMap::with_capacity_and_hasher(capacity, BuildFold));
+        return Ok(Box::new(Stored::new(name, InMemory(map), lengths)));
+    }
+    setup.words_only(name)?;
     let table = Volatile(VolatileMap::with_capacity_and_hasher(capacity, BuildFold));
     Ok(Box::new(Measured { name, table, guards }))
 }
 
-impl Table for Volatile {
+impl Table for Volatile<u64, u64> {
     type Guard<'a> = Guard<'a>;
 
     #[inline(always)]
@@ -89,8 +94,36 @@ impl Table for Volatile {
         Ok(Size {
             len: Some(self.0.len() as u64),
             load_factor: Some(stats.len as f64 / stats.slots.max(1) as f64),
-            dram_bytes: Some(stats.bytes as u64),
-            pm_bytes: Some(0),
+            // Measured from outside, as it is for the maps of other authors.
+            ..Size::default()
         })
+    }
+}
+
+impl Strings for Volatile<Owned, Owned> {
+    type Reader<'a> = Guard<'a>;
+
+    #[inline(always)]
+    fn reader(&self) -> Guard<'_> {
+        self.0.domain().pin()
+    }
+
+    #[inline(always)]
+    fn get(&self, key: &[u8], guard: &Guard<'_>, each: impl FnOnce(&[u8])) -> bool {
+        self.0.with_guard(guard).get(key).map(|value| each(value)).is_some()
+    }
+
+    #[inline(always)]
+    fn put(&self, key: Owned, value: Owned) -> bool {
+        self.0.pin().insert(key, value).is_some()
+    }
+
+    #[inline(always)]
+    fn remove(&self, key: &[u8]) -> bool {
+        self.0.pin().remove(key).is_some()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
     }
 }
