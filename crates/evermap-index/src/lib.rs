@@ -13,13 +13,18 @@
 //! hashing), [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable
 //! before they become visible).
 
+#[cfg(test)]
+mod crash_states;
 pub mod fingerprint;
+mod fresh;
 pub mod hash;
 pub mod index;
 pub mod key;
+mod lock_wait;
 pub mod ordered;
 pub mod recipe;
 pub mod record;
+mod root;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 
@@ -34,3 +39,8 @@ pub use index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats
 pub use key::{Bytes, Key, Quotient, Without};
 pub use ordered::bplus::BPlus;
 pub use ordered::{Cursor, Direction, OrderedIndex};
+
+/// Why crash campaigns need not detect that data which recovery found becomes durable later than it
+/// should.
+const FOUND_LATE: &str =
+    "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`";

@@ -9,13 +9,13 @@
 //! 1. Every change becomes visible by one store of 8 bytes. It is made persistent by a
 //!    [`Preparation`], or by [`commit`] if nothing is prepared.
 //! 2. A change is several such stores, and any writer that finds it incomplete completes it. Each
-//!    step is committed, and a word that was loaded is made durable before it is acted on, by a
-//!    function to be named `help`.
+//!    step is committed, and a word that was loaded is made durable before it is acted on, by
+//!    [`help`].
 //! 3. A change is several such stores, which only the holder of a lock completes. Each step is
 //!    committed, and the thread that gets the lock of an incomplete change after a crash completes
 //!    it, by a function to be named `resume`.
 //!
-//! The existing indexes need only the first. The other two are to be added here if they are needed.
+//! No index needs the third so far; `resume` is to be added here when one does.
 //!
 //! # Which condition an index meets
 //!
@@ -51,7 +51,8 @@
 //! * *A copy.* Readers follow a word that need not persist, and that is stored once `commit` has
 //!   returned. This is the best solution if it is possible, because no reader ever waits.
 //! * *A lock.* Writers hold a lock that readers check until `commit` has returned.
-//! * *Help.* Readers flush what they are about to return: condition 2.
+//! * *Help.* Readers flush what they are about to return, if it has the mark of a word that may not
+//!   be durable: [`commit_marked`] and [`help`].
 //!
 //! # Example
 //!
@@ -168,13 +169,28 @@ impl<'m, M: Medium> Preparation<'m, M> {
     #[inline(always)]
     #[track_caller]
     pub fn commit(mut self, value: u64) {
+        self.complete();
+        commit(self.medium, self.commit, value);
+    }
+
+    /// Does the same for a word that readers may act on at once: see [`commit_marked`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn commit_marked(mut self, value: u64, mark: u64) {
+        self.complete();
+        commit_marked(self.medium, self.commit, value, mark);
+    }
+
+    /// Makes everything prepared outside the line of the committing word durable.
+    #[inline(always)]
+    #[track_caller]
+    fn complete(&mut self) {
         if let Some(last) = self.last.take() {
             self.flush(last);
         }
         if self.flushed {
             order(self.medium);
         }
-        commit(self.medium, self.commit, value);
     }
 }
 
@@ -193,6 +209,43 @@ fn order<M: Medium>(medium: &M) {
 pub fn commit<M: Medium>(medium: &M, cell: &PmU64, value: u64) {
     medium.store(cell, value);
     medium.persist(cell);
+}
+
+/// Commits a change like [`commit`], to a word that other threads act on as soon as they see it. It
+/// has the bit `mark` until it is durable, so that they can [`help`].
+///
+/// A crash can leave the mark in the word. It has no meaning then.
+#[inline(always)]
+#[track_caller]
+pub fn commit_marked<M: Medium>(medium: &M, cell: &PmU64, value: u64, mark: u64) {
+    commit(medium, cell, value | mark);
+    // Durable or not, the word means the same without the mark.
+    medium.store_transient(cell, value);
+}
+
+/// Returns `word`, which was loaded from `cell`, without the bit `mark`. If it has that, which
+/// [`commit_marked`] gives to words that may not be durable, makes it durable first. So a thread
+/// never acts on something that a crash could take back, and never waits for the thread that has
+/// stored it.
+///
+/// After "Log-Free Concurrent Data Structures" (David, Dragojević, Guerraoui, Zablotchi; USENIX ATC
+/// 2018), where this is called link-and-persist.
+#[inline(always)]
+#[track_caller]
+pub fn help<M: Medium>(medium: &M, cell: &PmU64, word: u64, mark: u64) -> u64 {
+    if word & mark != 0 {
+        persist_marked(medium, cell, word, mark);
+    }
+    word & !mark
+}
+
+/// Makes a marked word durable, and removes the mark unless another thread has changed the word.
+#[cold]
+#[track_caller]
+fn persist_marked<M: Medium>(medium: &M, cell: &PmU64, word: u64, mark: u64) {
+    medium.persist(cell);
+    // Whoever has stored the word will remove the mark if this does not.
+    let _ = medium.cas_transient(cell, word, word & !mark);
 }
 
 #[inline(always)]

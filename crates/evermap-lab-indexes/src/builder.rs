@@ -146,16 +146,23 @@ impl IndexBuilder<'_> {
         &self,
         medium: M,
     ) -> Result<Pooled<M, F::On<Keys, M>>> {
+        let (pool, is_new) = self.pool_in(medium)?;
+        let index = match is_new {
+            true => F::create(&pool, self.setup)?,
+            false => Persistent::open(pool.clone(), pool.root(ROOT))?,
+        };
+        Ok((pool, index))
+    }
+
+    /// Creates the pool, or opens the one in the medium. Returns whether it is new.
+    pub(crate) fn pool_in<M: Medium>(&self, medium: M) -> Result<(Arc<Pool<M>>, bool)> {
         if matches!(self.setup.file, File::Existing(_)) {
             let (pool, _) = Pool::open(medium, Identity::default(), OnSuspect::Refuse)?;
-            let index = Persistent::open(pool.clone(), pool.root(ROOT))?;
-            return Ok((pool, index));
+            return Ok((pool, false));
         }
         // The rivals hash without a seed, too.
         let config =
             RegionConfig { capacity: medium.capacity(), seed: Some(0), ..Default::default() };
-        let pool = Pool::create(medium, &config, Identity::default())?;
-        let index = F::create(&pool, self.setup)?;
-        Ok((pool, index))
+        Ok((Pool::create(medium, &config, Identity::default())?, true))
     }
 }

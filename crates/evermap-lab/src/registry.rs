@@ -19,7 +19,7 @@ pub fn subjects() -> Vec<Entry> {
         &ablated::ENTRIES,
         &entries::SEGMENTS,
         &evermap::ENTRIES,
-        &[ordered::ENTRY],
+        &ordered::ENTRIES,
         &hikv::ENTRIES,
         &tables::reference::ENTRIES,
         &tables::volatile::ENTRIES,

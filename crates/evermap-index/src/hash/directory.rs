@@ -52,7 +52,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::hash::FOUND_LATE;
+use crate::FOUND_LATE;
 use evermap_pm::medium::Note;
 use evermap_pm::region::Region;
 use evermap_pm::sync::{RwLock, RwLockReadGuard};
@@ -474,7 +474,7 @@ mod tests {
     use evermap_pm::sim::{ImageConfig, Mutation, Sim, Strategy, for_each_image};
 
     use super::*;
-    use crate::hash::crash_states::word_in;
+    use crate::crash_states::word_in;
 
     /// Creates a directory with these entries.
     fn with_entries(segments: &[u64]) -> (Sim, Directory<Sim>) {

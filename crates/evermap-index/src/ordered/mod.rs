@@ -5,11 +5,13 @@
 //! encoded by [`u64::to_be_bytes`] are ordered as numbers.
 
 use std::ops::Bound;
+use std::sync::Arc;
 
-use evermap_pm::Result;
+use evermap_pm::{Medium, PmU64, Pool, Result};
 
-use crate::{Action, Change, MutateMode, Stats};
+use crate::{Action, Change, MutateMode, Stats, Visitor};
 
+pub mod art;
 pub mod bplus;
 mod cursor;
 mod run;
@@ -104,4 +106,30 @@ pub trait OrderedIndex: Send + Sync {
             _ => Action::Keep,
         })
     }
+}
+
+/// An ordered index that is stored in persistent memory.
+pub trait PersistentOrdered<M: Medium>: OrderedIndex + Sized {
+    /// Creates an empty index. See [`Persistent::create`](crate::Persistent::create).
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self>;
+
+    /// Returns `true` if the root cell `root` names an index of this kind.
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool;
+
+    /// Opens the index that the root cell `root` names. O(1): a node is recovered when it is first
+    /// used.
+    ///
+    /// # Errors
+    /// `Damaged` if the root cell does not name such an index.
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self>;
+
+    /// Shows every block and every word to `visitor`. See
+    /// [`Persistent::visit`](crate::Persistent::visit).
+    ///
+    /// # Errors
+    /// `Damaged` if part of the index could not be read.
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()>;
 }

@@ -5,6 +5,7 @@ use evermap_pm::Medium;
 
 use crate::Key;
 use crate::key::{Bytes, BytesRef, Quotient};
+use crate::testkit::ordered::encoded::Encoding;
 use evermap_pm::sim::rng::Rng;
 
 /// A kind of key that the kit can create by number.
@@ -22,6 +23,13 @@ pub trait Numbered: Key {
     fn record_key<'a>(_key: Self::Ref<'a>) -> &'a [u8] {
         &[]
     }
+
+    /// Returns the byte string that stands for the key in an ordered index.
+    fn spell(key: Self::Ref<'_>) -> Vec<u8>;
+
+    /// Returns a number for the key with this spelling: for different keys, if possible, different
+    /// ones.
+    fn spelled(spelling: &[u8]) -> u64;
 
     /// Returns the sets of keys that the kit uses.
     fn universes() -> Vec<Universe>;
@@ -66,6 +74,14 @@ impl Numbered for u64 {
 
     fn lend(owned: &u64) -> u64 {
         *owned
+    }
+
+    fn spell(key: u64) -> Vec<u8> {
+        Encoding::Numbers.encode(key)
+    }
+
+    fn spelled(spelling: &[u8]) -> u64 {
+        Encoding::Numbers.number(spelling)
     }
 
     fn universes() -> Vec<Universe> {
@@ -136,6 +152,14 @@ impl<const SHARED: u8> Numbered for Placed<SHARED> {
         *owned
     }
 
+    fn spell(key: u64) -> Vec<u8> {
+        Encoding::Words.encode(key)
+    }
+
+    fn spelled(spelling: &[u8]) -> u64 {
+        Encoding::Words.number(spelling)
+    }
+
     fn universes() -> Vec<Universe> {
         if SHARED == 0 { chosen_hashes() } else { equal_hashes() }
     }
@@ -177,6 +201,14 @@ impl Numbered for Bytes {
 
     fn record_key<'a>(key: Self::Ref<'a>) -> &'a [u8] {
         key.bytes
+    }
+
+    fn spell(key: BytesRef<'_>) -> Vec<u8> {
+        key.bytes.to_vec()
+    }
+
+    fn spelled(spelling: &[u8]) -> u64 {
+        BytesRef::new(spelling, 0).hash
     }
 
     fn universes() -> Vec<Universe> {

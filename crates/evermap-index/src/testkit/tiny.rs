@@ -4,9 +4,11 @@
 use evermap_pm::Medium;
 
 use super::keys::Numbered;
+use super::ordered::encoded::InOrder;
 use super::persistence::PoolSubject;
 use crate::hash::{cceh, clht, dash, level, line};
 use crate::key::Quotient;
+use crate::ordered::art::Art;
 
 /// Dash-EH, beginning with one segment of 4 buckets.
 pub struct DashEh;
@@ -72,4 +74,13 @@ impl<K: Numbered + Quotient> PoolSubject<K> for Line {
     fn config<M: Medium>(&self) -> line::Config {
         line::Config { initial_depth: 0 }
     }
+}
+
+/// P-ART.
+pub struct PArt;
+
+impl<K: Numbered> PoolSubject<K> for PArt {
+    type Index<M: Medium> = InOrder<K, Art<M>>;
+
+    fn config<M: Medium>(&self) {}
 }

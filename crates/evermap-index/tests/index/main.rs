@@ -1,5 +1,6 @@
 //! The tests of the indexes, in one program: each of these would compile every index again.
 
+mod art;
 mod bplus;
 mod cceh;
 mod clht;

@@ -41,17 +41,17 @@ use std::sync::Arc;
 
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
+use crate::fresh::Fresh;
 use crate::hash::changes::changes_by_apply;
-use crate::hash::fresh::Fresh;
 use crate::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
 use crate::hash::probe::Probe;
-use crate::hash::root;
 use crate::hash::segmented::check::check_directory;
 use crate::hash::segmented::core::Core;
 use crate::hash::segmented::extendible::{Extendible, root_at};
 use crate::hash::segmented::waiting::Waiting;
 use crate::hash::segmented::{self, Segmented, walk};
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
+use crate::root;
 use crate::{Bytes, Key};
 
 mod check;

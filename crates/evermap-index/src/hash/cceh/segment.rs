@@ -10,10 +10,10 @@ use super::{Cceh, Locking, misplaced};
 use crate::Key;
 use crate::hash::directory::Found;
 use crate::hash::hash_prefix::HashPrefix;
-use crate::hash::lock_wait::LockWait;
 use crate::hash::probe::Probe;
 use crate::hash::segmented::Segmented;
 use crate::hash::segmented::waiting::Waiting;
+use crate::lock_wait::LockWait;
 
 /// The contents of a slot that holds a record.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -11,8 +11,8 @@ use super::Clht;
 use super::bucket::{LockedChain, Locking, View, find, recover, try_lock, view};
 use super::layout::{BUCKET_BYTES, Bucket, Control, Link, SlotMask, Table, free_slot};
 use crate::Key;
-use crate::hash::lock_wait::LockWait;
 use crate::hash::probe::Probe;
+use crate::lock_wait::LockWait;
 
 /// A pair that was found in a chain.
 pub(super) struct PairRef<'a> {

@@ -39,12 +39,12 @@ use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
-use crate::hash::FOUND_LATE;
+use crate::FOUND_LATE;
+use crate::fresh::Fresh;
 use crate::hash::changes::changes_by_apply;
-use crate::hash::fresh::Fresh;
 use crate::hash::probe::Probe;
-use crate::hash::root;
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
+use crate::root;
 use crate::{Key, recipe, record};
 
 mod bucket;

@@ -21,7 +21,7 @@ use evermap_pm::{Guard, Medium, Result};
 use super::Clht;
 use super::bucket::{Locking, StoredPair, pairs_in, try_lock};
 use super::layout::{BITS_MAX, BUCKET_BYTES, Bucket, Control, Link, PAIRS, Table};
-use crate::hash::lock_wait::LockWait;
+use crate::lock_wait::LockWait;
 use crate::{Key, recipe};
 
 /// The largest number of home buckets that are sampled to estimate how full the table is.

@@ -29,10 +29,9 @@ use std::sync::Arc;
 use evermap_pm::medium::prefetch;
 use evermap_pm::{ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
+use crate::fresh::Fresh;
 use crate::hash::changes::changes_by_apply;
-use crate::hash::fresh::Fresh;
 use crate::hash::probe::Probe;
-use crate::hash::root;
 use crate::hash::segmented::apply::{
     self, BucketLocked, Chain, HeldBucket, Home, LockingHome, MakeRoom, Operation, Place, Room,
     apply_slow, apply_to,
@@ -43,6 +42,7 @@ use crate::hash::segmented::split::Split;
 use crate::hash::segmented::waiting::Waiting;
 use crate::hash::segmented::{self, Segmented, chain, walk};
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
+use crate::root;
 use crate::{Key, record};
 
 mod bucket;

@@ -49,12 +49,12 @@ use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
+use crate::FOUND_LATE;
 use crate::Key;
-use crate::hash::FOUND_LATE;
-use crate::hash::fresh::Fresh;
-use crate::hash::lock_wait::LockWait;
-use crate::hash::root;
+use crate::fresh::Fresh;
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
+use crate::lock_wait::LockWait;
+use crate::root;
 
 mod bucket;
 mod check;

@@ -17,9 +17,9 @@ use super::bucket::{Locks, Record, erase, meta_of, persistent_tokens, slot_of};
 use super::layout::{Meta, Version};
 use super::levels::{Site, first_index, second_index};
 use super::{FoundRecord, Level, LevelRange};
+use crate::FOUND_LATE;
 use crate::Key;
-use crate::hash::FOUND_LATE;
-use crate::hash::lock_wait::LockWait;
+use crate::lock_wait::LockWait;
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Recovers a bucket if it has not been recovered.

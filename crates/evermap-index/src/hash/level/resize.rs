@@ -21,7 +21,7 @@ use super::levels::{LARGEST, Site, View, home_index};
 use super::placement::{SlotSearch, store_record};
 use super::{Blocker, Level, LevelRange, Resize};
 use crate::Key;
-use crate::hash::lock_wait::LockWait;
+use crate::lock_wait::LockWait;
 
 /// The progress of the next level. Protected by a lock whose holder may wait for buckets, so a
 /// thread that holds a bucket must not wait for it.

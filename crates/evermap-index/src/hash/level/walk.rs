@@ -22,7 +22,7 @@ use super::bucket::{KeyHashes, Locks, Record};
 use super::layout::Version;
 use super::levels::{Site, View, region_bits, top_bits};
 use crate::Key;
-use crate::hash::lock_wait::LockWait;
+use crate::lock_wait::LockWait;
 
 /// The binary logarithm of the number of hash ranges.
 const RANGE_BITS: u32 = 6;

@@ -38,10 +38,9 @@ use std::sync::Arc;
 
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
+use crate::fresh::Fresh;
 use crate::hash::changes::changes_by_apply;
-use crate::hash::fresh::Fresh;
 use crate::hash::hash_prefix::HashPrefix;
-use crate::hash::root;
 use crate::hash::segmented::apply::{
     self, BucketLocked, Chain, HeldBucket, Home, LockingHome, MakeRoom, Operation, Place, Room,
     apply_slow, apply_to,
@@ -56,6 +55,7 @@ use crate::hash::segmented::{self, Segmented, chain, walk};
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::key::Quotient;
 use crate::record;
+use crate::root;
 
 mod bucket;
 mod check;

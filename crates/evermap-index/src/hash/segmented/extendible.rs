@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result, pod};
 
 use crate::Stats;
+use crate::fresh::Fresh;
 use crate::hash::directory::Directory;
-use crate::hash::fresh::Fresh;
 use crate::hash::hash_prefix::DEPTH_MAX;
 
 pod! {

@@ -3,7 +3,7 @@
 use evermap_pm::{Error, Medium, Result};
 
 use super::Segmented;
-use crate::hash::lock_wait::LockWait;
+use crate::lock_wait::LockWait;
 
 /// The number of recoveries after which one operation fails.
 const RECOVERIES_MAX: u32 = 100;

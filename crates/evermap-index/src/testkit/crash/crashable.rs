@@ -24,7 +24,7 @@ pub struct Crashable {
 }
 
 /// Everything that can be crashed, each with its heap and its region.
-pub static CRASHABLE: [Crashable; 6] = [
+pub static CRASHABLE: [Crashable; 7] = [
     Crashable {
         name: "dash-eh",
         about: "Dash-EH with segments of 4 buckets",
@@ -60,5 +60,11 @@ pub static CRASHABLE: [Crashable; 6] = [
         about: "the line hash, beginning with one segment",
         battery: || battery("line", &[], tiny::Line),
         costs: |images| costs("line", tiny::Line, images),
+    },
+    Crashable {
+        name: "p-art",
+        about: "P-ART, beginning with its root",
+        battery: || battery("p-art", &[], tiny::PArt),
+        costs: |images| costs("p-art", tiny::PArt, images),
     },
 ];

@@ -9,7 +9,7 @@ use evermap_pm::sim::{self, ImageConfig, Sim};
 use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::Tiny;
-use crate::hash::crash_states::{
+use crate::crash_states::{
     Number, created, for_each_image, is_durable_once_served, is_kept, record, reopened, word_in,
 };
 use crate::hash::dash::Config;

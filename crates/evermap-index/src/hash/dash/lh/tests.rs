@@ -9,7 +9,7 @@ use evermap_pm::{Medium, Pool};
 use super::layout::{Extent, Root};
 use super::{Linear, TinyLh, numbers, prefix_if_initialised};
 use crate::Index;
-use crate::hash::crash_states::{
+use crate::crash_states::{
     Number, are_kept, created, for_each_image, is_durable_once_served, look_up_after_death, record,
     word_in,
 };

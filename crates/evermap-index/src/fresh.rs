@@ -22,6 +22,14 @@ impl<'p, M: Medium> Fresh<'p, M> {
         self.note(self.pool.allocate(size)?)
     }
 
+    /// See [`Pool::allocate_fixed`].
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn allocate_fixed(&mut self, size: u64) -> Result<u64> {
+        self.note(self.pool.allocate_fixed(size)?)
+    }
+
     /// See [`Pool::allocate_exact`].
     ///
     /// # Errors

@@ -57,7 +57,7 @@ mod tests {
     use evermap_pm::sim::Sim;
 
     use super::*;
-    use crate::hash::crash_states::{is_kept, record};
+    use crate::crash_states::{is_kept, record};
 
     /// A process has stored the offset of an index in a cell, and has terminated before it was
     /// durable. The cell is in a block, because the root cells of the region itself are durable

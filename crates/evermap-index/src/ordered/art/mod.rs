@@ -1,0 +1,244 @@
+//! P-ART: an adaptive radix tree in persistent memory.
+//!
+//! After "The Adaptive Radix Tree" (Leis, Kemper, Neumann; ICDE 2013), "The ART of Practical
+//! Synchronization" (Leis, Scheibner, Kemper, Neumann; DaMoN 2016: the variant ROWEX) and "RECIPE"
+//! (Lee, Mohan, Kashyap, Kim, Chidambaram; SOSP 2019). The layout is in [`layout`].
+//!
+//! Each node looks at one byte of the key, its *symbol*, at the node's *level*. Bytes at which no
+//! two keys differ have no node. The nodes have four sizes, for up to 4, 16, 48 and 256 symbols.
+//!
+//! ```text
+//! level 0   root (256) ── 'a' ── leaf "ant"
+//!                      └─ 'b' ── node (4), level 3, prefix "bee"
+//!                                ├─ end ── leaf "bee"
+//!                                └─ 't' ── leaf "beetle"
+//! ```
+//!
+//! Lookups take no lock and store nothing. Writers lock the node whose reference to a child they
+//! change, and its parent if the node is replaced. All changes are made by the first condition of
+//! [`recipe`](crate::recipe):
+//!
+//! | change | the store that commits it |
+//! |---|---|
+//! | a key is added to a node with room | the reference to its leaf |
+//! | a node is replaced by a larger or smaller one | the reference in its parent |
+//! | two keys differ where there is no node | the reference in the node above |
+//! | a key is bound to another word | the state of its leaf |
+//! | a key is removed | the reference to its leaf, or the one to the node that had two |
+//!
+//! What is different from the paper, and why:
+//!
+//! * **There is no incomplete change.** In the paper a node stores how many bytes it skips and what
+//!   they are, counted from its parent. So when a node is put between them, or taken out, a second
+//!   store has to follow the first. A crash between them leaves a node whose level does not fit,
+//!   which readers tolerate and writers repair: the third condition. Here a node stores the bytes
+//!   before its level, whatever its parent is. They remain true, so the second store is not needed.
+//! * **Readers see what is durable.** A reference is stored with a mark, which is removed once it
+//!   is durable. Readers who find the mark flush the reference themselves, before they act on it.
+//! * **Any byte string is a key**, and a key may be the beginning of others: each node has a place
+//!   for the key that ends there.
+//! * **A reference has the symbol** that leads to it. The lists of symbols need not be durable, and
+//!   an insert flushes the leaf and one reference. Free places are used again.
+//! * **Locks contain the generation**, so nothing is reset at opening. The first thread that comes
+//!   to a node makes durable what an earlier process has stored there.
+//! * **Words are changed in place**, so that needs no space.
+//!
+//! Scans read a page of pairs and validate the versions of the nodes that they have used.
+
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evermap_pm::region::Region;
+use evermap_pm::{ErrorKind, Medium, PmU64, Pool, Result};
+
+use super::{Direction, OrderedIndex, Page, PersistentOrdered};
+use crate::fresh::Fresh;
+use crate::index::{Action, Change, MutateMode, Stats, Visitor};
+use crate::record::KEY_MAX;
+use crate::root;
+
+mod access;
+mod change;
+mod check;
+pub mod layout;
+mod node;
+mod scan;
+mod walk;
+
+use access::LeafRef;
+use layout::{Child, Kind, Lock, Root};
+use node::Node;
+
+/// P-ART in medium `M`. See the [module](self).
+pub struct Art<M: Medium> {
+    pool: Arc<Pool<M>>,
+    /// A copy of the pool's region, which every operation needs, to save an indirection.
+    region: Arc<Region<M>>,
+    generation: u64,
+    /// The offset of the [`Root`].
+    root: u64,
+    /// The offset of the root node.
+    tree: u64,
+    events: Events,
+}
+
+/// Counters of events since opening.
+#[derive(Default)]
+struct Events {
+    recovered: AtomicU64,
+}
+
+impl Events {
+    fn recovered(&self) {
+        self.recovered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The first word of the root.
+const KIND: u64 = u64::from_le_bytes(*b"P-ART\0\0\x01");
+
+impl<M: Medium> Art<M> {
+    #[inline(always)]
+    fn medium(&self) -> &M {
+        self.region.medium()
+    }
+
+    /// Returns the pool of the index.
+    pub fn pool(&self) -> &Arc<Pool<M>> {
+        &self.pool
+    }
+
+    fn assemble(pool: Arc<Pool<M>>, root: u64, tree: u64) -> Self {
+        Art {
+            region: pool.share_region(),
+            generation: pool.generation(),
+            root,
+            tree,
+            events: Events::default(),
+            pool,
+        }
+    }
+
+    /// Returns the leaf of a key. The caller has a guard.
+    #[inline(always)]
+    fn find(&self, key: &[u8]) -> Result<Option<LeafRef<'_>>> {
+        let m = self.medium();
+        let mut node = self.root_node()?;
+        loop {
+            if key.len() < node.level || !node.prefix(m).admits(key, node.level) {
+                return Ok(None);
+            }
+            let Some((_, child)) = self.child(m, &node, key.get(node.level).copied()) else {
+                return Ok(None);
+            };
+            if child.is_leaf() {
+                let leaf = self.leaf(child)?;
+                return Ok(leaf.is_of(m, key).then_some(leaf));
+            }
+            node = self.node(child, Some(node.level))?;
+        }
+    }
+
+    /// Makes all nodes stale, so that they are recovered when they are first used.
+    fn make_stale(&self) -> Result<()> {
+        let m = self.medium();
+        let other = Lock::fresh(self.generation.wrapping_add(1));
+        let mut left = vec![(Child::node(self.tree, Kind::N256), None)];
+        while let Some((child, above)) = left.pop() {
+            let node = self.node_as_it_is(child, above)?;
+            m.store_transient(&node.header.lock, other.0);
+            let below = node.all(m).filter(|(_, child)| !child.is_leaf());
+            left.extend(below.map(|(_, child)| (child, Some(node.level))));
+        }
+        Ok(())
+    }
+}
+
+impl<M: Medium> OrderedIndex for Art<M> {
+    fn get(&self, key: &[u8]) -> Result<Option<u64>> {
+        let _guard = self.pool.pin();
+        Ok(self.find(key)?.map(|leaf| self.word(&leaf)))
+    }
+
+    fn mutate(
+        &self,
+        key: &[u8],
+        mode: MutateMode,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        self.region.ensure_writable()?;
+        if key.len() > KEY_MAX {
+            return match mode {
+                MutateMode::ExistingOnly => Ok(Change::default()),
+                MutateMode::MayInsert => {
+                    Err(ErrorKind::KeyTooLong { len: key.len(), max: KEY_MAX }.into())
+                }
+            };
+        }
+        let guard = self.pool.pin();
+        let poison = self.region.poison_on_panic();
+        let change = self.change(key, mode, &guard, decide);
+        poison.disarm();
+        change
+    }
+
+    fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
+        let _guard = self.pool.pin();
+        self.read_page(from, direction, page)
+    }
+
+    /// Counts the pairs: O(n).
+    fn len(&self) -> u64 {
+        self.stats().len
+    }
+
+    fn stats(&self) -> Stats {
+        let stats = self.count().unwrap_or_default();
+        Stats { recovered: self.events.recovered.load(Ordering::Relaxed), ..stats }
+    }
+
+    fn check(&self) -> Vec<String> {
+        self.check_all()
+    }
+}
+
+impl<M: Medium> PersistentOrdered<M> for Art<M> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        pool.region().ensure_writable()?;
+        // Nothing below is reachable until the root cell names it, so an error or a crash discards
+        // it all.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
+        let tree = fresh.allocate_fixed(Kind::N256.bytes())?;
+        fresh.keep();
+        let m = pool.medium();
+        Node::write(m, tree, (Kind::N256, 0), &[], pool.generation(), std::iter::empty());
+        let header = m.at::<Root>(block).expect("just allocated");
+        m.store(&header.tree, tree);
+        m.flush(header);
+        root::publish(&pool, root, block, KIND);
+        Ok(Self::assemble(pool, block, tree))
+    }
+
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
+        root::is_of(pool, root, KIND)
+    }
+
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        let block = root::block_of(&pool, root, KIND)?;
+        let m = pool.medium();
+        let tree = m.at::<Root>(block).map_or(0, |header| m.load(&header.tree));
+        let index = Self::assemble(pool.clone(), block, tree);
+        index.root_node()?;
+        if pool.region().must_recover_all() {
+            // Generations of an earlier opener could equal the current one.
+            index.make_stale()?;
+        }
+        Ok(index)
+    }
+
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        self.visit_all(visitor)
+    }
+}

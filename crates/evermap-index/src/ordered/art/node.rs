@@ -1,0 +1,255 @@
+//! Nodes: finding, adding and removing children.
+
+use evermap_pm::{Medium, PmU64};
+
+use super::layout::{Child, Header, Kind, Lock, Meta, Node4, Node16, Node48, Node256, Prefix};
+
+/// A node of any kind.
+#[derive(Clone, Copy)]
+pub(super) struct Node<'m> {
+    pub(super) header: &'m Header,
+    pub(super) kind: Kind,
+    pub(super) level: usize,
+    /// The symbols of a [`Node16`], the positions of a [`Node48`]: not needed to recover the node.
+    hints: &'m [PmU64],
+    pub(super) children: &'m [PmU64],
+}
+
+/// The place of a symbol in the order of keys: a key that ends comes first.
+#[inline(always)]
+pub(super) fn rank(symbol: Option<u8>) -> u16 {
+    symbol.map_or(0, |symbol| u16::from(symbol) + 1)
+}
+
+/// The symbol with this [`rank`].
+fn symbol_at(rank: u16) -> Option<u8> {
+    rank.checked_sub(1).map(|symbol| symbol as u8)
+}
+
+/// One more than the greatest [`rank`].
+pub(super) const RANKS: u16 = 257;
+
+impl<'m> Node<'m> {
+    /// Returns the node at this offset, or `None` if there is none of this kind.
+    #[inline(always)]
+    pub(super) fn at<M: Medium>(m: &'m M, offset: u64, kind: Kind) -> Option<Self> {
+        let node = Self::laid_over(m, offset, kind)?;
+        let meta = Meta(m.load_relaxed(&node.header.meta));
+        meta.is_of(kind).then_some(Node { level: meta.level(), ..node })
+    }
+
+    /// Returns the node of this kind at this offset, whatever is there.
+    #[inline(always)]
+    fn laid_over<M: Medium>(m: &'m M, offset: u64, kind: Kind) -> Option<Self> {
+        let (header, hints, children): (_, &[PmU64], &[PmU64]) = match kind {
+            Kind::N4 => {
+                let node = m.at::<Node4>(offset)?;
+                (&node.header, &[], &node.children)
+            }
+            Kind::N16 => {
+                let node = m.at::<Node16>(offset)?;
+                (&node.header, &node.symbols, &node.children)
+            }
+            Kind::N48 => {
+                let node = m.at::<Node48>(offset)?;
+                (&node.header, &node.positions, &node.children)
+            }
+            Kind::N256 => {
+                let node = m.at::<Node256>(offset)?;
+                (&node.header, &[], &node.children)
+            }
+        };
+        Some(Node { header, kind, level: 0, hints, children })
+    }
+
+    /// Writes a node to a new block at `offset`, where nobody can find it yet, and flushes it.
+    /// `key` begins as all keys below the node do. The children need not be in order, and are no
+    /// more than there is room for.
+    ///
+    /// # Panics
+    /// If the block is not inside the medium.
+    pub(super) fn write<M: Medium>(
+        m: &'m M,
+        offset: u64,
+        (kind, level): (Kind, usize),
+        key: &[u8],
+        generation: u64,
+        children: impl Iterator<Item = (Option<u8>, Child)>,
+    ) {
+        let node = Self::laid_over(m, offset, kind).expect("just allocated");
+        node.clear_hints(m);
+        node.children.iter().for_each(|cell| m.store(cell, 0));
+        let header = node.header;
+        m.store(&header.lock, Lock::fresh(generation).0);
+        m.store(&header.meta, Meta::new(kind, level).0);
+        m.store(&header.prefix, Prefix::of(key, level).0);
+        m.store(&header.end, 0);
+        let mut free = 0;
+        for (symbol, child) in children {
+            let cell = match symbol {
+                None => &header.end,
+                Some(symbol) if kind == Kind::N256 => &node.children[usize::from(symbol)],
+                Some(symbol) => {
+                    node.hint(m, free, symbol);
+                    free += 1;
+                    &node.children[free - 1]
+                }
+            };
+            m.store(cell, child.with(symbol).0);
+        }
+        m.flush(header);
+        m.flush(node.children);
+    }
+
+    /// Returns the bytes that all keys below the node have in common.
+    pub(super) fn prefix<M: Medium>(&self, m: &M) -> Prefix {
+        Prefix(m.load_relaxed(&self.header.prefix))
+    }
+
+    /// Returns the cell of the child for a symbol, and its word, if there is one or there was one
+    /// whose removal may not be durable.
+    #[inline(always)]
+    pub(super) fn find<M: Medium>(&self, m: &M, symbol: Option<u8>) -> Option<(&'m PmU64, Child)> {
+        let Some(symbol) = symbol else {
+            let word = Child(m.load(&self.header.end));
+            return word.occupies().then_some((&self.header.end, word));
+        };
+        // Symbols and children are loaded one after the other, and may be of different moments: a
+        // slot may have been freed and filled for another symbol. Then the word says so, and the
+        // key was absent in the meantime.
+        let holds = |position: usize| {
+            let cell = self.children.get(position)?;
+            let word = Child(m.load(cell));
+            (word.symbol() == symbol && word.occupies()).then_some((cell, word))
+        };
+        match self.kind {
+            Kind::N4 => (0..self.children.len()).find_map(holds),
+            Kind::N16 => self.matching(m, symbol).find_map(holds),
+            Kind::N48 => holds(self.position(m, symbol)?),
+            Kind::N256 => holds(usize::from(symbol)),
+        }
+    }
+
+    /// Returns the positions in a [`Node16`] that have this symbol, as far as its hints say.
+    #[inline(always)]
+    fn matching<M: Medium>(&self, m: &M, symbol: u8) -> impl Iterator<Item = usize> + use<M> {
+        const LOW: u64 = 0x0101_0101_0101_0101;
+        const HIGH: u64 = 0x8080_8080_8080_8080;
+        let equal = |cell: &PmU64| {
+            let differ = m.load_relaxed(cell) ^ LOW * u64::from(symbol);
+            // The highest bit of each byte that is zero. Exact, unlike the shorter form with one
+            // subtraction.
+            !((differ & !HIGH).wrapping_add(!HIGH) | differ) & HIGH
+        };
+        let mut found = [equal(&self.hints[0]), equal(&self.hints[1])];
+        std::iter::from_fn(move || {
+            let half = usize::from(found[0] == 0);
+            let byte = found[half].trailing_zeros() / 8;
+            found[half] &= found[half].wrapping_sub(1);
+            (byte < 8).then_some(half * 8 + byte as usize)
+        })
+    }
+
+    /// Returns the position of a symbol in a [`Node48`], as far as its hints say.
+    #[inline(always)]
+    fn position<M: Medium>(&self, m: &M, symbol: u8) -> Option<usize> {
+        let word = m.load_relaxed(&self.hints[usize::from(symbol) / 8]);
+        usize::from(word.to_le_bytes()[usize::from(symbol) % 8]).checked_sub(1)
+    }
+
+    /// Records the symbol of the child at `position`. The caller holds the lock, or nobody else
+    /// can find the node.
+    pub(super) fn hint<M: Medium>(&self, m: &M, position: usize, symbol: u8) {
+        let (at, byte) = match self.kind {
+            Kind::N4 | Kind::N256 => return,
+            Kind::N16 => (position, symbol),
+            Kind::N48 => (usize::from(symbol), position as u8 + 1),
+        };
+        let cell = &self.hints[at / 8];
+        let mut bytes = m.load_relaxed(cell).to_le_bytes();
+        bytes[at % 8] = byte;
+        m.store_transient(cell, u64::from_le_bytes(bytes));
+    }
+
+    /// Removes what the hints say. The caller holds the lock.
+    pub(super) fn clear_hints<M: Medium>(&self, m: &M) {
+        self.hints.iter().for_each(|cell| m.store_transient(cell, 0));
+    }
+
+    /// Returns a free cell for the child of a symbol that has none, and records the symbol there.
+    /// The caller holds the lock.
+    pub(super) fn claim<M: Medium>(&self, m: &M, symbol: Option<u8>) -> Option<&'m PmU64> {
+        let Some(symbol) = symbol else { return Some(&self.header.end) };
+        if self.kind == Kind::N256 {
+            return self.children.get(usize::from(symbol));
+        }
+        let free = |cell: &PmU64| !Child(m.load_relaxed(cell)).occupies();
+        let position = self.children.iter().position(free)?;
+        self.hint(m, position, symbol);
+        Some(&self.children[position])
+    }
+
+    /// Returns the children in any order, with the symbols that lead to them.
+    pub(super) fn all<'a, M: Medium>(
+        &self,
+        m: &'a M,
+    ) -> impl Iterator<Item = (Option<u8>, Child)> + use<'a, 'm, M> {
+        let end = Child(m.load(&self.header.end));
+        let rest = self.children.iter().map(move |cell| Child(m.load(cell)));
+        let rest = rest.map(|child| (Some(child.symbol()), child));
+        std::iter::once((None, end)).chain(rest).filter(|(_, child)| !child.is_none())
+    }
+
+    /// Returns the number of children.
+    pub(super) fn len<M: Medium>(&self, m: &M) -> usize {
+        self.all(m).count()
+    }
+
+    /// Returns the first child whose [`rank`] is at least `from`, and the rank.
+    pub(super) fn first_from<M: Medium>(
+        &self,
+        m: &M,
+        from: u16,
+    ) -> Option<(u16, &'m PmU64, Child)> {
+        let better = |one: u16, other: u16| one < other;
+        self.nearest(m, (from..RANKS).map(symbol_at), |rank| rank >= from, better)
+    }
+
+    /// Returns the last child whose [`rank`] is below `before`, and the rank.
+    pub(super) fn last_before<M: Medium>(
+        &self,
+        m: &M,
+        before: u16,
+    ) -> Option<(u16, &'m PmU64, Child)> {
+        let better = |one: u16, other: u16| one > other;
+        self.nearest(m, (0..before).rev().map(symbol_at), |rank| rank < before, better)
+    }
+
+    /// Returns the child that comes first in `order`. In small nodes all children are compared:
+    /// it is the best of those that are `eligible`.
+    fn nearest<M: Medium>(
+        &self,
+        m: &M,
+        mut order: impl Iterator<Item = Option<u8>>,
+        eligible: impl Fn(u16) -> bool,
+        better: impl Fn(u16, u16) -> bool,
+    ) -> Option<(u16, &'m PmU64, Child)> {
+        if matches!(self.kind, Kind::N48 | Kind::N256) {
+            let found = |symbol| {
+                let (cell, child) = self.find(m, symbol)?;
+                (!child.is_none()).then_some((rank(symbol), cell, child))
+            };
+            return order.find_map(found);
+        }
+        let cells = std::iter::once(&self.header.end).chain(self.children);
+        let mut best: Option<(u16, &'m PmU64, Child)> = None;
+        for (at, cell) in cells.enumerate() {
+            let child = Child(m.load(cell));
+            let rank = if at == 0 { 0 } else { rank(Some(child.symbol())) };
+            if !child.is_none() && eligible(rank) && best.is_none_or(|best| better(rank, best.0)) {
+                best = Some((rank, cell, child));
+            }
+        }
+        best
+    }
+}

@@ -1,0 +1,226 @@
+//! Walking the tree in the order of its keys.
+
+use std::cmp::Ordering;
+use std::ops::Bound;
+
+use evermap_pm::sync::Backoff;
+use evermap_pm::{Medium, PmU64, Result};
+
+use super::Art;
+use super::access::LeafRef;
+use super::layout::{Child, Lock};
+use super::node::{Node, RANKS, rank};
+use crate::ordered::{Direction, Page};
+
+/// The number of pairs in a page, if no other thread changes the tree meanwhile.
+const PAGE: usize = 64;
+
+/// A walk in one direction.
+pub(super) struct Walk<'m, M: Medium> {
+    tree: &'m Art<M>,
+    direction: Direction,
+    /// The nodes from the root down, and the edge in each: in ascending order the least rank that
+    /// was not shown, in descending order the last that was.
+    stack: Vec<(Node<'m>, u16)>,
+    /// The locks of all nodes that were used, as they were before.
+    seen: Vec<(&'m PmU64, u64)>,
+}
+
+/// What a walk comes to.
+pub(super) enum Item<'m> {
+    /// A node that the walk had not entered, before everything below it.
+    Node(Child),
+    /// A leaf.
+    Leaf(LeafRef<'m>),
+}
+
+impl<'m, M: Medium> Walk<'m, M> {
+    /// Begins a walk at a bound.
+    pub(super) fn new(tree: &'m Art<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
+        let mut walk = Walk { tree, direction, stack: Vec::new(), seen: Vec::new() };
+        walk.enter(tree.root_node()?);
+        match from {
+            Bound::Unbounded => {}
+            Bound::Included(key) => walk.seek(key, true)?,
+            Bound::Excluded(key) => walk.seek(key, false)?,
+        }
+        Ok(walk)
+    }
+
+    fn enter(&mut self, node: Node<'m>) {
+        let edge = match self.direction {
+            Direction::Ascending => 0,
+            Direction::Descending => RANKS,
+        };
+        // Before any child is loaded.
+        self.seen.push((&node.header.lock, self.tree.medium().load(&node.header.lock)));
+        self.stack.push((node, edge));
+    }
+
+    /// Enters the nodes on the way of `key`, and puts the edge of each at `key`.
+    fn seek(&mut self, key: &[u8], included: bool) -> Result<()> {
+        let m = self.tree.medium();
+        loop {
+            let (node, _) = *self.stack.last().expect("the root was entered");
+            let symbol = key.get(node.level).copied();
+            let mut on_the_way = None;
+            let order = match self.tree.child(m, &node, symbol) {
+                // Nothing is there, so any edge is right.
+                None => Ordering::Less,
+                Some((_, child)) if child.is_leaf() => leaf_order(m, &self.tree.leaf(child)?, key),
+                Some((_, child)) => {
+                    let next = self.tree.node(child, Some(node.level))?;
+                    let order = self.order(child, &next, key)?;
+                    on_the_way = (order == Ordering::Equal).then_some(next);
+                    order
+                }
+            };
+            // Whether the edge is before the child: then an ascending walk shows it, and a
+            // descending one does not. A node on the way has been entered, and is not shown.
+            let before = match order {
+                Ordering::Greater => true,
+                Ordering::Less => false,
+                Ordering::Equal if on_the_way.is_some() => self.direction == Direction::Descending,
+                Ordering::Equal => included == (self.direction == Direction::Ascending),
+            };
+            self.stack.last_mut().expect("as above").1 = rank(symbol) + u16::from(!before);
+            match on_the_way {
+                Some(next) => self.enter(next),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Compares the keys below a node with `key`. They are equal if they all begin with the same
+    /// bytes up to the level of the node as `key` does.
+    fn order(&self, child: Child, node: &Node<'m>, key: &[u8]) -> Result<Ordering> {
+        let m = self.tree.medium();
+        let Some(leaf) = self.tree.any_leaf(child)? else { return Ok(Ordering::Equal) };
+        let common = leaf.common(m, key);
+        if common >= node.level {
+            return Ok(Ordering::Equal);
+        }
+        Ok(rank(leaf.symbol(m, common)).cmp(&rank(key.get(common).copied())))
+    }
+
+    /// Returns what comes next.
+    pub(super) fn next(&mut self) -> Result<Option<Item<'m>>> {
+        let m = self.tree.medium();
+        while let Some((node, edge)) = self.stack.last_mut() {
+            let found = match self.direction {
+                Direction::Ascending => node.first_from(m, *edge),
+                Direction::Descending => node.last_before(m, *edge),
+            };
+            let Some((rank, cell, child)) = found else {
+                self.stack.pop();
+                continue;
+            };
+            *edge = rank + u16::from(self.direction == Direction::Ascending);
+            let child = self.tree.settled(cell, child);
+            if child.is_leaf() {
+                return self.tree.leaf(child).map(|leaf| Some(Item::Leaf(leaf)));
+            }
+            let next = self.tree.node(child, Some(node.level))?;
+            self.enter(next);
+            return Ok(Some(Item::Node(child)));
+        }
+        Ok(None)
+    }
+
+    /// Goes on to the next leaf. Calls `each` with it and with what comes before it, and with the
+    /// number of nodes above.
+    pub(super) fn to_leaf(
+        &mut self,
+        each: &mut dyn FnMut(Item<'_>, usize),
+    ) -> Result<Option<LeafRef<'m>>> {
+        while let Some(item) = self.next()? {
+            let leaf = match &item {
+                Item::Leaf(leaf) => Some(*leaf),
+                Item::Node(_) => None,
+            };
+            each(item, self.stack.len());
+            if leaf.is_some() {
+                return Ok(leaf);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns `true` if no node that was used has changed since: then all that was shown was in
+    /// the tree at this moment.
+    fn is_valid(&self) -> bool {
+        let m = self.tree.medium();
+        self.seen.iter().all(|&(cell, then)| {
+            let lock = Lock(then);
+            m.load(cell) == then && !lock.is_locked() && !lock.is_obsolete()
+        })
+    }
+}
+
+/// Compares the key of a leaf with `key`.
+fn leaf_order<M: Medium>(m: &M, leaf: &LeafRef<'_>, key: &[u8]) -> Ordering {
+    let common = leaf.common(m, key);
+    rank(leaf.symbol(m, common)).cmp(&rank(key.get(common).copied()))
+}
+
+impl<M: Medium> Art<M> {
+    /// See [`OrderedIndex::page`](crate::OrderedIndex::page). If other threads change what a page
+    /// is to show, it is read again, with fewer pairs.
+    pub(super) fn read_page(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        page: &mut Page,
+    ) -> Result<()> {
+        let mut backoff = Backoff::default();
+        let mut most = PAGE;
+        while !self.try_page(from, direction, most, page)? {
+            self.region.ensure_sound()?;
+            most = (most / 2).max(1);
+            backoff.wait();
+        }
+        Ok(())
+    }
+
+    /// Reads a page of up to `most` pairs. Returns `false` if the tree changed meanwhile.
+    fn try_page(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        most: usize,
+        page: &mut Page,
+    ) -> Result<bool> {
+        let m = self.medium();
+        let mut walk = Walk::new(self, from, direction)?;
+        let mut leaves = Vec::with_capacity(most);
+        let mut ended = false;
+        while leaves.len() < most && !ended {
+            match walk.next()? {
+                Some(Item::Leaf(leaf)) => leaves.push((leaf, self.word(&leaf))),
+                Some(Item::Node(_)) => {}
+                None => ended = true,
+            }
+        }
+        if !walk.is_valid() {
+            return Ok(false);
+        }
+        page.clear();
+        if direction == Direction::Descending {
+            leaves.reverse();
+        }
+        for (leaf, word) in &leaves {
+            page.pairs.push_with(*word, |bytes| leaf.append_key(m, bytes));
+        }
+        match (direction, leaves.last(), leaves.first()) {
+            _ if ended => {}
+            (Direction::Ascending, Some((last, _)), _) => {
+                let mut edge = last.key(m);
+                edge.push(0);
+                page.continue_at(&edge);
+            }
+            (Direction::Descending, _, Some((first, _))) => page.continue_at(&first.key(m)),
+            _ => {}
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,82 @@
+//! Showing all blocks of the tree, and counting them.
+
+use std::ops::Bound;
+
+use evermap_pm::{Error, Medium, Result};
+
+use super::Art;
+use super::layout::Root;
+use super::scan::{Item, Walk};
+use crate::index::{Stats, Visitor};
+use crate::ordered::Direction;
+
+/// The number of leaves that are shown under one guard.
+const UNIT: usize = 1024;
+
+impl<M: Medium> Art<M> {
+    /// Shows every block and word, with a guard for some leaves at a time.
+    ///
+    /// Between two guards the walk is at the key of a leaf. The nodes above that were shown before
+    /// it; those that were put there since are new. Every other node is shown when the walk comes
+    /// to it. A node that is replaced meanwhile keeps its children as they were, so what is
+    /// reachable throughout is found below it.
+    pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        visitor.block(self.root);
+        visitor.block(self.tree);
+        self.show(&mut |item, _| match item {
+            Item::Node(child) => visitor.block(child.offset()),
+            Item::Leaf(leaf) => {
+                visitor.block(leaf.offset);
+                visitor.word(self.word(&leaf));
+            }
+        })
+    }
+
+    /// Calls `each` with every node but the root and every leaf, and the number of nodes above it.
+    pub(super) fn show(&self, each: &mut dyn FnMut(Item<'_>, usize)) -> Result<()> {
+        let mut last: Option<Vec<u8>> = None;
+        loop {
+            let _guard = self.pool.pin();
+            let from = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            let mut walk = Walk::new(self, from, Direction::Ascending)?;
+            let mut next = None;
+            for leaves in 1.. {
+                let Some(leaf) = walk.to_leaf(each)? else { return Ok(()) };
+                if leaves == UNIT {
+                    next = Some((leaf.offset, leaf.key(self.medium())));
+                    break;
+                }
+            }
+            let (offset, key) = next.expect("the loop ends there");
+            // Otherwise a damaged key could lead the walk back, again and again.
+            if last.is_some_and(|last| last >= key) {
+                return Err(Error::damaged(offset, "a leaf of a tree is not in order"));
+            }
+            last = Some(key);
+        }
+    }
+
+    /// Counts pairs and nodes: O(n).
+    pub(super) fn count(&self) -> Result<Stats> {
+        let mut stats = Stats {
+            segments: 1,
+            pm_bytes: size_of::<Root>() as u64 + super::layout::Kind::N256.bytes(),
+            dram_bytes: size_of::<Self>() as u64,
+            ..Stats::default()
+        };
+        self.show(&mut |item, depth| {
+            stats.depth = stats.depth.max(depth as u32);
+            match item {
+                Item::Node(child) => {
+                    stats.segments += 1;
+                    stats.pm_bytes += child.kind().bytes();
+                }
+                Item::Leaf(leaf) => {
+                    stats.len += 1;
+                    stats.pm_bytes += leaf.bytes();
+                }
+            }
+        })?;
+        Ok(stats)
+    }
+}

@@ -1,0 +1,126 @@
+//! P-ART.
+
+use std::sync::Arc;
+
+use evermap_index::ordered::art::Art;
+use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
+use evermap_index::testkit::ordered::OrderedSubject;
+use evermap_index::testkit::tiny::PArt;
+use evermap_index::testkit::{Coarse, Plain};
+use evermap_index::{conformance, crash_campaign, ordered_conformance};
+use evermap_pm::medium::{Counted, Dram, Pages};
+use evermap_pm::region::{Identity, RegionConfig};
+use evermap_pm::{Medium, Pool, Result};
+
+fn art<M: Medium>(medium: M) -> Result<Art<M>> {
+    let capacity = medium.capacity();
+    let shape = RegionConfig { extent_size: 2 << 20, capacity, seed: Some(1) };
+    let pool: Arc<Pool<M>> = Pool::create(medium, &shape, Identity::default())?;
+    Art::create(pool.clone(), pool.root(0))
+}
+
+fn in_memory() -> Art<Dram> {
+    art(Dram::reserve(1 << 28, Pages::Base).unwrap()).unwrap()
+}
+
+struct Make;
+
+impl OrderedSubject for Make {
+    type Index = Art<Dram>;
+
+    fn fresh(&self) -> Result<Art<Dram>> {
+        art(Dram::reserve(1 << 28, Pages::Base)?)
+    }
+}
+
+ordered_conformance!(ordered, Make);
+// Words are not records to the tree, so it cannot tell a damaged one from another.
+conformance!(numbers, PArt, [u64, Plain, Coarse]);
+crash_campaign!(p_art, PArt);
+
+/// What `check` returns for a tree without problems.
+const SOUND: Vec<String> = Vec::new();
+
+/// Every key is the beginning of all that are longer, so there are as many nodes above each other
+/// as bytes in the longest.
+#[test]
+fn keys_can_be_the_beginning_of_others() {
+    const LONGEST: usize = 20_000;
+    let tree = in_memory();
+    let key = vec![7; LONGEST];
+    for length in (0..=LONGEST).rev().step_by(7).chain((0..=LONGEST).step_by(7)) {
+        tree.upsert(&key[..length], length as u64).unwrap();
+    }
+    assert_eq!(tree.check(), SOUND);
+    for direction in [Direction::Ascending, Direction::Descending] {
+        let mut cursor = Cursor::new(&tree, .., direction);
+        let mut shown = Vec::new();
+        while let Some((key, word)) = cursor.next().unwrap() {
+            assert_eq!(key.len() as u64, word);
+            shown.push(word);
+        }
+        assert_eq!(shown.len() as u64, tree.len());
+        assert!(shown.is_sorted_by(|a, b| (a < b) == (direction == Direction::Ascending)));
+    }
+    for length in 0..=LONGEST {
+        tree.remove(&key[..length]).unwrap();
+    }
+    assert_eq!((tree.len(), tree.stats().segments), (0, 1));
+}
+
+/// A node is replaced by a larger and by a smaller one when that is due, so removing what was
+/// inserted gives back all space.
+#[test]
+fn nodes_grow_and_shrink() {
+    let tree = in_memory();
+    let empty = tree.stats();
+    for prefix in [&b""[..], b"a", b"a common beginning of more than seven bytes"] {
+        let key = |symbol: u8| [prefix, &[symbol]].concat();
+        // In an order in which most symbols come between others.
+        let symbols: Vec<u8> = (0..=255u8).map(|symbol| symbol.wrapping_mul(101)).collect();
+        for (count, &symbol) in (1..).zip(&symbols) {
+            assert!(tree.insert(&key(symbol), count).unwrap().inserted());
+            if count % 16 < 2 {
+                assert_eq!(tree.check(), SOUND);
+                assert_eq!(tree.len(), count);
+            }
+        }
+        for (count, &symbol) in (1..).zip(&symbols) {
+            assert_eq!(tree.remove(&key(symbol)).unwrap().old, Some(count));
+            if count % 16 < 2 || count > 200 {
+                assert_eq!(tree.check(), SOUND);
+                assert_eq!(tree.len(), 256 - count);
+            }
+        }
+        let stats = tree.stats();
+        assert_eq!((stats.len, stats.segments), (0, 1));
+        assert_eq!(stats.pm_bytes, empty.pm_bytes);
+    }
+    tree.pool().epoch().drain();
+    assert_eq!(tree.pool().allocated().len(), 2);
+}
+
+/// The flushes and fences of inserts of random keys, growth included: RECIPE has 2.4 and 3.0. A
+/// lookup has none.
+#[test]
+fn inserts_flush_a_leaf_and_a_reference() {
+    const KEYS: u64 = 50_000;
+    let tree = art(Counted::new(Dram::reserve(1 << 28, Pages::Base).unwrap())).unwrap();
+    let medium = tree.pool().medium();
+    let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+    let count = |run: &dyn Fn(u64)| {
+        medium.reset();
+        (0..KEYS).for_each(run);
+        medium.counts()
+    };
+    let each = |count: u64| count as f64 / KEYS as f64;
+    let inserted = count(&|number| assert!(tree.insert(&key(number), number).unwrap().inserted()));
+    let (lines, fences) = (each(inserted.lines_flushed), each(inserted.fences));
+    println!("{lines:.2} lines flushed, {fences:.2} fences");
+    assert!(lines <= 2.4 && fences <= 2.4, "{inserted:?}");
+    let found = count(&|number| assert_eq!(tree.get(&key(number)).unwrap(), Some(number)));
+    assert_eq!((found.lines_flushed, found.fences), (0, 0));
+    let updated =
+        count(&|number| assert!(tree.update(&key(number), number + 1).unwrap().changed()));
+    assert!(each(updated.fences) <= 1.1, "{updated:?}");
+}
