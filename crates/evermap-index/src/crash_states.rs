@@ -46,7 +46,8 @@ pub(crate) fn record(sim: &Sim, work: impl FnOnce()) {
     as_operation(sim, work);
 }
 
-fn as_operation(sim: &Sim, work: impl FnOnce()) {
+/// Records `work` as an operation.
+pub(crate) fn as_operation(sim: &Sim, work: impl FnOnce()) {
     sim.note(Note::Begin(0));
     work();
     sim.note(Note::End(0));

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use evermap_index::ordered::art::Art;
+use evermap_index::ordered::art::{Art, MUTANTS};
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
+use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::ordered::OrderedSubject;
 use evermap_index::testkit::tiny::PArt;
 use evermap_index::testkit::{Coarse, Plain};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_pm::medium::{Counted, Dram, Pages};
 use evermap_pm::region::{Identity, RegionConfig};
+use evermap_pm::sim::mutants::Fate;
 use evermap_pm::{Medium, Pool, Result};
 
 fn art<M: Medium>(medium: M) -> Result<Art<M>> {
@@ -38,6 +40,17 @@ ordered_conformance!(ordered, Make);
 conformance!(numbers, PArt, [u64, Plain, Coarse]);
 crash_campaign!(p_art, PArt);
 
+#[test]
+fn planted_mistakes_are_noticed() {
+    evermap_pm::sim::keep_panics_quiet();
+    let battery = battery("p-art", MUTANTS, PArt);
+    for mistake in MUTANTS {
+        let (fate, trial) = battery.fate_of_planted(mistake, 2);
+        println!("{mistake}: {fate} {trial:?}");
+        assert!(!matches!(fate, Fate::Survived(_)), "{mistake}: {fate}");
+    }
+}
+
 /// What `check` returns for a tree without problems.
 const SOUND: Vec<String> = Vec::new();
 
@@ -45,7 +58,7 @@ const SOUND: Vec<String> = Vec::new();
 /// as bytes in the longest.
 #[test]
 fn keys_can_be_the_beginning_of_others() {
-    const LONGEST: usize = 20_000;
+    const LONGEST: usize = 3_000;
     let tree = in_memory();
     let key = vec![7; LONGEST];
     for length in (0..=LONGEST).rev().step_by(7).chain((0..=LONGEST).step_by(7)) {

@@ -100,6 +100,9 @@ impl<M: Medium> Art<M> {
     /// Returns a child whose word was loaded from `cell`, once that is durable.
     #[inline(always)]
     pub(super) fn settled(&self, cell: &PmU64, child: Child) -> Child {
+        if self.medium().mutant("AR-1") {
+            return Child(child.0 & !Child::MARK);
+        }
         Child(recipe::help(self.medium(), cell, child.0, Child::MARK))
     }
 
@@ -210,7 +213,7 @@ impl<M: Medium> Art<M> {
         let mut wait = LockWait::default();
         loop {
             let found = Lock(m.load(cell));
-            if found.is_obsolete() {
+            if found.is_obsolete() && !m.mutant("AR-4") {
                 return Ok(None);
             }
             let locked = found.locked();
@@ -247,6 +250,9 @@ impl<M: Medium> Art<M> {
     fn recover_contents(&self, node: &Node<'_>) {
         let m = self.medium();
         self.settled(&node.header.end, Child(m.load(&node.header.end)));
+        if m.mutant("AR-3") {
+            return;
+        }
         node.clear_hints(m);
         for (position, cell) in node.children.iter().enumerate() {
             let child = self.settled(cell, Child(m.load(cell)));

@@ -267,7 +267,9 @@ impl<M: Medium> Art<M> {
         let leaf = self.write_leaf(block, key, word);
         match (free, larger) {
             (Some(cell), _) => {
-                m.fence();
+                if !m.mutant("AR-2") {
+                    m.fence();
+                }
                 self.publish(cell, leaf, symbol);
                 locked.changed(m);
             }

@@ -64,6 +64,8 @@ mod check;
 pub mod layout;
 mod node;
 mod scan;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use access::LeafRef;
@@ -94,6 +96,15 @@ impl Events {
         self.recovered.fetch_add(1, Ordering::Relaxed);
     }
 }
+
+/// Mistakes that can be planted, and that the crash campaign notices.
+///
+/// * AR-1: readers act on references that are not durable;
+/// * AR-2: a reference becomes durable before the leaf does (Witcher found that in the published
+///   code);
+/// * AR-3: symbols and positions are not computed anew after a crash;
+/// * AR-4: a node is changed that is not part of the tree any more.
+pub const MUTANTS: &[&str] = &["AR-1", "AR-2", "AR-3", "AR-4"];
 
 /// The first word of the root.
 const KIND: u64 = u64::from_le_bytes(*b"P-ART\0\0\x01");

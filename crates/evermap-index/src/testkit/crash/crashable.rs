@@ -9,6 +9,7 @@ use super::{battery, costs};
 use crate::hash::cceh::{Locking, Recovery};
 use crate::hash::dash;
 use crate::hash::level::Resize;
+use crate::ordered::art;
 use crate::testkit::tiny;
 
 /// An index that can be crashed, in its smallest form.
@@ -64,7 +65,7 @@ pub static CRASHABLE: [Crashable; 7] = [
     Crashable {
         name: "p-art",
         about: "P-ART, beginning with its root",
-        battery: || battery("p-art", &[], tiny::PArt),
+        battery: || battery("p-art", art::MUTANTS, tiny::PArt),
         costs: |images| costs("p-art", tiny::PArt, images),
     },
 ];

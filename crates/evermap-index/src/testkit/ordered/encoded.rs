@@ -44,7 +44,8 @@ impl Encoding {
 /// An ordered index of keys `K`: their [spelling](Numbered::spell) is what it holds.
 pub struct InOrder<K, I: ?Sized> {
     keys: PhantomData<fn(K) -> K>,
-    index: Box<I>,
+    /// The ordered index.
+    pub index: Box<I>,
 }
 
 impl<K, I: ?Sized> InOrder<K, I> {
