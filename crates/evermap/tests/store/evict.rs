@@ -142,7 +142,7 @@ fn evictions_are_counted() {
 fn space_follows_the_sizes_of_values() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path().join("map");
-    let limit = 24 * MIB;
+    let limit = tier().choose(12, 24) * MIB;
     let map = common::open_file(&path, cache(limit)).unwrap();
     let mut next = 0;
     let all = [100, 10_000, 300_000, 50, 1_000_000, 3_000, 64];

@@ -349,7 +349,7 @@ fn notices_are_applied_in_the_background() {
 /// build the ordered index.
 #[test]
 fn the_tree_is_built_beside_writers() {
-    const KEYS: u64 = 60_000;
+    let keys: u64 = tier().choose(30_000, 60_000);
     for round in 0..tier().choose(3, 6) {
         let memory = Kept::new(64 << 20);
         let options = common::options()
@@ -358,7 +358,7 @@ fn the_tree_is_built_beside_writers() {
             .ordered(true)
             .ordered_updates(NOTICES[round as usize % 3]);
         let store = memory.open(&options).unwrap();
-        for number in 0..KEYS {
+        for number in 0..keys {
             store.put(&key_of(number), &value_of(&key_of(number), 0, 30)).unwrap();
         }
         drop(store);
@@ -373,7 +373,7 @@ fn the_tree_is_built_beside_writers() {
                     // At least some changes are made while the tree is built, whichever is faster.
                     let mut changes = 0;
                     while !built.load(SeqCst) || changes < 5_000 {
-                        let key = key_of(random.below(KEYS + 5_000));
+                        let key = key_of(random.below(keys + 5_000));
                         match random.below(3) {
                             0 => drop(store.remove(&key).unwrap()),
                             _ => store.put(&key, &value_of(&key, changes, 30)).unwrap(),
