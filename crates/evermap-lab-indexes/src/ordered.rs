@@ -27,7 +27,7 @@ pub static ENTRIES: [Entry; 2] = [
         rival: false,
         factory: |name, setup| {
             setup.words_only(name)?;
-            let table = Tree { tree: BPlus::new(), home: OrdinaryMemory };
+            let table = Tree { tree: <BPlus>::new(), home: OrdinaryMemory };
             Ok(Box::new(Measured { name, table, guards: Guards::PerOperation }))
         },
     },
