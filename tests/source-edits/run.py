@@ -78,7 +78,7 @@ DIRECTORY_TESTS = ["-p", "evermap-index", "--test", "edited_cceh"]
 
 def sources(tree):
     """The files that edits are drawn from."""
-    found = [PM + name for name in FILES] + [INDEX + "directory.rs", INDEX + "root.rs"]
+    found = [PM + name for name in FILES] + [INDEX + "directory.rs", "crates/evermap-index/src/root.rs"]
     for part in ["dash", "segmented"]:
         for folder, _, names in sorted(os.walk(os.path.join(tree, INDEX, part))):
             if os.path.basename(folder) != "lh":

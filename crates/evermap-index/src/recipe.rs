@@ -244,7 +244,7 @@ pub fn help<M: Medium>(medium: &M, cell: &PmU64, word: u64, mark: u64) -> u64 {
 #[track_caller]
 fn persist_marked<M: Medium>(medium: &M, cell: &PmU64, word: u64, mark: u64) {
     medium.persist(cell);
-    // Whoever has stored the word will remove the mark if this does not.
+    // The thread that has stored the word removes the mark if this does not.
     let _ = medium.cas_transient(cell, word, word & !mark);
 }
 

@@ -224,8 +224,8 @@ impl<M: Medium> Art<M> {
         }
     }
 
-    /// Recovers a node that an earlier process used: references that may not be durable are made so,
-    /// and the hints are computed anew.
+    /// Recovers a node that an earlier process used: references that may not be durable are made
+    /// so, and the hints are computed anew.
     #[cold]
     fn recover(&self, node: &Node<'_>) -> Result<()> {
         let (m, cell) = (self.medium(), &node.header.lock);

@@ -39,8 +39,8 @@ enum Place<'m> {
     NotBelow(usize),
 }
 
-/// A search begins again where a comparison has shown that it has to end further up. More often than
-/// a few times in a row only if other nodes were inserted each time.
+/// A search begins again where a comparison has shown that it has to end further up. More often
+/// than a few times in a row only if other nodes were inserted each time.
 const DETOURS_MAX: u32 = 1000;
 
 impl<M: Medium> Art<M> {

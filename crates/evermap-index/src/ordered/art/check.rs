@@ -8,8 +8,8 @@ use super::node::rank;
 use super::scan::Item;
 
 impl<M: Medium> Art<M> {
-    /// Describes what is wrong. Each leaf has to be found by its key, so this includes the prefixes,
-    /// symbols, positions and levels of the nodes above it.
+    /// Describes what is wrong. Each leaf has to be found by its key, so this includes the
+    /// prefixes, symbols, positions and levels of the nodes above it.
     pub(super) fn check_all(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let mut last: Option<Vec<u8>> = None;

@@ -136,7 +136,7 @@ impl<'m> Node<'m> {
         const LOW: u64 = 0x0101_0101_0101_0101;
         const HIGH: u64 = 0x8080_8080_8080_8080;
         let equal = |cell: &PmU64| {
-            let differ = m.load_relaxed(cell) ^ LOW * u64::from(symbol);
+            let differ = m.load_relaxed(cell) ^ (LOW * u64::from(symbol));
             // The highest bit of each byte that is zero. Exact, unlike the shorter form with one
             // subtraction.
             !((differ & !HIGH).wrapping_add(!HIGH) | differ) & HIGH

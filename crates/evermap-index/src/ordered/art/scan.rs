@@ -129,7 +129,7 @@ impl<'m, M: Medium> Walk<'m, M> {
 
     /// Goes on to the next leaf. Calls `each` with it and with what comes before it, and with the
     /// number of nodes above.
-    pub(super) fn to_leaf(
+    pub(super) fn next_leaf(
         &mut self,
         each: &mut dyn FnMut(Item<'_>, usize),
     ) -> Result<Option<LeafRef<'m>>> {

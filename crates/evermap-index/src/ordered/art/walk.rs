@@ -41,7 +41,7 @@ impl<M: Medium> Art<M> {
             let mut walk = Walk::new(self, from, Direction::Ascending)?;
             let mut next = None;
             for leaves in 1.. {
-                let Some(leaf) = walk.to_leaf(each)? else { return Ok(()) };
+                let Some(leaf) = walk.next_leaf(each)? else { return Ok(()) };
                 if leaves == UNIT {
                     next = Some((leaf.offset, leaf.key(self.medium())));
                     break;
