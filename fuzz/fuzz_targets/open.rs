@@ -10,9 +10,10 @@
 
 #![no_main]
 
+use std::ops::ControlFlow;
 use std::sync::OnceLock;
 
-use evermap::{Clock, Meta, OnSuspect, Options, Store};
+use evermap::{Clock, Evermap, Map, Meta, OnSuspect, Options};
 use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;
 use evermap_pm::{Medium, PmU64};
@@ -48,9 +49,9 @@ fn was_stored(key: &[u8], value: &[u8]) -> bool {
     version.is_some_and(|version| value_of(key, u32::from_le_bytes(*version)) == value)
 }
 
-fn put<M: Medium>(store: &Store<M>, number: u32, version: u32) -> evermap::Result<()> {
-    let (key, meta) = (key_of(number), Meta { flags: version, expires_at: 0 });
-    store.put_with(&key, &value_of(&key, version), meta).map(drop)
+fn put<M: Medium>(map: &Map<M>, number: u32, version: u32) -> evermap::Result<()> {
+    let (key, meta) = (key_of(number), Meta::new().with_flags(version));
+    map.put_with(&key, &value_of(&key, version), meta).map(drop)
 }
 
 /// The bytes of a store after a clean shutdown, and of one whose process died.
@@ -59,12 +60,14 @@ fn templates() -> &'static [Vec<u8>; 2] {
     TEMPLATES.get_or_init(|| {
         [true, false].map(|close| {
             let memory = SharedDram::new();
-            let store = Store::create(memory.clone(), Identity::default(), &options()).unwrap();
-            (0..KEYS).for_each(|number| put(&store, number, 1000 + number).unwrap());
-            (0..KEYS).step_by(5).for_each(|number| put(&store, number, 2000 + number).unwrap());
-            (0..KEYS).step_by(7).for_each(|number| assert!(store.remove(&key_of(number)).unwrap()));
+            let identity = Identity::default();
+            let db = Evermap::create_medium(memory.clone(), identity, &options()).unwrap();
+            let map = db.default_map();
+            (0..KEYS).for_each(|number| put(&map, number, 1000 + number).unwrap());
+            (0..KEYS).step_by(5).for_each(|number| put(&map, number, 2000 + number).unwrap());
+            (0..KEYS).step_by(7).for_each(|number| assert!(map.remove(&key_of(number)).unwrap()));
             if close {
-                store.close().unwrap();
+                db.close().unwrap();
             }
             memory.bytes()
         })
@@ -139,31 +142,33 @@ fn file_of(input: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-fn look<M: Medium>(store: &Store<M>) {
+fn look<M: Medium>(map: &Map<M>) {
     for number in 0..KEYS + 10 {
         let key = key_of(number);
-        if let Ok(Some(value)) = store.get(&key) {
+        if let Ok(Some(value)) = map.get(&key) {
             assert!(was_stored(&key, &value), "{} -> {}", number, value.escape_ascii());
         }
     }
-    let shown = store.for_each(|item| {
+    let shown = map.for_each(|item| {
         assert!(item.is_err() || item.is_ok_and(|item| was_stored(item.key, item.value)));
-        true
+        ControlFlow::Continue(())
     });
     shown.unwrap();
 }
 
 fn use_it(bytes: &[u8], on_suspect: OnSuspect) -> bool {
     let options = options().on_suspect(on_suspect);
-    let Ok(store) = Store::open(memory(bytes), Identity::default(), &options) else { return false };
-    look(&store);
+    let opened = Evermap::open_medium(memory(bytes), Identity::default(), &options);
+    let Ok(db) = opened else { return false };
+    let map = db.default_map();
+    look(&map);
     for number in (0..KEYS).step_by(11) {
-        let _ = put(&store, number, 3000 + number);
+        let _ = put(&map, number, 3000 + number);
     }
-    let _ = (store.remove(&key_of(3)), store.touch(&key_of(4), 0), store.compact(), store.purge());
-    store.check(true).unwrap();
-    look(&store);
-    let _ = store.close();
+    let _ = (map.remove(&key_of(3)), map.touch(&key_of(4), None), db.compact(), db.purge());
+    db.check(true).unwrap();
+    look(&map);
+    let _ = db.close();
     true
 }
 
