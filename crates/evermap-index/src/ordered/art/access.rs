@@ -184,24 +184,28 @@ impl<M: Medium> Art<M> {
         }
     }
 
-    /// Returns any leaf below a child: the first one. All of them begin with the same bytes up to
-    /// the level of the child.
-    ///
-    /// Returns `None` if the node is empty, which only the root is, or one that was emptied
-    /// meanwhile.
-    pub(super) fn any_leaf(&self, mut child: Child) -> Result<Option<LeafRef<'_>>> {
-        let m = self.medium();
-        let mut level = None;
-        while !child.is_leaf() {
-            let node = self.node(child, level)?;
-            level = Some(node.level);
-            let Some((_, cell, first)) = node.first_from(m, 0) else { return Ok(None) };
-            child = self.settled(cell, first);
-            if child.is_none() {
-                return Ok(None);
-            }
+    /// Returns the child if it is a leaf, otherwise any leaf below it. All of them begin with the
+    /// same bytes up to the level of the child. Returns `None` as
+    /// [`any_leaf_below`](Self::any_leaf_below) does.
+    pub(super) fn any_leaf(&self, child: Child) -> Result<Option<LeafRef<'_>>> {
+        match child.is_leaf() {
+            true => self.leaf(child).map(Some),
+            false => self.any_leaf_below(self.node(child, None)?),
         }
-        self.leaf(child).map(Some)
+    }
+
+    /// Returns the first leaf below a node, or `None` if the node is empty, which only the root is.
+    pub(super) fn any_leaf_below<'m>(&'m self, mut node: Node<'m>) -> Result<Option<LeafRef<'m>>> {
+        loop {
+            let Some((_, cell, first)) = node.first_from(self.medium(), 0) else {
+                return Ok(None);
+            };
+            let child = self.settled(cell, first);
+            if child.is_leaf() {
+                return self.leaf(child).map(Some);
+            }
+            node = self.node(child, Some(node.level))?;
+        }
     }
 
     /// Locks a node. Returns `None` if it is obsolete.

@@ -111,17 +111,14 @@ impl<M: Medium> Art<M> {
     }
 
     /// Decides what has to be done for `key`, by comparing it with a key that is there.
-    fn place(&self, key: &[u8], end: &End<'_>) -> Result<Place<'_>> {
+    fn place<'m>(&'m self, key: &[u8], end: &End<'m>) -> Result<Place<'m>> {
         let (m, level) = (self.medium(), end.node.level);
         if end.child.is_none() && end.verified {
             return Ok(Place::Free);
         }
         let leaf = match end.child {
             Some((_, child)) => self.any_leaf(child)?,
-            None => match end.node.first_from(m, 0) {
-                Some((_, cell, child)) => self.any_leaf(self.settled(cell, child))?,
-                None => None,
-            },
+            None => self.any_leaf_below(end.node)?,
         };
         // Only the root is ever empty.
         let Some(leaf) = leaf else {
@@ -417,9 +414,7 @@ impl<M: Medium> Art<M> {
                 }
             }
         }
-        let is_end = std::ptr::eq(cell, &raw const node.header.end);
-        let symbol = (!is_end).then(|| gone.symbol());
-        self.publish(cell, Child(0), symbol);
+        self.publish_at(&locked, cell, Child(0), gone);
         locked.changed(m);
         Ok(())
     }

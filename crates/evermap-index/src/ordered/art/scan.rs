@@ -96,11 +96,8 @@ impl<'m, M: Medium> Walk<'m, M> {
     fn order(&self, child: Child, node: &Node<'m>, key: &[u8]) -> Result<Ordering> {
         let m = self.tree.medium();
         let Some(leaf) = self.tree.any_leaf(child)? else { return Ok(Ordering::Equal) };
-        let common = leaf.common(m, key);
-        if common >= node.level {
-            return Ok(Ordering::Equal);
-        }
-        Ok(rank(leaf.symbol(m, common)).cmp(&rank(key.get(common).copied())))
+        let is_within = leaf.common(m, key) < node.level;
+        Ok(if is_within { leaf_order(m, &leaf, key) } else { Ordering::Equal })
     }
 
     /// Returns what comes next.
