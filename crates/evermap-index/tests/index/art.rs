@@ -7,7 +7,7 @@ use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered}
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::ordered::OrderedSubject;
 use evermap_index::testkit::tiny::PArt;
-use evermap_index::testkit::{Coarse, Plain};
+use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_pm::medium::{Counted, Dram, Pages};
 use evermap_pm::region::{Identity, RegionConfig};
@@ -44,7 +44,8 @@ crash_campaign!(p_art, PArt);
 fn planted_mistakes_are_noticed() {
     evermap_pm::sim::keep_panics_quiet();
     let battery = battery("p-art", MUTANTS, PArt);
-    for mistake in MUTANTS {
+    // AR-4 takes more than a minute to notice: only few orders of two threads show it.
+    for mistake in &MUTANTS[..tier().choose(3, 4)] {
         let (fate, trial) = battery.fate_of_planted(mistake, 2);
         println!("{mistake}: {fate} {trial:?}");
         assert!(!matches!(fate, Fate::Survived(_)), "{mistake}: {fate}");
