@@ -49,9 +49,10 @@
 //! The list of retired blocks is volatile: after a crash, reachability alone decides which blocks
 //! are free.
 //!
-//! In a forked child a domain works if no other thread had a guard or was changing the domain when
-//! the process forked. So a server can fork to run in the background. Otherwise no grace period
-//! ends in the child, which is an [error](WaitError::Forked): it can read, and waits for nothing.
+//! In a forked child a domain works if no thread but the forking one had a guard or was changing
+//! the domain when the process forked. So a server can fork to run in the background. Otherwise no
+//! grace period ends in the child, which is an [error](WaitError::Forked): it can read, and waits
+//! for nothing.
 //!
 //! [`membarrier`]: https://man7.org/linux/man-pages/man2/membarrier.2.html
 
@@ -81,7 +82,7 @@ use fences::{fence_all_threads, register_process_fence};
 use report::{Stalls, lag};
 use retired::{Retired, RetiredList, Shard};
 use slots::{EPOCH_BITS, EPOCHS, GuardSlot, IDLE, SharedSlots, schedule_point, slots};
-use threads::{ORDINAL, ORDINALS, OWN_SLOTS, thread_id};
+use threads::{ORDINAL, ORDINALS, OWN_SLOTS, OWNERS, lives_here, thread_id, watch_forks};
 
 pub use grace::{GracePeriod, WaitError};
 pub use quiescent::Reader;
@@ -136,6 +137,8 @@ pub struct Domain {
     id: u64,
     /// The process that uses this domain.
     process: AtomicU64,
+    /// The forked child in which no grace period ends any more.
+    lost: AtomicU64,
     stalls: Stalls,
     /// The mistake that a test has planted.
     #[cfg(test)]
@@ -200,6 +203,7 @@ impl Domain {
     /// Creates a domain. `process_fence` says whether the kernel can execute fences for guards.
     fn with(reclaim: Reclaimer, process_fence: bool) -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
+        watch_forks();
         Domain {
             global: AtomicU64::new(IDLE + 1),
             own: slots(if process_fence { OWN_SLOTS } else { 0 }),
@@ -216,6 +220,7 @@ impl Domain {
             fences: AtomicU64::new(0),
             id: LAST.fetch_add(1, Relaxed),
             process: AtomicU64::new(process_number()),
+            lost: AtomicU64::new(0),
             stalls: OnceLock::new(),
             #[cfg(test)]
             mistake: None,
@@ -483,20 +488,41 @@ impl Domain {
     }
 
     /// Makes a domain usable in a forked child. Guards and locks of a thread that was not copied
-    /// are never released. So if other threads have none now, there are none of such a thread, and
-    /// the domain is as it would be in a process with this thread only.
+    /// are never released. Without them the domain is as it would be in a process that was not
+    /// forked.
     #[cold]
     #[inline(never)]
     fn adopt(&self) -> Result<(), WaitError> {
-        let locked = self.shards.iter().any(|shard| shard.try_lock().is_none())
-            || self.calls.iter().any(CallList::is_locked)
-            || self.advancing.try_lock().is_err();
-        let fenced = self.own.is_empty() || register_process_fence();
-        if locked || self.others_are_pinned() || !fenced {
-            return Err(WaitError::Forked);
+        // What threads of this process have locked is free after some attempts.
+        const ATTEMPTS: u32 = 256;
+        let process = process_number();
+        let mut backoff = Backoff::new();
+        // Relaxed: as in `ensure_not_forked`.
+        while self.lost.load(Relaxed) != process {
+            if !self.has_remains() && (self.own.is_empty() || register_process_fence()) {
+                self.process.store(process, Relaxed);
+                return Ok(());
+            }
+            if backoff.wait_long() >= ATTEMPTS {
+                self.lost.store(process, Relaxed);
+            }
         }
-        self.process.store(process_number(), Relaxed);
-        Ok(())
+        Err(WaitError::Forked)
+    }
+
+    /// Returns `true` if a thread that does not exist in this process may hold a guard or a lock of
+    /// the domain.
+    fn has_remains(&self) -> bool {
+        self.shards.iter().any(|shard| shard.try_lock().is_none())
+            || self.calls.iter().any(CallList::is_locked)
+            || self.advancing.try_lock().is_err()
+            || self.own.iter().zip(&OWNERS).any(|(slot, owner)| {
+                slot.announced.load(Relaxed) != IDLE && !lives_here(owner.load(Relaxed))
+            })
+            || self.shared.used().any(|slot| {
+                let announced = slot.announced.load(Relaxed);
+                announced != IDLE && !lives_here((announced >> EPOCH_BITS) as u32)
+            })
     }
 
     /// Reclaims the blocks of one list whose grace period is over.
@@ -582,16 +608,6 @@ impl Domain {
         let thread = u64::from(thread_id());
         let is_ours = |slot: &GuardSlot| slot.announced.load(Relaxed) >> EPOCH_BITS == thread;
         own != IDLE || self.shared.used().any(is_ours)
-    }
-
-    /// Returns `true` if another thread may hold a guard.
-    fn others_are_pinned(&self) -> bool {
-        let (number, thread) = (ORDINAL.get(), u64::from(thread_id()));
-        let own = self.own.iter().enumerate().filter(|&(at, _)| at != number);
-        let mut own = own.map(|(_, slot)| slot.announced.load(Relaxed));
-        let mut shared = self.shared.used().map(|slot| slot.announced.load(Relaxed));
-        own.any(|announced| announced != IDLE)
-            || shared.any(|announced| announced != IDLE && announced >> EPOCH_BITS != thread)
     }
 
     /// Returns the current state of the domain.

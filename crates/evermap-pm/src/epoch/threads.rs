@@ -1,9 +1,9 @@
 //! Numbers, ids and names of threads.
 
 use std::cell::Cell;
-use std::sync::TryLockError;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::{Once, TryLockError};
 
 use crate::sync::{Backoff, Mutex, MutexGuard};
 
@@ -28,6 +28,10 @@ pub(super) static OWNERS: [AtomicU32; OWN_SLOTS] = [const { AtomicU32::new(0) };
 
 /// Numbers of threads that have ended.
 static RETURNED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// In a forked child, the id that the forking thread had in the parent, if it had asked for it. It
+/// goes on under this id.
+static FORKED_BY: AtomicU32 = AtomicU32::new(0);
 
 /// Returns the number of a thread when the thread ends.
 struct ReturnOrdinal;
@@ -83,7 +87,7 @@ fn lock_returned() -> Option<MutexGuard<'static, Vec<usize>>> {
 fn register_owner(number: usize) {
     NEXT_SHARED.set(number);
     if let Some(owner) = OWNERS.get(number) {
-        // Relaxed: only used in messages.
+        // Relaxed: a domain that has been forked asks again if it sees the previous owner.
         owner.store(thread_id(), Relaxed);
     }
 }
@@ -95,6 +99,34 @@ pub(super) fn thread_id() -> u32 {
         THREAD.set(unsafe { libc::gettid() } as u32);
     }
     THREAD.get()
+}
+
+/// Remembers in forked children, from now on, which thread has forked.
+pub(super) fn watch_forks() {
+    extern "C" fn in_child() {
+        FORKED_BY.store(THREAD.get(), Relaxed);
+    }
+    static REGISTER: Once = Once::new();
+    // The interpreter has no fork.
+    if !cfg!(miri) {
+        // If there is no memory to register it, a child waits for no guard of the forking thread.
+        // SAFETY: the handler only accesses an atomic word and one of this thread, which has no
+        // destructor.
+        REGISTER.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
+    }
+}
+
+/// Returns `true` if the thread with this id exists in this process. In a forked child that is the
+/// forking thread, and those that the child has created.
+pub(super) fn lives_here(thread: u32) -> bool {
+    thread != 0 && (thread == FORKED_BY.load(Relaxed) || can_signal(thread))
+}
+
+/// Returns `true` if the kernel would send a signal to this thread of this process.
+fn can_signal(thread: u32) -> bool {
+    let (process, thread) = (std::process::id() as libc::pid_t, thread as libc::pid_t);
+    // SAFETY: this system call takes only numbers and touches no memory. Signal 0 is not sent.
+    unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0) == 0 }
 }
 
 /// Returns the name of a living thread of this process.

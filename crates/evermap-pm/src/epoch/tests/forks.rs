@@ -160,3 +160,40 @@ fn a_child_waits_for_no_lock_of_its_parent() {
     while_another_thread_holds(|| domain.advancing.lock(), test);
     use_everything(&domain);
 }
+
+/// The child's own threads are no remains of the parent, whatever they do when it first waits.
+#[test]
+fn a_child_waits_for_threads_of_its_own() {
+    for process_fence in ways_to_fence() {
+        let domain = plain(process_fence);
+        let moment = Duration::from_millis(10);
+        let is_held_up = || {
+            let result = domain.synchronize_within(moment);
+            assert!(matches!(result, Err(WaitError::Stalled(_))), "{result:?}");
+        };
+        // Another thread holds a guard, or two: the second is in a shared slot.
+        assert!(in_child(|| while_another_thread_holds(|| domain.pin(), is_held_up)));
+        let two_guards = || (domain.pin(), domain.pin());
+        assert!(in_child(|| while_another_thread_holds(two_guards, is_held_up)));
+        // The forking thread holds them, from before, and another one waits.
+        let guards = two_guards();
+        assert!(in_child(|| {
+            std::thread::scope(|threads| _ = threads.spawn(is_held_up));
+            drop(guards);
+            use_everything(&domain);
+        }));
+        // Another thread has locked something.
+        assert!(in_child(|| {
+            let held = std::sync::Barrier::new(2);
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    let _locks = (domain.shards[3].lock(), domain.advancing.lock());
+                    held.wait();
+                    std::thread::sleep(moment);
+                });
+                held.wait();
+                domain.synchronize().unwrap();
+            });
+        }));
+    }
+}
