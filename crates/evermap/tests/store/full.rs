@@ -63,7 +63,7 @@ fn check<M: Medium>(store: &Map<M>, model: &Model) {
 /// allocation of a block. It ends in a different place with each capacity.
 #[test]
 fn space_ends_anywhere() {
-    for round in (0..40u64).step_by(tier().choose(3, 1)) {
+    for round in (0..40u64).step_by(tier().choose(5, 1)) {
         let memory = Kept::new((200 << 10) + round * 20_000);
         let options = common::small(1 << 20).seed(round);
         let mut store = memory.open(&options).unwrap();

@@ -144,7 +144,7 @@ fn damaged_keys_are_read_from_the_hash_index() {
     let last = template.word(ROOT) & ((1 << 48) - 1);
     let first_words = (last..last + 30 * 8).step_by(8);
     let end = last + 24 + (template.word(last + 8) >> 32) / 8 * 8;
-    let further = (last + 30 * 8..end).step_by(tier().choose(160, 40) * 8);
+    let further = (last + 30 * 8..end).step_by(tier().choose(400, 40) * 8);
     let mut used = 0;
     for at in std::iter::once(ROOT).chain(first_words).chain(further) {
         for flip in [1 << 3, 1 << 40, u64::MAX] {

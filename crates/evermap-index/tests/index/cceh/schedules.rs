@@ -62,7 +62,7 @@ fn play(scene: &Scene, second: &[Call], stop: u64, locking: Locking) -> Option<u
         return None;
     }
     assert_eq!(index.check(), Vec::<String>::new());
-    let per_point = tier().choose(3, 12);
+    let per_point = tier().choose(1, 12);
     let config = ImageConfig { per_point, random: per_point / 3, ..ImageConfig::default() };
     let mut images = 0;
     let visit = |image: &Image<'_>| {
@@ -89,7 +89,7 @@ fn play(scene: &Scene, second: &[Call], stop: u64, locking: Locking) -> Option<u
 }
 
 fn play_all(scene: &Scene) {
-    for locking in LOCKINGS {
+    for &locking in &LOCKINGS[..tier().choose(1, 2)] {
         for second in &scene.seconds {
             let (mut stop, mut images) = (0, 0);
             while let Some(more) = play(scene, second, stop, locking) {
