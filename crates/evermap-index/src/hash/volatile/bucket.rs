@@ -4,7 +4,8 @@
 //! byte  0  state   bit 0: forwarded; bits 1..9: the marks of entries in overflow buckets;
 //!                  bits 9..32: the overflow bucket, or 0
 //! byte  4  12 tags, a byte each: 0 for a free slot, otherwise bits of the hash
-//! byte 16  12 references to entries, 4 bytes each
+//! byte 16  12 references to entries, 4 bytes each: bits 0..28: the id of the entry, or 0; bits 28..32:
+//!          further bits of its hash
 //! ```
 //!
 //! The marks of the first bucket of a chain are a filter: a search goes on in overflow buckets only
@@ -13,6 +14,9 @@
 //!
 //! State and tags are two words, which are read and written as such. A reference is written before
 //! the tag of its slot, and cleared after it.
+//!
+//! With the further bits of the hash, and those that chose the bucket, three of four doublings find
+//! the new buckets of entries without reading them.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -33,6 +37,12 @@ pub(super) const MARKS: u64 = 8;
 /// The position of the overflow bucket in the first word, and its bits.
 const OVERFLOW_SHIFT: u32 = 9;
 const OVERFLOW: u64 = 0xffff_fe00;
+/// The number of bits of a reference that hold bits of the hash.
+pub(super) const SPLIT_BITS: u32 = 4;
+/// The position of these bits in a reference.
+const SPLIT_SHIFT: u32 = u32::BITS - SPLIT_BITS;
+/// Ids of entries are below this.
+pub(super) const ENTRY_LIMIT: u32 = 1 << SPLIT_SHIFT;
 /// Ids of overflow buckets are below this.
 pub(super) const OVERFLOW_LIMIT: u32 = 1 << (32 - OVERFLOW_SHIFT);
 
@@ -79,21 +89,34 @@ impl Bucket {
     #[inline(always)]
     pub(super) fn reference(&self, slot: usize) -> Option<Id> {
         step();
-        // Acquire: pairs with the release in `replace`, so that the entry is complete.
-        Id::new(self.references[slot].load(Acquire))
+        // Acquire: pairs with the release in `set_reference`, so that the entry is complete.
+        Id::new(self.references[slot].load(Acquire) % ENTRY_LIMIT)
     }
 
-    /// Writes a reference and a tag to a free slot. The caller holds the lock.
-    pub(super) fn fill(&self, slot: usize, tag: u8, id: Id) {
-        self.replace(slot, id);
+    /// Returns the bits of the hash that are stored in a slot that is in use. The caller holds the
+    /// lock.
+    #[inline(always)]
+    pub(super) fn split(&self, slot: usize) -> u32 {
+        self.references[slot].load(Relaxed) >> SPLIT_SHIFT
+    }
+
+    /// Writes a reference, with bits of the hash, and a tag to a free slot. The caller holds the
+    /// lock.
+    pub(super) fn fill(&self, slot: usize, tag: u8, split: u32, id: Id) {
+        self.set_reference(slot, split, id);
         self.set_tag(slot, tag);
     }
 
-    /// Replaces the reference in a slot: who reads it finds the old entry or the new one. The
-    /// caller holds the lock.
+    /// Replaces the entry of a slot by one with the same key: who reads it finds the old entry or
+    /// the new one. The caller holds the lock.
     pub(super) fn replace(&self, slot: usize, id: Id) {
+        self.set_reference(slot, self.split(slot), id);
+    }
+
+    fn set_reference(&self, slot: usize, split: u32, id: Id) {
+        debug_assert!(split < 1 << SPLIT_BITS && id.get() < ENTRY_LIMIT);
         // Release: the entry was written before.
-        self.references[slot].store(id.get(), Release);
+        self.references[slot].store(split << SPLIT_SHIFT | id.get(), Release);
         step();
     }
 
@@ -260,12 +283,15 @@ mod tests {
         for slot in 0..SLOTS {
             assert_eq!(bucket.load().free().count(), SLOTS - slot);
             assert_eq!(bucket.load().free().next(), Some(slot));
-            bucket.fill(slot, 7 + slot as u8 % 2, id(100 + slot as u32));
+            bucket.fill(slot, 7 + slot as u8 % 2, slot as u32, id(100 + slot as u32));
         }
         let words = bucket.load();
         assert_eq!(words.matching(7).collect::<Vec<_>>(), [0, 2, 4, 6, 8, 10]);
         assert_eq!((words.free().count(), words.used().count()), (0, SLOTS));
         assert!((0..SLOTS).all(|slot| bucket.reference(slot) == Some(id(100 + slot as u32))));
+        assert!((0..SLOTS).all(|slot| bucket.split(slot) == slot as u32));
+        bucket.replace(11, id(ENTRY_LIMIT - 1));
+        assert_eq!((bucket.reference(11), bucket.split(11)), (Some(id(ENTRY_LIMIT - 1)), 11));
         assert_eq!((words.overflow(), words.is_forwarded()), (None, false));
         bucket.append(id(OVERFLOW_LIMIT - 1));
         bucket.mark(3);

@@ -2,7 +2,8 @@
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
-use super::bucket::MARKS;
+use super::bucket::{MARKS, SPLIT_BITS};
+use super::table::BITS_MAX;
 
 /// A multiplier with about as many ones as zeros, from the digits of pi.
 const SPREAD: u64 = 0x243f_6a88_85a3_08d3;
@@ -16,15 +17,45 @@ pub(super) struct Hashing<S> {
 
 /// Where a key belongs within a shard: its hash, rotated so that the bits that choose the shard are
 /// the last ones. The leading bits choose the bucket.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Place(u64);
 
-/// The position of the tag in a place, and of the mark: between the bits for the bucket and those
-/// for the shard, where the hashes of all hashers that return the number itself are good.
+/// The position of the tag in a place: between the bits for the bucket and those for the shard,
+/// where the hashes of all hashers that return the number itself are good.
 const TAG_SHIFT: u32 = 24;
-const MARK_SHIFT: u32 = 20;
+
+/// The bits that choose the bucket, and [split bits](Place::split) after them, are before the tag.
+const _: () = assert!(first_split_bit(BITS_MAX) + SPLIT_BITS + u8::BITS + TAG_SHIFT <= u64::BITS);
+
+/// Returns the position of the first split bit in tables with this number of bits: tables of
+/// `SPLIT_BITS` sizes have the same split bits.
+const fn first_split_bit(bits: u32) -> u32 {
+    bits / SPLIT_BITS * SPLIT_BITS
+}
+
+/// Returns `true` if tables with these numbers of bits have the same split bits, so that entries
+/// can be moved from one to the other without their hashes.
+pub(super) fn have_same_split_bits(bits: u32, others: u32) -> bool {
+    first_split_bit(bits) == first_split_bit(others)
+}
 
 impl Place {
+    /// Returns a place that begins like that of an entry in bucket `index` of a table with this
+    /// number of bits, as far as is known there: it suffices in tables with the same split bits.
+    #[inline(always)]
+    pub(super) fn in_bucket(index: usize, bits: u32, split: u32, tag: u8) -> Self {
+        let first = first_split_bit(bits);
+        let known = index as u64 >> (bits - first) << SPLIT_BITS | u64::from(split);
+        Place(known << (u64::BITS - first - SPLIT_BITS) | u64::from(tag) << TAG_SHIFT)
+    }
+
+    /// Returns the bits of a place that are stored beside the entry in a table with this number of
+    /// bits: those from which the buckets of some larger tables follow.
+    #[inline(always)]
+    pub(super) fn split(self, bits: u32) -> u32 {
+        (self.0 << first_split_bit(bits) >> (u64::BITS - SPLIT_BITS)) as u32
+    }
+
     /// Returns the bits of which the leading ones choose the bucket.
     #[inline(always)]
     pub(super) fn prefix(self) -> u64 {
@@ -40,7 +71,7 @@ impl Place {
     /// Returns the number of the mark for overflow buckets.
     #[inline(always)]
     pub(super) fn mark(self) -> u64 {
-        self.0 >> MARK_SHIFT & (MARKS - 1)
+        u64::from(self.tag()) % MARKS
     }
 }
 
@@ -102,6 +133,8 @@ mod tests {
     use std::collections::HashSet;
     use std::hash::BuildHasherDefault;
 
+    use evermap_pm::sim::rng::Rng;
+
     use super::*;
 
     /// Returns the last number that was written.
@@ -129,6 +162,27 @@ mod tests {
             assert!(buckets.collect::<HashSet<_>>().len() > 200, "factor {factor}");
             let tags = hashes.iter().map(|&hash| hashing.place(hash).tag());
             assert!(tags.collect::<HashSet<_>>().len() > 200, "factor {factor}");
+        }
+    }
+
+    /// A place of which a bucket knows a part is as good as the whole in all tables for which that
+    /// is enough.
+    #[test]
+    fn split_bits_choose_the_buckets_of_other_tables() {
+        let mut random = Rng::new(9);
+        let index = |place: Place, bits| (place.prefix() >> (u64::BITS - bits)) as usize;
+        let all =
+            |place: Place, bits| (index(place, bits), place.split(bits), place.tag(), place.mark());
+        for _ in 0..200 {
+            let place = Place(random.draw());
+            for bits in 1..=BITS_MAX {
+                let (index, split, tag, _) = all(place, bits);
+                let known = Place::in_bucket(index, bits, split, tag);
+                let same = (1..=BITS_MAX).filter(|&others| have_same_split_bits(bits, others));
+                let same = Vec::from_iter(same);
+                assert!(same.len() >= 3 && same.contains(&bits));
+                assert!(same.iter().all(|&others| all(known, others) == all(place, others)));
+            }
         }
     }
 

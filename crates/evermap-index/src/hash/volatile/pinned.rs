@@ -169,7 +169,7 @@ impl<K: Hash + Eq, V, S: BuildHasher, G: Protect> Pinned<'_, K, V, S, G> {
     /// ```
     ///
     /// # Panics
-    /// If a shard has 2^32 - 16 entries.
+    /// If a shard has 2^28 - 16 entries.
     pub fn insert(&self, key: K, value: V) -> Option<&V> {
         let hash = self.map.hashing.hash(&key);
         let change = self.modify::<K>(Subject::Owned(key), hash, |_| Decision::Put(value));

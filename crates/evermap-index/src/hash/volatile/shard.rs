@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Domain, Guard};
 
-use super::bucket::{Bucket, OVERFLOW_LIMIT, SLOTS, Words};
+use super::bucket::{Bucket, ENTRY_LIMIT, OVERFLOW_LIMIT, SLOTS, Words};
 use super::garbage::{Batch, Garbage};
 use super::hashing::{Hashing, Place};
 use super::memory::Memory;
@@ -129,7 +129,7 @@ struct State<K, V> {
     entries: Places<Entry<K, V>>,
     overflow: Places<Bucket>,
     garbage: Garbage,
-    /// The entries of the buckets that are being moved.
+    /// The entries of the buckets that are being moved, with what is known of their places.
     moving: Vec<(Place, Id)>,
     /// The number of tables that were replaced.
     resizes: usize,
@@ -396,7 +396,8 @@ impl<K, V> Shard<K, V> {
                 #[cfg(test)]
                 if found.is_some() && self.errs(Mistake::ReplacesInTwoSteps) {
                     spot.bucket.free(spot.slot.expect("found there"));
-                    spot.bucket.fill(spot.slot.expect("found there"), place.tag(), id);
+                    let split = place.split(table.bits());
+                    spot.bucket.fill(spot.slot.expect("found there"), place.tag(), split, id);
                 }
                 match found {
                     Some(_) => spot.bucket.replace(spot.slot.expect("found there"), id),
@@ -489,9 +490,9 @@ impl<K, V> Shard<K, V> {
     /// # Panics
     /// If no id is left.
     fn store(&self, state: &mut State<K, V>, entry: Entry<K, V>) -> Id {
-        let Some(id) = state.entries.allocate(&self.entries, u32::MAX) else {
+        let Some(id) = state.entries.allocate(&self.entries, ENTRY_LIMIT) else {
             // Unless nearly all ids are in use, the reason is a lack of memory.
-            assert!(state.entries.used() < 1 << 31, "capacity overflow");
+            assert!(state.entries.used() < ENTRY_LIMIT as usize / 2, "capacity overflow");
             handle_alloc_error(Layout::new::<Entry<K, V>>());
         };
         // SAFETY: the place was allocated for an entry, and nobody else knows it.
@@ -514,7 +515,7 @@ impl<K, V> Shard<K, V> {
             self.create_table(state, guard);
             self.link(state, self.table(guard), place, id, guard);
         } else {
-            self.link_at(state, spot.first, (spot.bucket, spot.slot), place, id);
+            self.link_at(state, table, spot.first, (spot.bucket, spot.slot), place, id);
         }
         self.set_len(self.len() + 1);
         if spot.chain >= CHAIN_MAX && spot.slot.is_none() && self.len() >= state.reseed_from {
@@ -543,7 +544,7 @@ impl<K, V> Shard<K, V> {
             let slot = words.free().next();
             match words.overflow() {
                 Some(next) if slot.is_none() => bucket = self.overflow_bucket(next, guard),
-                _ => return self.link_at(state, first, (bucket, slot), place, id),
+                _ => return self.link_at(state, table, first, (bucket, slot), place, id),
             }
         }
     }
@@ -553,13 +554,15 @@ impl<K, V> Shard<K, V> {
     fn link_at(
         &self,
         state: &mut State<K, V>,
+        table: Table<'_>,
         first: &Bucket,
         (bucket, slot): (&Bucket, Option<usize>),
         place: Place,
         id: Id,
     ) {
+        let split = place.split(table.bits());
         if let Some(slot) = slot {
-            bucket.fill(slot, place.tag(), id);
+            bucket.fill(slot, place.tag(), split, id);
         } else {
             let Some(overflow) = state.overflow.allocate(&self.overflow, OVERFLOW_LIMIT) else {
                 handle_alloc_error(Layout::new::<Bucket>());
@@ -568,7 +571,7 @@ impl<K, V> Shard<K, V> {
             // accesses places of this slab as buckets, which consist of atomics.
             let last = unsafe { non_null(self.overflow.at(overflow)).as_ref() };
             last.clear();
-            last.fill(0, place.tag(), id);
+            last.fill(0, place.tag(), split, id);
             bucket.append(overflow);
         }
         if slot.is_none() || !ptr::eq(first, bucket) {

@@ -7,7 +7,7 @@ use evermap_pm::sync::Backoff;
 use evermap_pm::{Medium, PmU64, Result};
 
 use super::Art;
-use super::access::LeafRef;
+use super::access::{LeafRef, leaf_bytes};
 use super::layout::{Child, Lock};
 use super::node::{Node, RANKS, rank};
 use crate::ordered::{Direction, Page};
@@ -26,9 +26,9 @@ pub(super) struct Walk<'m, M: Medium> {
     seen: Vec<(&'m PmU64, u64)>,
 }
 
-/// What a walk comes to.
+/// What a walk shows.
 pub(super) enum Item<'m> {
-    /// A node that the walk had not entered, before everything below it.
+    /// A node, before everything below it.
     Node(Child),
     /// A leaf.
     Leaf(LeafRef<'m>),
@@ -100,8 +100,8 @@ impl<'m, M: Medium> Walk<'m, M> {
         Ok(if is_within { leaf_order(m, &leaf, key) } else { Ordering::Equal })
     }
 
-    /// Returns what comes next.
-    pub(super) fn next(&mut self) -> Result<Option<Item<'m>>> {
+    /// Returns what comes next: a leaf, or a node, which is entered.
+    fn next(&mut self) -> Result<Option<Child>> {
         let m = self.tree.medium();
         while let Some((node, edge)) = self.stack.last_mut() {
             let found = match self.direction {
@@ -114,12 +114,11 @@ impl<'m, M: Medium> Walk<'m, M> {
             };
             *edge = rank + u16::from(self.direction == Direction::Ascending);
             let child = self.tree.settled(cell, child);
-            if child.is_leaf() {
-                return self.tree.leaf(child).map(|leaf| Some(Item::Leaf(leaf)));
+            if !child.is_leaf() {
+                let next = self.tree.node(child, Some(node.level))?;
+                self.enter(next);
             }
-            let next = self.tree.node(child, Some(node.level))?;
-            self.enter(next);
-            return Ok(Some(Item::Node(child)));
+            return Ok(Some(child));
         }
         Ok(None)
     }
@@ -130,15 +129,13 @@ impl<'m, M: Medium> Walk<'m, M> {
         &mut self,
         each: &mut dyn FnMut(Item<'_>, usize),
     ) -> Result<Option<LeafRef<'m>>> {
-        while let Some(item) = self.next()? {
-            let leaf = match &item {
-                Item::Leaf(leaf) => Some(*leaf),
-                Item::Node(_) => None,
-            };
-            each(item, self.stack.len());
-            if leaf.is_some() {
-                return Ok(leaf);
+        while let Some(child) = self.next()? {
+            if child.is_leaf() {
+                let leaf = self.tree.leaf(child)?;
+                each(Item::Leaf(leaf), self.stack.len());
+                return Ok(Some(leaf));
             }
+            each(Item::Node(child), self.stack.len());
         }
         Ok(None)
     }
@@ -189,15 +186,22 @@ impl<M: Medium> Art<M> {
     ) -> Result<bool> {
         let m = self.medium();
         let mut walk = Walk::new(self, from, direction)?;
-        let mut leaves = Vec::with_capacity(most);
+        let mut children = Vec::with_capacity(most);
         let mut ended = false;
-        while leaves.len() < most && !ended {
+        while children.len() < most && !ended {
             match walk.next()? {
-                Some(Item::Leaf(leaf)) => leaves.push((leaf, self.word(&leaf))),
-                Some(Item::Node(_)) => {}
+                Some(child) if child.is_leaf() => {
+                    m.prefetch_bytes(child.offset(), leaf_bytes(8));
+                    children.push(child);
+                }
+                Some(_) => {}
                 None => ended = true,
             }
         }
+        // Each leaf is somewhere else, so they are read when the memory has been asked for all of
+        // them.
+        let read = |child| self.leaf(child).map(|leaf| (leaf, self.word(&leaf)));
+        let mut leaves = children.into_iter().map(read).collect::<Result<Vec<_>>>()?;
         if !walk.is_valid() {
             return Ok(false);
         }

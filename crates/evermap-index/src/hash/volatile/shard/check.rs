@@ -26,10 +26,11 @@ impl<K: Hash + Eq, V> Shard<K, V> {
                     continue;
                 }
                 overflow += self.chain(bucket, guard).count() - 1;
-                for (tag, id) in self.slots(bucket, guard) {
+                for (tag, split, id) in self.slots(bucket, guard) {
                     let place = hashing.place_of(&self.entry(id, guard).key, current.seed());
-                    if (current.index(place.prefix()), place.tag()) != (index, tag) {
-                        wrong.push(format!("{id:?} is in bucket {index} with tag {tag}"));
+                    let due = (current.index(place.prefix()), place.tag());
+                    if due != (index, tag) || place.split(current.bits()) != split {
+                        wrong.push(format!("{id:?} is in bucket {index} with {tag} and {split}"));
                     }
                     found.push(id);
                 }
@@ -77,10 +78,12 @@ impl<K: Hash + Eq, V> Shard<K, V> {
         &'g self,
         first: &'g Bucket,
         guard: &'g Guard<'_>,
-    ) -> impl Iterator<Item = (u8, Id)> {
+    ) -> impl Iterator<Item = (u8, u32, Id)> {
         self.chain(first, guard).flat_map(|bucket| {
             let words = bucket.load();
-            words.used().map(move |slot| (words.tag(slot), bucket.reference(slot).expect("used")))
+            words.used().map(move |slot| {
+                (words.tag(slot), bucket.split(slot), bucket.reference(slot).expect("used"))
+            })
         })
     }
 }

@@ -7,10 +7,10 @@ use evermap_pm::Guard;
 
 use super::{GROW_AT, Id, Shard, State};
 use crate::hash::volatile::bucket::Bucket;
-use crate::hash::volatile::hashing::{Hashing, Place};
+use crate::hash::volatile::hashing::{Hashing, Place, have_same_split_bits};
 #[cfg(test)]
 use crate::hash::volatile::mistakes::Mistake;
-use crate::hash::volatile::table::{BITS_MAX, NewTable, prefetch};
+use crate::hash::volatile::table::{BITS_MAX, NewTable, Table, prefetch};
 
 /// The mean number of entries in a bucket below which a table shrinks to half.
 const SHRINK_BELOW: usize = 2;
@@ -115,11 +115,14 @@ impl<K, V> Shard<K, V> {
         let end = table.buckets().min(state.moved + count.next_multiple_of(ratio));
         let mut moving = std::mem::take(&mut state.moving);
         moving.clear();
-        (state.moved..end)
-            .for_each(|index| self.gather(table.bucket_at(index), &mut moving, guard));
-        // Hashes come from a caller's code, which may panic. Nothing has changed so far.
-        for (place, id) in &mut moving {
-            *place = hashing.place_of(&self.entry(*id, guard).key, next.seed());
+        (state.moved..end).for_each(|index| self.gather(table, index, &mut moving, guard));
+        let known = table.seed() == next.seed() && have_same_split_bits(table.bits(), next.bits());
+        if !known {
+            moving.iter().for_each(|&(_, id)| prefetch(self.entries.at(id)));
+            // Hashes come from a caller's code, which may panic. Nothing has changed so far.
+            for (place, id) in &mut moving {
+                *place = hashing.place_of(&self.entry(*id, guard).key, next.seed());
+            }
         }
         #[cfg(test)]
         if self.errs(Mistake::ForwardsBeforeCopying) {
@@ -144,14 +147,22 @@ impl<K, V> Shard<K, V> {
         }
     }
 
-    /// Adds the entries of a chain to `moving`, and prefetches them.
-    fn gather(&self, first: &Bucket, moving: &mut Vec<(Place, Id)>, guard: &Guard<'_>) {
-        let mut bucket = first;
+    /// Adds the entries of a chain to `moving`, with what is known there of their places. The caller
+    /// holds the lock.
+    fn gather(
+        &self,
+        table: Table<'_>,
+        index: usize,
+        moving: &mut Vec<(Place, Id)>,
+        guard: &Guard<'_>,
+    ) {
+        let mut bucket = table.bucket_at(index);
         loop {
             let words = bucket.load();
-            for id in words.used().filter_map(|slot| bucket.reference(slot)) {
-                prefetch(self.entries.at(id));
-                moving.push((Place::default(), id));
+            for slot in words.used() {
+                let Some(id) = bucket.reference(slot) else { continue };
+                let (split, tag) = (bucket.split(slot), words.tag(slot));
+                moving.push((Place::in_bucket(index, table.bits(), split, tag), id));
             }
             match words.overflow() {
                 Some(id) => bucket = self.overflow_bucket(id, guard),
