@@ -104,6 +104,7 @@ fn stat_as_json(stat: &Stat, space: &SpaceStat) -> Value {
         "suspect": stat.suspect,
         "sweep": stat.sweep.to_string(),
         "ordered": stat.ordered.as_ref().map(ordered_as_json),
+        "persistent_order": stat.persistent_order.as_ref().map(ToString::to_string),
         "next_cas": stat.next_cas,
         "flush_mark": stat.flush_mark,
         "flush_due": stat.flush_due,

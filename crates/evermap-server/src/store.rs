@@ -233,6 +233,9 @@ impl Cache for Map {
             each("evermap_ordered_keys_read", &ordered.keys_read);
             each("evermap_ordered_notices_waiting", &ordered.notices_waiting);
         }
+        if let Some(state) = &stat.persistent_order {
+            each("evermap_persistent_order", state);
+        }
     }
 }
 

@@ -41,7 +41,7 @@ pub use ops::reader::{Reader, ValueRef};
 pub use ops::scan::{KeyRange, Scan};
 pub use ops::stream::{ValueReader, ValueWriter};
 pub use options::{Durability, Options};
-pub use ordered::{OrderedStat, OrderedState, OrderedUpdates};
+pub use ordered::{Order, OrderedStat, OrderedState, OrderedUpdates};
 pub use record::{EXPIRY_MAX, VALUE_MAX};
 #[cfg(feature = "serde")]
 pub use typed::{DecodeKey, EncodeKey, TypedIter, TypedMap};

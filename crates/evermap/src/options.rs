@@ -7,7 +7,7 @@ use std::time::Duration;
 use evermap_pm::region::{OnSuspect, RegionConfig};
 
 use crate::error::storage;
-use crate::{Clock, Error, IndexKind, OrderedUpdates};
+use crate::{Clock, Error, IndexKind, Order, OrderedUpdates};
 
 /// The default of [`Options::reader_backlog`]: far more than ever waits for short operations.
 const READER_BACKLOG: u64 = 64 << 20;
@@ -83,7 +83,7 @@ pub struct Options {
     pub(crate) seed: Option<u64>,
     pub(crate) index: IndexKind,
     pub(crate) clock: Clock,
-    pub(crate) ordered: bool,
+    pub(crate) ordered: Order,
     pub(crate) ordered_updates: OrderedUpdates,
     pub(crate) reader_backlog: u64,
 }
@@ -114,7 +114,7 @@ impl Options {
             seed,
             index: IndexKind::default(),
             clock: Clock::system(),
-            ordered: false,
+            ordered: Order::None,
             ordered_updates: OrderedUpdates::default(),
             reader_backlog: READER_BACKLOG,
         }
@@ -369,12 +369,8 @@ impl Options {
     }
 
     /// Sets whether the maps of the file also have an index of the keys in order, so that they can
-    /// be [scanned](crate::Map::scan). The default is `false`.
-    ///
-    /// That takes ordinary memory, about 40 bytes for a key, and its length beyond 15 bytes. A file
-    /// can be opened with it and without. After opening it is built in the background, while
-    /// everything but scans works already; that of a named map is built by its first scan. A clean
-    /// shutdown saves the keys in order, so that the next opening reads no records for it.
+    /// be [scanned](crate::Map::scan), and where: `true` is [`Order::Volatile`]. The default is
+    /// [`Order::None`].
     ///
     /// ```
     /// use evermap::{Evermap, Options};
@@ -385,8 +381,8 @@ impl Options {
     /// assert_eq!(first, (b"a".to_vec(), b"1".to_vec()));
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    pub fn ordered(mut self, ordered: bool) -> Self {
-        self.ordered = ordered;
+    pub fn ordered(mut self, order: impl Into<Order>) -> Self {
+        self.ordered = order.into();
         self
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
-use evermap::IndexKind;
+use evermap::{IndexKind, Order};
 use evermap_server::Config;
 use evermap_server::protocol::{Binding, Restricted};
 use evermap_server::server::{
@@ -99,9 +99,10 @@ pub(crate) struct Arguments {
     /// Kind of index, if this command creates the store
     #[arg(long, value_name = "NAME", default_value_t, value_parser = index_kind())]
     index: IndexKind,
-    /// Also maintain an ordered index, to measure its cost: no command of the protocol uses it
-    #[arg(long)]
-    ordered: bool,
+    /// Also keep the keys in order, for `evermap scan` or to measure the cost: no command of the
+    /// protocol uses it
+    #[arg(long, value_enum, default_value_t, value_name = "WHERE")]
+    ordered: Ordered,
     #[command(flatten)]
     rejoin: RejoinArguments,
     /// Maximum size of an item, from 1K to 64M
@@ -158,6 +159,27 @@ enum Durability {
     Process,
     /// Nothing: the items are in memory without a file
     Volatile,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Ordered {
+    /// Only if the store was opened with `persistent` before
+    #[default]
+    None,
+    /// In memory
+    Volatile,
+    /// In the file: from then on, always
+    Persistent,
+}
+
+impl From<Ordered> for Order {
+    fn from(ordered: Ordered) -> Self {
+        match ordered {
+            Ordered::None => Order::None,
+            Ordered::Volatile => Order::Volatile,
+            Ordered::Persistent => Order::Persistent,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
@@ -229,7 +251,7 @@ impl Arguments {
         let store = StoreSettings {
             place: self.place()?,
             index: self.index,
-            ordered: self.ordered,
+            order: self.ordered.into(),
             rejoin: self.rejoin,
             memory: self.memory,
             // Without a limit, a full disk is an error that the operator has to know of.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
-use evermap::{Evermap, Evicted, IndexKind, Options};
+use evermap::{Evermap, Evicted, IndexKind, Options, Order};
 use evermap_server::protocol::Credentials;
 use evermap_server::server::{Tls, TlsSettings};
 use evermap_server::{Config, Listener, Server};
@@ -55,7 +55,7 @@ pub(super) struct Service {
 pub(super) struct StoreSettings {
     pub(super) place: Place,
     pub(super) index: IndexKind,
-    pub(super) ordered: bool,
+    pub(super) order: Order,
     pub(super) rejoin: RejoinArguments,
     /// The maximum of bytes of memory, or `None` for no limit.
     pub(super) memory: Option<u64>,
@@ -323,7 +323,7 @@ impl StoreSettings {
     fn open(&self, path: Option<&Path>) -> Result<Evermap, Failure> {
         let options = Options::new()
             .index(self.index)
-            .ordered(self.ordered)
+            .ordered(self.order)
             .memory_limit(self.memory.unwrap_or(0))
             .evict(self.evict);
         Ok(match path {

@@ -374,7 +374,7 @@ fn items_are_evicted_beyond_the_memory_limit() {
 #[test]
 fn the_statistics_include_the_ordered_index() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &["--ordered"]);
+    let server = Server::start(&dir.path().join("map"), "127.0.0.1:0", &["--ordered", "volatile"]);
     let mut client = server.connect();
     for key in 0..100 {
         client.ask(&format!("set {key} 0 0 1\r\nx\r\n"), "STORED\r\n");
@@ -393,6 +393,33 @@ fn the_statistics_include_the_ordered_index() {
     assert!(number("evermap_ordered_bytes") > 0);
     server.signal(Signal::TERM);
     server.output().success();
+}
+
+/// Killed with its keys in order in the file, which then has them in every run, and for every
+/// command.
+#[test]
+fn a_persistent_order_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("map");
+    let server = Server::start(&store, "127.0.0.1:0", &["--ordered", "persistent"]);
+    let mut client = server.connect();
+    for key in ["b", "a", "d", "c"] {
+        client.ask(&format!("set {key} 0 0 1\r\nx\r\n"), "STORED\r\n");
+    }
+    client.ask("delete b\r\n", "DELETED\r\n");
+    server.signal(Signal::KILL);
+    drop(server.output());
+    let server = Server::start(&store, "127.0.0.1:0", &[]);
+    let mut client = server.connect();
+    client.send("stats\r\n");
+    let stats: Vec<String> =
+        std::iter::from_fn(|| client.line().filter(|line| line != "END")).collect();
+    assert!(stats.iter().any(|line| line.starts_with("STAT evermap_persistent_order ready")));
+    server.signal(Signal::TERM);
+    server.output().success();
+    let shown = String::from_utf8(run_on("scan", &store, &[]).success()).unwrap();
+    let key = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["key"].clone();
+    assert_eq!(shown.lines().map(key).collect::<Vec<_>>(), ["a", "c", "d"]);
 }
 
 #[test]

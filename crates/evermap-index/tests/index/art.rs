@@ -44,8 +44,8 @@ crash_campaign!(p_art, PArt);
 fn planted_mistakes_are_noticed() {
     evermap_pm::sim::keep_panics_quiet();
     let battery = battery("p-art", MUTANTS, PArt);
-    // AR-1 takes ten seconds to notice, AR-4 more than a minute: only few orders of two threads show
-    // it.
+    // AR-1 takes ten seconds to notice, AR-4 more than a minute: only few orders of two threads
+    // show it.
     for mistake in &MUTANTS[tier().choose(1..3, 0..4)] {
         let (fate, trial) = battery.fate_of_planted(mistake, 2);
         println!("{mistake}: {fate} {trial:?}");

@@ -753,14 +753,18 @@ impl<M: Medium> Map<M> {
 fn bind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) -> Result<()> {
     for (at, step) in steps.iter().enumerate() {
         let Some(draft) = step.draft.as_ref().filter(|_| step.is_new()) else { continue };
-        let mut acted = false;
+        let (mut acted, mut entered) = (false, Ok(()));
         let change =
             step.store.inner.index.mutate(step.key, MutateMode::MayInsert, guard, &mut |_| {
+                entered = step.store.enter_order(step.key);
+                if entered.is_err() {
+                    return Action::Keep;
+                }
                 acted = true;
                 draft.set_published();
                 Action::Put(draft.word())
             });
-        match change {
+        match entered.and(change) {
             // What failed afterwards was only tidying up.
             Err(error) if !acted => {
                 unbind_new(&steps[..at], guard);

@@ -202,11 +202,17 @@ impl<M: Medium> Map<M> {
                 report.problem(format!("{prefix}the keys that were saved in order cannot be read"))
             }
         }
+        let order = self.inner.order.as_ref();
+        let order =
+            order.map_or(Ok(()), |order| order.visit_blocks(&mut |block| reachable.0.push(block)));
+        if let Err(error) = &order {
+            report.problem(format!("{prefix}ordered index: {error}"));
+        }
         let visited = self.inner.index.visit(reachable);
         if let Err(error) = &visited {
             report.problem(format!("{prefix}index: {error}"));
         }
-        Ok(visited.is_ok())
+        Ok(visited.is_ok() && order.is_ok())
     }
 
     fn check_records(&self, report: &mut CheckReport) -> Result<()> {

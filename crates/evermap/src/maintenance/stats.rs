@@ -10,7 +10,7 @@ use evermap_pm::{ErrorKind, Medium};
 
 use crate::maintenance::census::Count;
 use crate::maintenance::sweep::SweepState;
-use crate::ordered::Ordered;
+use crate::ordered::{Ordered, OrderedState, PersistentOrder};
 use crate::{Durability, Evermap, IndexKind, Map, OrderedStat, Result};
 
 /// The state of a map and of its file: what [`Map::stat`] returns.
@@ -56,8 +56,10 @@ pub struct Stat {
     pub suspect: bool,
     /// State of the sweep after an unclean shutdown.
     pub sweep: SweepState,
-    /// The ordered index, if there is one.
+    /// The ordered index in ordinary memory, if there is one.
     pub ordered: Option<OrderedStat>,
+    /// How far the persistent ordered index is, if there is one.
+    pub persistent_order: Option<OrderedState>,
     /// Guards, and bytes that wait for them.
     pub epoch: EpochStats,
     /// The thread that keeps memory from being used again at present, if one does.
@@ -174,6 +176,7 @@ impl<M: Medium> Map<M> {
             suspect: file.suspect,
             sweep: file.maintenance.sweep_state(),
             ordered: self.inner.ordered.as_ref().map(Ordered::stat),
+            persistent_order: self.inner.order.as_ref().map(PersistentOrder::state),
             held_up_by: Some(&epoch)
                 .filter(|epoch| epoch.oldest_guard_lag > 0)
                 .and_then(|_| file.pool.epoch().oldest_guard()),
@@ -272,6 +275,9 @@ impl fmt::Display for Stat {
         line(f, "sweep", &self.sweep)?;
         if let Some(ordered) = &self.ordered {
             line(f, "ordered", ordered)?;
+        }
+        if let Some(state) = &self.persistent_order {
+            line(f, "order in file", state)?;
         }
         let guards =
             format!("{} (oldest {} behind)", self.epoch.guards, self.epoch.oldest_guard_lag);

@@ -7,7 +7,7 @@
 //! byte 32  counters  records and bytes, exact after a clean shutdown; after any other, the
 //!                    bytes are an upper limit
 //! byte 48  saved     names the keys in order, if a clean shutdown has saved them
-//! byte 56  reserved
+//! byte 56  order     names the persistent ordered index, if there is one
 //! ```
 //!
 //! Every map but the default one has such a *descriptor*, a block of its own that never moves. The
@@ -31,7 +31,7 @@ pod! {
         flush: [PmU64; 2],
         counters: [PmU64; 2],
         saved: PmU64,
-        reserved: PmU64,
+        order: PmU64,
     }
 }
 
@@ -39,6 +39,9 @@ pod! {
 const DEFAULT: usize = 0;
 /// Root slot that names its saved keys.
 const DEFAULT_SAVED: usize = 13;
+
+/// Root slot that names its persistent ordered index.
+const DEFAULT_ORDER: usize = 12;
 
 /// The offsets of the words of a map that change in place.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +52,7 @@ pub(crate) struct MapHeader {
     flush: u64,
     counters: u64,
     saved: u64,
+    order: u64,
     owner: Owner,
 }
 
@@ -62,6 +66,7 @@ impl MapHeader {
             flush: m.offset_of(&words.flush_mark),
             counters: m.offset_of(&words.counters),
             saved: m.offset_of(pool.root(DEFAULT_SAVED)),
+            order: m.offset_of(pool.root(DEFAULT_ORDER)),
             owner: Owner::of(0),
         }
     }
@@ -78,6 +83,7 @@ impl MapHeader {
                 flush: m.offset_of(&descriptor.flush),
                 counters: m.offset_of(&descriptor.counters),
                 saved: m.offset_of(&descriptor.saved),
+                order: m.offset_of(&descriptor.order),
                 owner: Owner::of(offset),
             }
         })
@@ -99,8 +105,8 @@ impl MapHeader {
     pub(crate) fn create<M: Medium>(pool: &Pool<M>) -> Result<Self> {
         let (m, offset) = (pool.medium(), pool.allocate_fixed(size_of::<Descriptor>() as u64)?);
         let descriptor = m.at::<Descriptor>(offset).expect("just allocated");
-        let Descriptor { root, counters, saved, reserved, .. } = descriptor;
-        for cell in [root, saved, reserved].into_iter().chain(counters) {
+        let Descriptor { root, counters, saved, order, .. } = descriptor;
+        for cell in [root, saved, order].into_iter().chain(counters) {
             m.store(cell, 0);
         }
         m.store(&descriptor.own, encode_checked(WordKind::Descriptor, offset));
@@ -148,6 +154,11 @@ impl MapHeader {
     /// Returns the cell that names the saved keys.
     pub(crate) fn saved<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p PmU64 {
         pool.medium().at(self.saved).expect("checked with the header")
+    }
+
+    /// Returns the cell that names the persistent ordered index.
+    pub(crate) fn order<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p PmU64 {
+        pool.medium().at(self.order).expect("checked with the header")
     }
 
     fn counters<'p, M: Medium>(&self, pool: &'p Pool<M>) -> &'p [PmU64; 2] {

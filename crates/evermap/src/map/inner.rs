@@ -10,11 +10,11 @@ use crate::index::PrimaryIndex;
 use crate::maintenance::census::{Counters, Totals};
 use crate::maintenance::expire::Expiries;
 use crate::map::header::MapHeader;
-use crate::ordered::{Ordered, Saved};
+use crate::ordered::{Ordered, PersistentOrder, Saved};
 use crate::record::cas::CasCounter;
 use crate::record::flush_mark::FlushMark;
 use crate::record::size_hint::RecordSizeHint;
-use crate::{Error, IndexKind, Options, Result};
+use crate::{Error, IndexKind, Options, Order, Result};
 
 /// Whether a map can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,10 @@ pub(crate) struct MapInner<M: Medium> {
     /// Whether its records are evicted, and keep how they were read.
     pub(crate) evicts: bool,
     pub(crate) expiries: Expiries,
-    /// `None` unless [`Options::ordered`] asks for it.
+    /// The ordered index in ordinary memory, if [`Options::ordered`] asks for it.
     pub(crate) ordered: Option<Ordered>,
+    /// The one in the file, if the map was ever opened with it.
+    pub(crate) order: Option<PersistentOrder<M>>,
     /// The keys that the last clean shutdown has saved in order.
     pub(crate) saved: Saved,
     /// The number of reads that met a damaged record since opening.
@@ -102,7 +104,13 @@ impl<M: Medium> OpenContext<'_, M> {
         let (clean, records) =
             (self.clean && self.pool.is_swept(), known.map(|known| known.records));
         let saved = Saved::open(self.pool, header.saved(self.pool), clean, records);
-        let ordered = self.options.ordered && (header.is_default() || name.is_some());
+        let wanted = match header.is_default() || name.is_some() {
+            true => self.options.ordered,
+            // The catalogue.
+            false => Order::None,
+        };
+        let order = self.open_order(&header, wanted, is_new)?;
+        let ordered = wanted == Order::Volatile && order.is_none();
         Ok(MapInner {
             name: name.map(Box::from),
             header,
@@ -120,11 +128,40 @@ impl<M: Medium> OpenContext<'_, M> {
             ordered: ordered
                 .then(|| Ordered::new(self.options.ordered_updates, is_new))
                 .transpose()?,
+            order,
             saved,
             damage_met: AtomicU64::new(0),
             size_hint: RecordSizeHint::default(),
             state: AtomicU8::new(MapState::Open as u8),
         })
+    }
+}
+
+impl<M: Medium> OpenContext<'_, M> {
+    /// Opens the persistent ordered index of a map, or creates it if that is wanted.
+    ///
+    /// # Errors
+    /// `NoSpace`. One that cannot be read is given up: all of it follows from the hash index.
+    fn open_order(
+        &self,
+        header: &MapHeader,
+        wanted: Order,
+        is_new: bool,
+    ) -> Result<Option<PersistentOrder<M>>> {
+        let (m, cell) = (self.pool.medium(), header.order(self.pool));
+        match PersistentOrder::open(self.pool, cell) {
+            Ok(None) => {}
+            Ok(Some(order)) => return Ok(Some(order)),
+            Err(error) if !error.is_damaged() => return Err(error),
+            Err(_) if m.is_read_only() => return Ok(None),
+            Err(_) => {
+                self.pool.require_sweep();
+                m.store(cell, 0);
+                m.persist(cell);
+            }
+        }
+        let creates = wanted == Order::Persistent && !m.is_read_only();
+        creates.then(|| PersistentOrder::create(self.pool, cell, is_new)).transpose()
     }
 }
 

@@ -29,6 +29,8 @@ enum Obstacle {
     Flushing,
     /// A flush came after the draft got its CAS id: the draft needs a newer one.
     BornFlushed,
+    /// The key could not be made part of the persistent ordered index.
+    NotInOrder,
 }
 
 /// The result of one attempt to change a locked key.
@@ -118,6 +120,11 @@ impl<M: Medium> Map<M> {
                         .set_cas(file.cas_counter.take(file.pool.region())?);
                     continue;
                 }
+                // Outside the lock, for its error. If there is space by now, the next round has it.
+                Round::Again(Obstacle::NotInOrder) => {
+                    self.enter_order(key)?;
+                    continue;
+                }
                 // An earlier round may have shown a record that is gone by now.
                 Round::NotAsked => drop(decide(None)),
                 Round::Decided { was_hidden, .. } if change.changed() => {
@@ -183,12 +190,18 @@ impl<M: Medium> Map<M> {
         };
         let live = word.and_then(|word| self.live(word, mark));
         let was_hidden = word.is_some() && live.is_none();
-        let action = match (decide(live), draft) {
+        let verdict = decide(live);
+        let binds = matches!(verdict, Verdict::Publish | Verdict::PublishWith(_));
+        let action = match (verdict, draft) {
             (Verdict::Publish | Verdict::PublishWith(_), Some(draft)) if draft.cas() < mark => {
                 // A flush came between the draft and now. The record that this one replaces may be
                 // absent because of the flush, so this one comes after it, and must not be flushed
                 // itself.
                 return Round::Again(Obstacle::BornFlushed);
+            }
+            // A new key is part of the persistent ordered index before it is bound.
+            _ if binds && word.is_none() && self.enter_order(key).is_err() => {
+                return Round::Again(Obstacle::NotInOrder);
             }
             (Verdict::Publish, Some(draft)) => publish(draft),
             (Verdict::PublishWith(control), Some(draft)) => {

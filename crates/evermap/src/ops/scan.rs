@@ -9,7 +9,7 @@ use std::ops::{
 
 use evermap_index::key::BytesRef;
 use evermap_index::ordered::{Cursor, Direction, Run, prefix_end};
-use evermap_index::{BPlus, Guard};
+use evermap_index::{Guard, OrderedIndex};
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
@@ -173,7 +173,7 @@ impl<M: Medium> Map<M> {
 #[must_use = "a scan is lazy, and shows nothing unless it is iterated over"]
 pub struct Scan<'s, M: Medium = Mapped> {
     map: &'s Map<M>,
-    tree: &'s BPlus,
+    tree: &'s dyn OrderedIndex,
     cursor: Cursor<'s>,
     direction: Direction,
     /// The end of the range at which the scan ends.
@@ -192,11 +192,16 @@ pub struct Scan<'s, M: Medium = Mapped> {
 }
 
 impl<'s, M: Medium> Scan<'s, M> {
-    fn new(map: &'s Map<M>, tree: &'s BPlus, range: KeyRange) -> Self {
+    fn new(map: &'s Map<M>, tree: &'s dyn OrderedIndex, range: KeyRange) -> Self {
         Self::towards(Direction::Ascending, map, tree, range)
     }
 
-    fn towards(direction: Direction, map: &'s Map<M>, tree: &'s BPlus, range: KeyRange) -> Self {
+    fn towards(
+        direction: Direction,
+        map: &'s Map<M>,
+        tree: &'s dyn OrderedIndex,
+        range: KeyRange,
+    ) -> Self {
         let bounds = (range.start_bound(), range.end_bound());
         let cursor = Cursor::new(tree, bounds, direction);
         let until = match direction {

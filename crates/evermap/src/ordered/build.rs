@@ -50,7 +50,9 @@ impl Drop for Building<'_> {
 impl<M: Medium> Map<M> {
     /// Returns `true` if the ordered index is wanted and no thread has begun to build it.
     pub(crate) fn wants_ordered_built(&self) -> bool {
-        self.inner.ordered.as_ref().is_some_and(|ordered| ordered.state() == OrderedState::Pending)
+        let pending = |ordered: &Ordered| ordered.state() == OrderedState::Pending;
+        self.inner.ordered.as_ref().is_some_and(pending)
+            || self.inner.order.as_ref().is_some_and(|order| !order.is_complete())
     }
 
     /// Builds the [ordered index](crate::Options::ordered) with this number of threads, including
@@ -77,8 +79,11 @@ impl<M: Medium> Map<M> {
     /// [`Error::NotOrdered`], [`Error::OrderedFailed`], [`Error::Closed`], and [`Error::Storage`]
     /// with `Forked` or `Poisoned`.
     pub fn build_ordered(&self, threads: usize) -> Result<()> {
-        let ordered = self.inner.ordered.as_ref().ok_or(Error::NotOrdered)?;
         self.db.file.pool.region().ensure_writable()?;
+        if let Some(order) = &self.inner.order {
+            return self.fill_order(order);
+        }
+        let ordered = self.inner.ordered.as_ref().ok_or(Error::NotOrdered)?;
         {
             let state = ordered.state.lock().expect("no panics while held");
             let is_building = |state: &mut OrderedState| *state == OrderedState::Building;
@@ -183,10 +188,13 @@ impl<M: Medium> Map<M> {
     /// Reports what is wrong with the ordered index, if it is ready. No other thread may change the
     /// store meanwhile.
     pub(crate) fn check_ordered(&self, problem: &mut dyn FnMut(String)) -> Result<()> {
+        if let Some(order) = &self.inner.order {
+            return self.check_order(order, problem);
+        }
         let Some(ordered) = self.inner.ordered.as_ref().filter(|ordered| ordered.is_ready()) else {
             return Ok(());
         };
-        let tree = self.tree(false)?;
+        let Some(tree) = self.settled_tree() else { return Ok(()) };
         tree.check().into_iter().for_each(|what| problem(format!("ordered index: {what}")));
         self.compare(ordered, tree, &mut |key, in_tree, _| {
             let what = if in_tree { "has a key that is not there" } else { "lacks a key" };

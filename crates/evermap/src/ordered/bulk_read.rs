@@ -207,15 +207,21 @@ impl<M: Medium> Map<M> {
         word: u64,
         key: &mut Vec<u8>,
     ) -> bool {
-        key.clear();
-        let read = Record::at(self.db.file.pool.medium(), word).is_ok_and(|record| {
-            record.append_key(key).is_ok()
-                && BytesRef::new(key, self.db.file.pool.seed()).hash == hash
-        });
+        let read = self.has_key(hash, word, key);
         if !read {
             ordered.unreadable.fetch_add(1, Relaxed);
         }
         read
+    }
+
+    /// The same without counting.
+    #[inline]
+    pub(super) fn has_key(&self, hash: u64, word: u64, key: &mut Vec<u8>) -> bool {
+        key.clear();
+        Record::at(self.db.file.pool.medium(), word).is_ok_and(|record| {
+            record.append_key(key).is_ok()
+                && BytesRef::new(key, self.db.file.pool.seed()).hash == hash
+        })
     }
 }
 

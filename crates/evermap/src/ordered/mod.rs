@@ -38,12 +38,14 @@ use crate::{Error, Map, Result};
 mod build;
 mod bulk_read;
 mod notices;
+mod persistent;
 mod saved;
 mod stat;
 mod workers;
 
 pub(crate) use build::default_threads;
 pub(crate) use notices::KeyEvent;
+pub(crate) use persistent::PersistentOrder;
 pub(crate) use saved::{Saved, clear as clear_saved};
 pub use stat::{OrderedStat, OrderedState};
 
@@ -55,6 +57,32 @@ const TOGETHER: usize = 32;
 /// in the background: large enough for bursts, and small enough that a scan does not wait long for
 /// them.
 const BACKLOG: usize = 16;
+
+/// Whether maps have an index of their keys in order, and where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Order {
+    /// None, unless a map has a persistent one already.
+    #[default]
+    None,
+    /// In ordinary memory: about 40 bytes for a key, and its length beyond 15 bytes. A file can be
+    /// opened with it and without. After opening it is built in the background, while everything
+    /// but scans works already; that of a named map is built by its first scan. A clean shutdown
+    /// saves the keys in order, so that the next opening reads no records for it.
+    Volatile,
+    /// In the file: scans work as soon as the file is open, whatever the end of the last process
+    /// was. It takes a copy of each key, some 60 to 100 bytes of the file, and a new key costs more
+    /// than with the volatile one. A map that was once opened with it keeps it, whatever the
+    /// options of later openings are; that of a map which had keys before is filled in the
+    /// background, or by the first scan.
+    Persistent,
+}
+
+impl From<bool> for Order {
+    fn from(ordered: bool) -> Self {
+        if ordered { Order::Volatile } else { Order::None }
+    }
+}
 
 /// Which threads update the ordered index when keys are bound and unbound.
 ///
@@ -179,6 +207,9 @@ impl<M: Medium> Map<M> {
     pub(crate) fn notice(&self, key: BytesRef<'_>, event: KeyEvent, guard: &Guard<'_>) {
         if let Some(ordered) = &self.inner.ordered {
             self.post(ordered, key, event, guard);
+        }
+        if matches!(event, KeyEvent::Unbound) {
+            self.leave_order(key, guard);
         }
     }
 
@@ -308,7 +339,13 @@ impl<M: Medium> Map<M> {
     }
 
     /// Returns the tree for a scan: with everything that was acknowledged before, unless `relaxed`.
-    pub(crate) fn tree(&self, relaxed: bool) -> Result<&BPlus> {
+    pub(crate) fn tree(&self, relaxed: bool) -> Result<&dyn OrderedIndex> {
+        if let Some(order) = &self.inner.order {
+            self.db.file.pool.region().ensure_writable()?;
+            drop(self.enter()?);
+            self.fill_order(order)?;
+            return Ok(order.tree());
+        }
         let ordered = self.inner.ordered.as_ref().ok_or(Error::NotOrdered)?;
         // Not in a forked child: other threads may have been changing the tree.
         self.db.file.pool.region().ensure_writable()?;

@@ -27,6 +27,8 @@ pub(crate) enum WordKind {
     Descriptor = 9,
     /// The offset of the keys of a map that were saved in order: see [`saved`](crate::ordered).
     Saved = 10,
+    /// The offset of the block of a persistent ordered index: see [`persistent`](crate::ordered).
+    Order = 11,
 }
 
 impl WordKind {
@@ -40,7 +42,8 @@ impl WordKind {
             | WordKind::Intent
             | WordKind::Catalogue
             | WordKind::Descriptor
-            | WordKind::Saved => 48,
+            | WordKind::Saved
+            | WordKind::Order => 48,
             WordKind::CasLimit | WordKind::FlushMark => 56,
         }
     }
@@ -79,7 +82,7 @@ fn check(kind: WordKind, value: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const KINDS: [WordKind; 10] = [
+    const KINDS: [WordKind; 11] = [
         WordKind::Control,
         WordKind::CasLimit,
         WordKind::FlushMark,
@@ -90,6 +93,7 @@ mod tests {
         WordKind::Catalogue,
         WordKind::Descriptor,
         WordKind::Saved,
+        WordKind::Order,
     ];
 
     /// The check is part of the format: these values must never change.

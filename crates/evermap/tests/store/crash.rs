@@ -10,7 +10,7 @@ use crate::common::{self, value_of};
 use crate::ordered;
 use evermap::{
     Applied, Batch, Clock, Edit, Error, IndexKind, Item, Map, MapOptions, Marks, Meta, Options,
-    Outcome, counter,
+    Order, Outcome, counter,
 };
 use evermap_index::testkit::{Tier, tier};
 use evermap_pm::Medium;
@@ -27,6 +27,7 @@ struct Workload {
     maps: u64,
     ops: u64,
     index: IndexKind,
+    order: Order,
     /// The memory limit of a cache, in bytes; 0 if it is none.
     limit: u64,
     /// Whether two threads use it.
@@ -42,6 +43,7 @@ impl Workload {
             maps,
             ops: 120,
             index,
+            order: Order::Volatile,
             limit: 0,
             parallel: false,
             work: evict::Work::default(),
@@ -142,7 +144,7 @@ impl Live {
             .clock(clock.clone())
             .memory_limit(workload.limit)
             .evict(workload.limit > 0)
-            .ordered(true);
+            .ordered(workload.order);
         let store =
             common::open_medium(sim.clone(), Identity::default(), &options).map_err(text)?;
         let &Workload { keys, maps, limit, parallel, .. } = workload;
@@ -740,6 +742,44 @@ fn power_loss_with_named_maps() {
 #[test]
 fn process_death_with_named_maps() {
     campaign_with_maps(Model::ProcessDeath, 300);
+}
+
+/// The keys are in order in the file, of the default map and of two named ones.
+fn campaign_in_order(model: Model, seed: u64) {
+    for (index, seed) in common::campaign_indexes().into_iter().zip(seed..) {
+        let workload = Workload { order: Order::Persistent, ..Workload::new(6, 2, index) };
+        let images = tier().choose(800, 4_000);
+        let config = sim::Config { capacity: 512 << 10, ..config(model, images) };
+        let length = tier().choose(1, 4);
+        let report = sim::campaign::run(&workload, &config, seed..seed + length * times());
+        println!("{index}: {report}");
+        report.assert_clean();
+        assert!(report.images > images / 3);
+    }
+}
+
+#[test]
+fn power_loss_with_a_persistent_order() {
+    campaign_in_order(Model::Adr, 800);
+}
+
+#[test]
+fn process_death_with_a_persistent_order() {
+    campaign_in_order(Model::ProcessDeath, 900);
+}
+
+/// A planted mistake: a key is bound although the persistent order does not have it (1). Another
+/// one, for which two threads have to meet: it leaves the order although it is bound again (2).
+#[test]
+fn keys_that_are_missing_in_a_persistent_order_are_found() {
+    let found = |workload: Workload, images, mistake, seeds| {
+        let workload = Workload { order: Order::Persistent, ..workload };
+        evict::assert_found(&workload, &config(Model::Adr, images), mistake, seeds);
+    };
+    found(Workload::new(KEYS, 0, common::index()), 20_000, "OR-1", 0..4);
+    if tier() == Tier::Full {
+        found(Workload::shared_cache(), 100, "OR-2", 0..300);
+    }
 }
 
 /// A cache, from which records are evicted, and moved out of sparse extents, throughout.

@@ -22,6 +22,7 @@ mod ordered;
 #[path = "../fixtures/packed.rs"]
 mod packed;
 mod panics;
+mod persistent_order;
 mod read_only;
 mod refs;
 mod saved;

@@ -93,7 +93,7 @@ fn compare(store: &Map<Kept>, model: &mut Model, keys: u64) {
     assert_eq!(pages_of(store), model.entries);
     let pairs: BTreeMap<_, _> = store.iter().map(|pair| pair.unwrap()).collect();
     assert!(pairs.iter().eq(model.entries.iter().map(|(key, entry)| (key, &entry.value))));
-    if store.stat().ordered.is_some() {
+    if store.stat().ordered.is_some() || store.stat().persistent_order.is_some() {
         let expected: Vec<_> =
             model.entries.iter().map(|(key, entry)| (key.clone(), entry.value.clone())).collect();
         ordered::assert_scans(store, &expected);

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
-use evermap::{Clock, Error, KeyRange, Map, Options, OrderedState, OrderedUpdates};
+use evermap::{Clock, Error, KeyRange, Map, Options, Order, OrderedState, OrderedUpdates};
 use evermap_index::testkit::tier;
 use evermap_pm::{Medium, PmU64};
 
@@ -19,10 +19,11 @@ type Pair = (Vec<u8>, Vec<u8>);
 const NOTICES: [OrderedUpdates; 3] =
     [OrderedUpdates::Batched, OrderedUpdates::Sync, OrderedUpdates::Background];
 
-/// Returns options without an ordered index if the seed is odd, otherwise with one, which is
-/// updated in a way that the seed selects.
+/// Returns options with the order that the seed selects. One in ordinary memory is updated in a way
+/// that the seed selects too.
 pub(crate) fn in_some_way(options: Options, seed: u64) -> Options {
-    options.ordered(seed.is_multiple_of(2)).ordered_updates(NOTICES[seed as usize / 2 % 3])
+    let order = [Order::Volatile, Order::None, Order::Persistent][seed as usize % 3];
+    options.ordered(order).ordered_updates(NOTICES[seed as usize / 3 % 3])
 }
 
 fn pairs<M: Medium>(scan: evermap::Scan<'_, M>) -> Vec<Pair> {

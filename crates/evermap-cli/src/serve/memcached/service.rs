@@ -23,7 +23,7 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
         store: StoreSettings {
             place: place(&options),
             index: Default::default(),
-            ordered: false,
+            order: Default::default(),
             rejoin: RejoinArguments::default(),
             memory: options.memory,
             evict: options.evict,

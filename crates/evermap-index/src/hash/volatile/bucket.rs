@@ -4,8 +4,8 @@
 //! byte  0  state   bit 0: forwarded; bits 1..9: the marks of entries in overflow buckets;
 //!                  bits 9..32: the overflow bucket, or 0
 //! byte  4  12 tags, a byte each: 0 for a free slot, otherwise bits of the hash
-//! byte 16  12 references to entries, 4 bytes each: bits 0..28: the id of the entry, or 0; bits 28..32:
-//!          further bits of its hash
+//! byte 16  12 references to entries, 4 bytes each: bits 0..28: the id of the entry, or 0;
+//!          bits 28..32: further bits of its hash
 //! ```
 //!
 //! The marks of the first bucket of a chain are a filter: a search goes on in overflow buckets only

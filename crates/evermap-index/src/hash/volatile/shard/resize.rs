@@ -147,8 +147,8 @@ impl<K, V> Shard<K, V> {
         }
     }
 
-    /// Adds the entries of a chain to `moving`, with what is known there of their places. The caller
-    /// holds the lock.
+    /// Adds the entries of a chain to `moving`, with what is known there of their places. The
+    /// caller holds the lock.
     fn gather(
         &self,
         table: Table<'_>,

@@ -1,0 +1,260 @@
+//! The persistent ordered index: a tree of keys in the file.
+//!
+//! The tree holds every key that the hash index binds, with its hash, so scans need nothing to be
+//! built, whatever the end of the last process was. It may hold other keys too: a scan looks each
+//! key up, and does not show what is not there.
+//!
+//! Two rules keep that true:
+//!
+//! * **A key enters the tree before it is bound**, durably, and while the hash index has it locked:
+//!   in the function that decides what the key is to be bound to. So it is in the tree when the
+//!   binding is stored, and no crash can take it back.
+//! * **A key leaves the tree after it was unbound**, durably: in a second visit, which locks the
+//!   key too, and does nothing if it is bound again by then.
+//!
+//! Both happen under the lock of the key, so neither can come between the two steps of the other. A
+//! crash between unbinding a key and its leaving the tree leaves a key too many. Replacing a record
+//! touches nothing here. The lock of a key is acquired before those of the tree, and no holder of a
+//! lock of the tree waits for that of a key.
+//!
+//! # Media
+//!
+//! A word of the map's [header](crate::map::header) names a block. Of an older file, the tree is
+//! filled by a walk over the hash index, beside all other operations: they keep the two rules from
+//! the beginning. Until the walk has ended, the block says that keys may be missing.
+//!
+//! ```text
+//! byte 0  complete  0: keys may be missing
+//! byte 8  tree      names the tree
+//! ```
+
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use evermap_index::key::BytesRef;
+use evermap_index::ordered::PersistentOrdered;
+use evermap_index::ordered::art::Art;
+use evermap_index::{Action, Guard, MutateMode, OrderedIndex, Visitor};
+use evermap_pm::sync::Mutex;
+use evermap_pm::{Medium, PmU64, Pool, pod};
+
+use super::OrderedState;
+use crate::ops::read::Walk;
+use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
+use crate::{Error, Map, Result};
+
+/// The format of a region with such a tree. Programs that know only the formats before it would
+/// bind keys that do not enter the tree.
+const FORMAT: u32 = 10;
+
+/// A word of the block whose tree has every key.
+const COMPLETE: u64 = u64::from_le_bytes(*b"complete");
+
+pod! {
+    struct OrderBlock: 64 {
+        complete: PmU64,
+        tree: PmU64,
+        unused: [PmU64; 6],
+    }
+}
+
+/// The persistent ordered index of a map.
+pub(crate) struct PersistentOrder<M: Medium> {
+    tree: Art<M>,
+    block: u64,
+    complete: AtomicBool,
+    /// Held by the thread that fills the tree.
+    filling: Mutex<()>,
+}
+
+/// Shows blocks only: the words of the tree are hashes.
+struct Blocks<'v>(&'v mut dyn FnMut(u64));
+
+impl Visitor for Blocks<'_> {
+    fn block(&mut self, offset: u64) {
+        (self.0)(offset);
+    }
+
+    fn word(&mut self, _: u64) {}
+}
+
+impl<M: Medium> PersistentOrder<M> {
+    /// Creates a tree for `cell` to name, durably. `complete`: the map has no keys yet.
+    ///
+    /// # Errors
+    /// `NoSpace`: then the cell names nothing.
+    pub(crate) fn create(pool: &Arc<Pool<M>>, cell: &PmU64, complete: bool) -> Result<Self> {
+        let m = pool.medium();
+        pool.region().raise_format(FORMAT)?;
+        let block = pool.allocate_fixed(size_of::<OrderBlock>() as u64)?;
+        let words = m.at::<OrderBlock>(block).expect("just allocated");
+        m.store(&words.complete, if complete { COMPLETE } else { 0 });
+        m.store(&words.tree, 0);
+        m.flush(words);
+        let tree = Art::create(pool.clone(), &words.tree);
+        let tree = tree.inspect_err(|_| pool.free_unpublished(block))?;
+        // The block and the tree are durable: creating the tree has ended with a fence.
+        m.store(cell, encode_checked(WordKind::Order, block));
+        m.persist(cell);
+        Ok(PersistentOrder { tree, block, complete: complete.into(), filling: Mutex::new(()) })
+    }
+
+    /// Opens the tree that `cell` names, if it names one. O(1).
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub(crate) fn open(pool: &Arc<Pool<M>>, cell: &PmU64) -> Result<Option<Self>> {
+        let (m, at) = (pool.medium(), pool.medium().offset_of(cell));
+        let word = m.load(cell);
+        if word == 0 {
+            return Ok(None);
+        }
+        let found = decode_checked(WordKind::Order, word);
+        let (block, words) = found
+            .and_then(|block| Some((block, m.at::<OrderBlock>(block)?)))
+            .ok_or_else(|| evermap_pm::Error::damaged(at, "it does not name an ordered index"))?;
+        let tree = Art::open(pool.clone(), &words.tree)?;
+        let complete = m.load(&words.complete) == COMPLETE;
+        let order =
+            PersistentOrder { tree, block, complete: complete.into(), filling: Mutex::new(()) };
+        Ok(Some(order))
+    }
+
+    /// Returns `true` if every bound key is in the tree.
+    pub(crate) fn is_complete(&self) -> bool {
+        // Acquire: what was entered before is found.
+        self.complete.load(Acquire)
+    }
+
+    fn set_complete(&self, pool: &Pool<M>) {
+        let m = pool.medium();
+        let words = m.at::<OrderBlock>(self.block).expect("checked at opening");
+        m.store(&words.complete, COMPLETE);
+        m.persist(&words.complete);
+        self.complete.store(true, Release);
+    }
+
+    pub(crate) fn state(&self) -> OrderedState {
+        match self.is_complete() {
+            true => OrderedState::Ready(std::time::Duration::ZERO),
+            false if self.filling.try_lock().is_err() => OrderedState::Building,
+            false => OrderedState::Pending,
+        }
+    }
+
+    /// Calls `each` with the offset of every block.
+    ///
+    /// # Errors
+    /// `Damaged` if a part of the tree cannot be read.
+    pub(crate) fn visit_blocks(&self, each: &mut dyn FnMut(u64)) -> evermap_pm::Result<()> {
+        each(self.block);
+        self.tree.visit(&mut Blocks(each))
+    }
+
+    pub(crate) fn tree(&self) -> &dyn OrderedIndex {
+        &self.tree
+    }
+}
+
+impl<M: Medium> Map<M> {
+    /// Makes `key` part of the persistent ordered index, if there is one. The caller binds the key
+    /// right after, in the function that decides about it.
+    ///
+    /// # Errors
+    /// `NoSpace`, or any error of the tree: then the key must not be bound.
+    #[inline]
+    pub(crate) fn enter_order(&self, key: BytesRef<'_>) -> evermap_pm::Result<()> {
+        match &self.inner.order {
+            Some(order) if !self.db.file.pool.medium().mutant("OR-1") => {
+                order.tree.insert(key.bytes, key.hash).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes `key`, which was unbound, from the persistent ordered index, unless it is bound
+    /// again.
+    #[inline]
+    pub(crate) fn leave_order(&self, key: BytesRef<'_>, guard: &Guard<'_>) {
+        let Some(order) = &self.inner.order else { return };
+        let careless = self.db.file.pool.medium().mutant("OR-2");
+        let left = self.inner.index.mutate(key, MutateMode::MayInsert, guard, &mut |word| {
+            if word.is_none() && !careless {
+                // If it fails, there is a key too many.
+                let _ = order.tree.remove(key.bytes);
+            }
+            Action::Keep
+        });
+        if careless {
+            let _ = order.tree.remove(key.bytes);
+        }
+        // If the index could not be read, as if the tree could not be changed.
+        let _ = left;
+    }
+
+    /// Fills the tree with the keys that were bound before it was created, unless that is done.
+    /// Other operations go on meanwhile.
+    pub(super) fn fill_order(&self, order: &PersistentOrder<M>) -> Result<()> {
+        if order.is_complete() {
+            return Ok(());
+        }
+        let _filling = order.filling.lock().unwrap_or_else(PoisonError::into_inner);
+        if order.is_complete() {
+            return Ok(());
+        }
+        let (mut walk, mut pairs, mut key) = (Walk::new(self), Vec::new(), Vec::new());
+        while let Some(guard) = walk.next(&mut pairs)? {
+            if self.db.file.maintenance.is_stopping() {
+                return Err(Error::Closed);
+            }
+            walk.take_error()?;
+            for &(hash, word) in &pairs {
+                // What cannot be read is in no scan, and replacing it unbinds it.
+                if self.has_key(hash, word, &mut key) {
+                    self.enter_if_bound(order, BytesRef { bytes: &key, hash }, &guard)?;
+                }
+            }
+        }
+        order.set_complete(&self.db.file.pool);
+        Ok(())
+    }
+
+    fn enter_if_bound(
+        &self,
+        order: &PersistentOrder<M>,
+        key: BytesRef<'_>,
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        let mut entered = Ok(());
+        self.inner.index.mutate(key, MutateMode::ExistingOnly, guard, &mut |word| {
+            if word.is_some() {
+                entered = order.tree.insert(key.bytes, key.hash).map(drop);
+            }
+            Action::Keep
+        })?;
+        Ok(entered?)
+    }
+
+    /// Reports what is wrong with the persistent ordered index, if it is complete.
+    pub(super) fn check_order(
+        &self,
+        order: &PersistentOrder<M>,
+        problem: &mut dyn FnMut(String),
+    ) -> Result<()> {
+        order.tree.check().into_iter().for_each(|what| problem(format!("ordered index: {what}")));
+        let (mut walk, mut pairs, mut key) = (Walk::new(self), Vec::new(), Vec::new());
+        while order.is_complete()
+            && let Some(_guard) = walk.next(&mut pairs)?
+        {
+            for &(hash, word) in &pairs {
+                if self.has_key(hash, word, &mut key) && order.tree.get(&key)? != Some(hash) {
+                    let key = key.escape_ascii();
+                    problem(format!("ordered index: it lacks a key: \"{key}\""));
+                }
+            }
+        }
+        Ok(())
+    }
+}
