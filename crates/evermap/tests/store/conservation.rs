@@ -15,7 +15,8 @@ use std::time::Duration;
 use std::io::{BufRead, BufReader};
 
 use crate::common::{self, Random, child};
-use evermap::{Batch, IndexKind, Map, MapOptions, Meta, Options, counter};
+use crate::ordered::scan_agrees;
+use evermap::{Batch, IndexKind, Map, MapOptions, Meta, Options, Order, counter};
 use evermap_pm::PmU64;
 use evermap_pm::medium::{Mapped, MappedOptions, Medium};
 
@@ -174,7 +175,7 @@ fn place_of(thread: usize, thing: usize) -> Vec<u8> {
 
 fn options(index: IndexKind) -> Options {
     let options = Options::new().index(index).capacity(1 << 30).extent_size(64 << 10);
-    options.lock_wait(Duration::from_secs(60))
+    options.lock_wait(Duration::from_secs(60)).ordered(Order::Persistent)
 }
 
 /// Opens the map that the threads work on: the default one, or that of this name.
@@ -429,6 +430,7 @@ fn settle(map: &Map, ledger: &Ledger, ids: &mut Ids) {
         ControlFlow::Continue(())
     })
     .unwrap();
+    scan_agrees(map).unwrap();
 }
 
 fn kill_again_and_again(index: IndexKind, name: &str, kills: u64) {
