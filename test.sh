@@ -81,7 +81,7 @@ programs() {
 long_campaigns() {
     step "the store, over each of its other indexes"
     for index in dash-lh cceh level p-clht; do
-        EVERMAP_TEST_INDEX=$index cargo test -p evermap --all-features --quiet --test store
+        EVERMAP_TEST_INDEX=$index cargo test --release --quiet -p evermap --test store
     done
     step "damaged files, and kills under transfers"
     EVERMAP_CONSERVATION=50 cargo test --release --quiet -p evermap --test store -- damage conservation

@@ -11,6 +11,9 @@ For each directory and number of records it fills a store and then, in each repe
    one request at a time on each of two connections;
 4. does that again with 32 requests at a time.
 
+With `--ordered`, the store has the order of its keys in the file, and is also scanned after a kill: time from
+exec of `evermap scan` until it has ended with the first hundred records, and closed the store.
+
 A SET stores the value that was there already, so that every answer can be checked at any time.
 """
 
@@ -30,6 +33,7 @@ import time
 MARKS = ("<!-- begin of the table -->\n", "<!-- end of the table -->\n")
 PATIENCE = 600
 DEPTH = 32
+SCANNED = 100
 
 
 def key_of(record):
@@ -46,6 +50,7 @@ class Server:
 
     def __init__(self, options, path):
         command = [options.binary, "serve", "--path", path, "--listen", options.address]
+        command += ["--ordered", "persistent"] if options.ordered else []
         reader, writer = os.pipe()
         redirect = [(os.POSIX_SPAWN_DUP2, writer, 1)]
         self.pid = os.posix_spawn(options.binary, command, os.environ, file_actions=redirect)
@@ -123,6 +128,17 @@ class Store:
         server.wait_ready()
         return server, self.first_answer(since)
 
+    def first_scan(self):
+        """Seconds until a command has scanned the first records of a store that was not closed."""
+        command = [self.options.binary, "scan", self.path, "--limit", str(SCANNED)]
+        since = time.perf_counter()
+        shown = subprocess.run(command, check=True, capture_output=True).stdout
+        took = time.perf_counter() - since
+        keys = [line.split(b"\t")[0] for line in shown.splitlines()]
+        if keys != [key_of(record) for record in range(SCANNED)]:
+            raise SystemExit(f"a scan shows {keys}")
+        return took
+
     def kill_and_start(self, server):
         since = time.perf_counter()
         server.kill()
@@ -166,6 +182,11 @@ class Store:
         server, row["exec, clean"] = self.start()
         server.kill()
         server.wait_gone()
+        if self.options.ordered:
+            row["scan"] = self.first_scan()
+            server, _ = self.start()
+            server.kill()
+            server.wait_gone()
         server, row["exec, killed"] = self.start()
         row["sweep"] = self.sweep()
         self.huge = server.huge_share()
@@ -204,6 +225,7 @@ class Store:
             f"{self.median('steady sets') / 1e3:.0f}k",
             f"{self.median('steady p99.9') / 1e3:.2f}",
             f"{self.median('many sets') / 1e3:.0f}k",
+            *([times("scan")] if self.options.ordered else []),
         ]
 
 
@@ -228,6 +250,7 @@ def table(options, stores, load):
     head = [
         "Store", "File, GiB", "exec to answer, ms", "after kill, ms", "kill to answer, ms", "Sweep idle, ms",
         "under load, ms", "SETs/s", "p99.9, ms", "SETs/s later", "p99.9 later, ms", f"SETs/s, {DEPTH} deep",
+        *(["exec to end of a scan after kill, ms"] if options.ordered else []),
     ]
     lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
     for directory, store in stores:
@@ -258,6 +281,7 @@ def main():
     parser.add_argument("--directories", nargs="+", default=["/dev/shm", "target"])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--value-bytes", type=int, default=100)
+    parser.add_argument("--ordered", action="store_true", help="keep the order of the keys in the file")
     parser.add_argument("--address", default="127.0.0.1:21211")
     parser.add_argument("--binary", default="target/release/evermap")
     parser.add_argument("--client", required=True, help="client.rs, compiled")

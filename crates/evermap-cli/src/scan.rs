@@ -14,8 +14,9 @@ use crate::open::MapArguments;
 
 /// Write the records of a range of keys to standard output, in key order
 ///
-/// Keys are ordered byte by byte. The lines have the format of `evermap dump`. First the ordered
-/// index is built, which takes some hundred nanoseconds for each record of the map.
+/// Keys are ordered byte by byte. The lines have the format of `evermap dump`. Unless the file has
+/// the order, the ordered index is built first, which takes some hundred nanoseconds for each
+/// record of the map.
 #[derive(clap::Args)]
 pub(crate) struct Scan {
     #[command(flatten)]

@@ -1,7 +1,7 @@
 //! Measures what an ordered index costs: `ordered PATH [RECORDS [THREADS [VALUE_BYTES [ROUNDS]]]]`.
 //!
 //! Puts records with 16-byte keys, overwrites them, scans, and opens the store again, for each kind
-//! of `OrderedUpdates` and without an ordered index. These take turns, so that other load on the
+//! of `OrderedUpdates`, with the order in the file, and without one. These take turns, so that other load on the
 //! machine affects all of them; medians are printed.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::ops::Range;
 use std::time::Instant;
 
-use evermap::{Evermap, Options, OrderedState, OrderedUpdates};
+use evermap::{Evermap, Options, Order, OrderedState, OrderedUpdates};
 
 mod keys;
 
@@ -47,19 +47,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = arguments.first().ok_or(usage)?;
     let (records, threads) = (number(1, 1_000_000)?, number(2, 1)?);
     let value = vec![7u8; number(3, 100)? as usize];
-    let ways: [(&str, Option<OrderedUpdates>); 4] = [
-        ("without", None),
-        ("at once", Some(OrderedUpdates::Sync)),
-        ("in batches", Some(OrderedUpdates::Batched)),
-        ("in background", Some(OrderedUpdates::Background)),
+    let ways: [(&str, Order, OrderedUpdates); 5] = [
+        ("without", Order::None, OrderedUpdates::Sync),
+        ("at once", Order::Volatile, OrderedUpdates::Sync),
+        ("in batches", Order::Volatile, OrderedUpdates::Batched),
+        ("in background", Order::Volatile, OrderedUpdates::Background),
+        ("in the file", Order::Persistent, OrderedUpdates::Sync),
     ];
     let mut figures = Figures::new();
     for _ in 0..number(4, 3)? {
-        for (way, (_, notices)) in ways.iter().enumerate() {
-            let options = || match notices {
-                Some(notices) => Options::new().ordered(true).ordered_updates(*notices),
-                None => Options::new(),
-            };
+        for (way, &(_, order, updates)) in ways.iter().enumerate() {
+            let options = || Options::new().ordered(order).ordered_updates(updates);
             let _ = std::fs::remove_file(path);
             let map = Evermap::open(path, options())?.default_map();
             let mut note = |phase: usize, nanos: f64| {
@@ -79,7 +77,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     });
                 }),
             );
-            if notices.is_some() {
+            if order != Order::None {
                 let scans = (records / SHORT).min(20_000);
                 note(
                     3,
@@ -106,7 +104,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             map.into_db().close()?;
             let map = Evermap::open(path, options())?.default_map();
-            if notices.is_some() {
+            if order == Order::Volatile {
                 map.build_ordered(1)?;
                 let Some(OrderedState::Ready(took)) = map.stat().ordered.map(|o| o.state) else {
                     return Err("not built".into());
@@ -128,7 +126,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("ns each, {records} records, {threads} threads, values of {} bytes", value.len());
     print!("{:<12}", "");
-    ways.iter().for_each(|(name, _)| print!("{name:>15}"));
+    ways.iter().for_each(|(name, ..)| print!("{name:>15}"));
     for (phase, name) in PHASES.iter().enumerate() {
         print!("\n{name:<12}");
         for way in 0..ways.len() {

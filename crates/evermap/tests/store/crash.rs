@@ -777,9 +777,7 @@ fn keys_that_are_missing_in_a_persistent_order_are_found() {
         evict::assert_found(&workload, &config(Model::Adr, images), mistake, seeds);
     };
     found(Workload::new(KEYS, 0, common::index()), 20_000, "OR-1", 0..4);
-    if tier() == Tier::Full {
-        found(Workload::shared_cache(), 100, "OR-2", 0..300);
-    }
+    found(Workload::shared_cache(), 100, "OR-2", 0..300);
 }
 
 /// A cache, from which records are evicted, and moved out of sparse extents, throughout.
