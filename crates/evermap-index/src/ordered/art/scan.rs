@@ -191,7 +191,8 @@ impl<M: Medium> Art<M> {
         while children.len() < most && !ended {
             match walk.next()? {
                 Some(child) if child.is_leaf() => {
-                    m.prefetch_bytes(child.offset(), leaf_bytes(8));
+                    // As for a key of up to 24 bytes.
+                    m.prefetch_bytes(child.offset(), leaf_bytes(24));
                     children.push(child);
                 }
                 Some(_) => {}
