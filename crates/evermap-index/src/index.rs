@@ -229,6 +229,11 @@ pub trait Visitor {
     fn block(&mut self, offset: u64);
     /// Called with the word of each pair. If words name records, these are blocks too.
     fn word(&mut self, word: u64);
+    /// Returns `true` if the visitor needs nothing more. An index asks from time to time, and may
+    /// then return without having shown the rest.
+    fn is_done(&self) -> bool {
+        false
+    }
 }
 
 /// An index that is stored in persistent memory.

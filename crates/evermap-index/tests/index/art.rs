@@ -8,7 +8,7 @@ use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::ordered::OrderedSubject;
 use evermap_index::testkit::tiny::PArt;
 use evermap_index::testkit::{Coarse, Plain, tier};
-use evermap_index::{conformance, crash_campaign, ordered_conformance};
+use evermap_index::{Visitor, conformance, crash_campaign, ordered_conformance};
 use evermap_pm::medium::{Counted, Dram, Pages};
 use evermap_pm::region::{Identity, RegionConfig};
 use evermap_pm::sim::mutants::Fate;
@@ -81,6 +81,30 @@ fn keys_can_be_the_beginning_of_others() {
         tree.remove(&key[..length]).unwrap();
     }
     assert_eq!((tree.len(), tree.stats().segments), (0, 1));
+}
+
+/// A visitor that wants a few blocks.
+struct Few(Vec<u64>);
+
+impl Visitor for Few {
+    fn block(&mut self, offset: u64) {
+        self.0.push(offset);
+    }
+
+    fn word(&mut self, _: u64) {}
+
+    fn is_done(&self) -> bool {
+        self.0.len() >= 10
+    }
+}
+
+#[test]
+fn a_visit_ends_when_the_visitor_is_done() {
+    let tree = in_memory();
+    (0..5000u64).for_each(|key| assert!(tree.insert(&key.to_be_bytes(), key).unwrap().inserted()));
+    let mut few = Few(Vec::new());
+    tree.visit(&mut few).unwrap();
+    assert_eq!(few.0.len(), 10);
 }
 
 /// A node is replaced by a larger and by a smaller one when that is due, so removing what was

@@ -203,8 +203,8 @@ impl<M: Medium> Map<M> {
             }
         }
         let order = self.inner.order.as_ref();
-        let order =
-            order.map_or(Ok(()), |order| order.visit_blocks(&mut |block| reachable.0.push(block)));
+        let order = order
+            .map_or(Ok(()), |order| order.visit_all_blocks(&mut |block| reachable.0.push(block)));
         if let Err(error) = &order {
             report.problem(format!("{prefix}ordered index: {error}"));
         }

@@ -87,7 +87,9 @@ impl<M: Medium> Evermap<M> {
             for (map, found) in maps.iter().zip(&mut found) {
                 map.inner.header.block().into_iter().for_each(&mut *mark);
                 let order = map.inner.order.as_ref();
-                visited = visited.and(order.map_or(Ok(()), |order| order.visit_blocks(mark)));
+                let stops = || self.file.maintenance.is_stopping();
+                let order = order.map_or(Ok(()), |order| order.visit_blocks(mark, &stops));
+                visited = visited.and(order);
                 let mut sweeper = Sweeper { map, mark, census: &mut census, found };
                 // Everything else that can be read is recovered along the way.
                 visited = visited.and(map.inner.index.visit(&mut sweeper));
@@ -175,13 +177,14 @@ impl<M: Medium> Visitor for Sweeper<'_, M> {
     }
 
     fn word(&mut self, word: u64) {
-        if self.map.db.file.maintenance.is_stopping() {
-            return;
-        }
         let offset = word & OFFSET_MASK;
         (self.mark)(offset);
         if let Some(bytes) = self.old_bytes(word) {
             self.census.count(self.found, offset, bytes);
         }
+    }
+
+    fn is_done(&self) -> bool {
+        self.map.db.file.maintenance.is_stopping()
     }
 }

@@ -607,7 +607,7 @@ fn free_everything<M: Medium>(pool: &Pool<M>, map: &MapInner<M>) -> bool {
         OwnedBlocks { pool, tombstone, blocks: vec![map.header.descriptor()], is_complete: true };
     let order = map.order.as_ref();
     let order =
-        order.map_or(Ok(()), |order| order.visit_blocks(&mut |block| all.blocks.push(block)));
+        order.map_or(Ok(()), |order| order.visit_all_blocks(&mut |block| all.blocks.push(block)));
     let visited = map.index.visit(&mut all).and(order);
     match map.saved.take(pool) {
         Some(blocks) => all.blocks.extend(blocks),

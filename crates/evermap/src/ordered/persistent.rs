@@ -70,14 +70,21 @@ pub(crate) struct PersistentOrder<M: Medium> {
 }
 
 /// Shows blocks only: the words of the tree are hashes.
-struct Blocks<'v>(&'v mut dyn FnMut(u64));
+struct Blocks<'v> {
+    each: &'v mut dyn FnMut(u64),
+    stops: &'v dyn Fn() -> bool,
+}
 
 impl Visitor for Blocks<'_> {
     fn block(&mut self, offset: u64) {
-        (self.0)(offset);
+        (self.each)(offset);
     }
 
     fn word(&mut self, _: u64) {}
+
+    fn is_done(&self) -> bool {
+        (self.stops)()
+    }
 }
 
 impl<M: Medium> PersistentOrder<M> {
@@ -144,13 +151,25 @@ impl<M: Medium> PersistentOrder<M> {
         }
     }
 
-    /// Calls `each` with the offset of every block.
+    /// Calls `each` with the offset of every block, until `stops` returns `true`.
     ///
     /// # Errors
     /// `Damaged` if a part of the tree cannot be read.
-    pub(crate) fn visit_blocks(&self, each: &mut dyn FnMut(u64)) -> evermap_pm::Result<()> {
+    pub(crate) fn visit_blocks(
+        &self,
+        each: &mut dyn FnMut(u64),
+        stops: &dyn Fn() -> bool,
+    ) -> evermap_pm::Result<()> {
         each(self.block);
-        self.tree.visit(&mut Blocks(each))
+        self.tree.visit(&mut Blocks { each, stops })
+    }
+
+    /// Calls `each` with the offset of every block.
+    ///
+    /// # Errors
+    /// As of [`visit_blocks`](Self::visit_blocks).
+    pub(crate) fn visit_all_blocks(&self, each: &mut dyn FnMut(u64)) -> evermap_pm::Result<()> {
+        self.visit_blocks(each, &|| false)
     }
 
     pub(crate) fn tree(&self) -> &dyn OrderedIndex {

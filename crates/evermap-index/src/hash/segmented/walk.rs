@@ -160,9 +160,12 @@ pub(crate) fn visit<T: Segmented>(index: &T, visitor: &mut dyn Visitor) -> Resul
             }
             chain.into_iter().for_each(|block| visitor.block(block));
             pairs.into_iter().for_each(|(_, word)| visitor.word(word));
-            true
+            !visitor.is_done()
         },
     )?;
+    if visitor.is_done() {
+        return Ok(());
+    }
     index.visited(segments);
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! The invariants of the tree.
 
+use std::ops::ControlFlow;
+
 use evermap_pm::{Medium, Result};
 
 use super::Art;
@@ -38,6 +40,7 @@ impl<M: Medium> Art<M> {
             if let Err(error) = check(item, &mut found) {
                 found.push(error.to_string());
             }
+            ControlFlow::Continue(())
         });
         problems.append(&mut found);
         problems.extend(walked.err().map(|error| error.to_string()));

@@ -1,7 +1,7 @@
 //! Walking the tree in the order of its keys.
 
 use std::cmp::Ordering;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 
 use evermap_pm::sync::Backoff;
 use evermap_pm::{Medium, PmU64, Result};
@@ -33,6 +33,9 @@ pub(super) enum Item<'m> {
     /// A leaf.
     Leaf(LeafRef<'m>),
 }
+
+/// What is called with everything that a walk shows, and the number of nodes above it.
+pub(super) type Each<'f> = dyn FnMut(Item<'_>, usize) -> ControlFlow<()> + 'f;
 
 impl<'m, M: Medium> Walk<'m, M> {
     /// Begins a walk at a bound.
@@ -123,21 +126,23 @@ impl<'m, M: Medium> Walk<'m, M> {
         Ok(None)
     }
 
-    /// Goes on to the next leaf. Calls `each` with it and with what comes before it, and with the
-    /// number of nodes above.
+    /// Goes on to the next leaf. Calls `each` with what comes before it and with the leaf, until it
+    /// returns `Break`.
     pub(super) fn next_leaf(
         &mut self,
-        each: &mut dyn FnMut(Item<'_>, usize),
-    ) -> Result<Option<LeafRef<'m>>> {
+        each: &mut Each<'_>,
+    ) -> Result<ControlFlow<(), Option<LeafRef<'m>>>> {
         while let Some(child) = self.next()? {
-            if child.is_leaf() {
-                let leaf = self.tree.leaf(child)?;
-                each(Item::Leaf(leaf), self.stack.len());
-                return Ok(Some(leaf));
+            let leaf = child.is_leaf().then(|| self.tree.leaf(child)).transpose()?;
+            let item = leaf.map_or(Item::Node(child), Item::Leaf);
+            if each(item, self.stack.len()).is_break() {
+                return Ok(ControlFlow::Break(()));
             }
-            each(Item::Node(child), self.stack.len());
+            if leaf.is_some() {
+                return Ok(ControlFlow::Continue(leaf));
+            }
         }
-        Ok(None)
+        Ok(ControlFlow::Continue(None))
     }
 
     /// Returns `true` if no node that was used has changed since: then all that was shown was in

@@ -1,12 +1,12 @@
 //! Showing all blocks of the tree, and counting them.
 
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 
 use evermap_pm::{Error, Medium, Result};
 
 use super::Art;
 use super::layout::Root;
-use super::scan::{Item, Walk};
+use super::scan::{Each, Item, Walk};
 use crate::index::{Stats, Visitor};
 use crate::ordered::Direction;
 
@@ -23,17 +23,24 @@ impl<M: Medium> Art<M> {
     pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
         visitor.block(self.root);
         visitor.block(self.tree);
-        self.show(&mut |item, _| match item {
-            Item::Node(child) => visitor.block(child.offset()),
-            Item::Leaf(leaf) => {
-                visitor.block(leaf.offset);
-                visitor.word(self.word(&leaf));
+        self.show(&mut |item, _| {
+            match item {
+                Item::Node(child) => visitor.block(child.offset()),
+                Item::Leaf(leaf) => {
+                    visitor.block(leaf.offset);
+                    visitor.word(self.word(&leaf));
+                }
+            }
+            match visitor.is_done() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
             }
         })
     }
 
-    /// Calls `each` with every node but the root and every leaf, and the number of nodes above it.
-    pub(super) fn show(&self, each: &mut dyn FnMut(Item<'_>, usize)) -> Result<()> {
+    /// Calls `each` with every node but the root and every leaf, and the number of nodes above it,
+    /// until it returns `Break`.
+    pub(super) fn show(&self, each: &mut Each<'_>) -> Result<()> {
         let mut last: Option<Vec<u8>> = None;
         loop {
             let _guard = self.pool.pin();
@@ -41,7 +48,9 @@ impl<M: Medium> Art<M> {
             let mut walk = Walk::new(self, from, Direction::Ascending)?;
             let mut next = None;
             for leaves in 1.. {
-                let Some(leaf) = walk.next_leaf(each)? else { return Ok(()) };
+                let ControlFlow::Continue(Some(leaf)) = walk.next_leaf(each)? else {
+                    return Ok(());
+                };
                 if leaves == UNIT {
                     next = Some((leaf.offset, leaf.key(self.medium())));
                     break;
@@ -76,6 +85,7 @@ impl<M: Medium> Art<M> {
                     stats.pm_bytes += leaf.bytes();
                 }
             }
+            ControlFlow::Continue(())
         })?;
         Ok(stats)
     }
