@@ -113,6 +113,12 @@ impl<K, V> Shard<K, V> {
         let (count, ratio) =
             if self.errs(Mistake::ForwardsHalfOfAPair) { (1, 1) } else { (count, ratio) };
         let end = table.buckets().min(state.moved + count.next_multiple_of(ratio));
+        // Together, before the first of them is waited for.
+        for index in state.moved..end {
+            let first = index << next.bits() >> table.bits();
+            let last = ((index + 1) << next.bits() >> table.bits()).max(first + 1);
+            (first..last).for_each(|index| prefetch(next.bucket_at(index)));
+        }
         let mut moving = std::mem::take(&mut state.moving);
         moving.clear();
         (state.moved..end).for_each(|index| self.gather(table, index, &mut moving, guard));
@@ -138,6 +144,8 @@ impl<K, V> Shard<K, V> {
             self.retire_chain(state, bucket, guard);
         }
         state.moved = end;
+        // For the next write, which moves them.
+        (end..table.buckets().min(end + MOVED)).for_each(|at| prefetch(table.bucket_at(at)));
         if end == table.buckets() {
             self.table.store(next);
             let new = state.next_memory.take();
