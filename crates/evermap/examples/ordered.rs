@@ -1,8 +1,8 @@
 //! Measures what an ordered index costs: `ordered PATH [RECORDS [THREADS [VALUE_BYTES [ROUNDS]]]]`.
 //!
 //! Puts records with 16-byte keys, overwrites them, scans, and opens the store again, for each kind
-//! of `OrderedUpdates`, with the order in the file, and without one. These take turns, so that other
-//! load on the machine affects all of them; medians are printed.
+//! of `OrderedUpdates`, with the order in the file, and without one. These take turns, so that
+//! other load on the machine affects all of them; medians are printed.
 
 use std::collections::BTreeMap;
 use std::error::Error;
