@@ -82,7 +82,9 @@ use fences::{fence_all_threads, register_process_fence};
 use report::{Stalls, lag};
 use retired::{Retired, RetiredList, Shard};
 use slots::{EPOCH_BITS, EPOCHS, GuardSlot, IDLE, SharedSlots, schedule_point, slots};
-use threads::{ORDINAL, ORDINALS, OWN_SLOTS, OWNERS, lives_here, thread_id, watch_forks};
+use threads::{
+    ORDINAL, ORDINALS, OWN_SLOTS, lives_here, number_lives_here, thread_id, watch_forks,
+};
 
 pub use grace::{GracePeriod, WaitError};
 pub use quiescent::Reader;
@@ -516,8 +518,8 @@ impl Domain {
         self.shards.iter().any(|shard| shard.try_lock().is_none())
             || self.calls.iter().any(CallList::is_locked)
             || self.advancing.try_lock().is_err()
-            || self.own.iter().zip(&OWNERS).any(|(slot, owner)| {
-                slot.announced.load(Relaxed) != IDLE && !lives_here(owner.load(Relaxed))
+            || self.own.iter().enumerate().any(|(number, slot)| {
+                slot.announced.load(Relaxed) != IDLE && !number_lives_here(number)
             })
             || self.shared.used().any(|slot| {
                 let announced = slot.announced.load(Relaxed);

@@ -33,6 +33,9 @@ static RETURNED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// goes on under this id.
 static FORKED_BY: AtomicU32 = AtomicU32::new(0);
 
+/// The number of that thread, if it had one.
+static FORKED_BY_NUMBER: AtomicUsize = AtomicUsize::new(usize::MAX);
+
 /// Returns the number of a thread when the thread ends.
 struct ReturnOrdinal;
 
@@ -105,15 +108,22 @@ pub(super) fn thread_id() -> u32 {
 pub(super) fn watch_forks() {
     extern "C" fn in_child() {
         FORKED_BY.store(THREAD.get(), Relaxed);
+        FORKED_BY_NUMBER.store(ORDINAL.get(), Relaxed);
     }
     static REGISTER: Once = Once::new();
     // The interpreter has no fork.
     if !cfg!(miri) {
         // If there is no memory to register it, a child waits for no guard of the forking thread.
-        // SAFETY: the handler only accesses an atomic word and one of this thread, which has no
-        // destructor.
+        // SAFETY: the handler only accesses atomic words, and words of this thread, which have no
+        // destructors.
         REGISTER.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
     }
+}
+
+/// Returns `true` if the thread with this number exists in this process.
+pub(super) fn number_lives_here(number: usize) -> bool {
+    number == FORKED_BY_NUMBER.load(Relaxed)
+        || OWNERS.get(number).is_some_and(|owner| lives_here(owner.load(Relaxed)))
 }
 
 /// Returns `true` if the thread with this id exists in this process. In a forked child that is the
