@@ -411,10 +411,7 @@ fn a_persistent_order_stays() {
     drop(server.output());
     let server = Server::start(&store, "127.0.0.1:0", &[]);
     let mut client = server.connect();
-    client.send("stats\r\n");
-    let stats: Vec<String> =
-        std::iter::from_fn(|| client.line().filter(|line| line != "END")).collect();
-    assert!(stats.iter().any(|line| line.starts_with("STAT evermap_persistent_order ready")));
+    assert!(client.stat("evermap_persistent_order").unwrap().starts_with("ready"));
     server.signal(Signal::TERM);
     server.output().success();
     let shown = String::from_utf8(run_on("scan", &store, &[]).success()).unwrap();

@@ -202,9 +202,7 @@ impl<M: Medium> Map<M> {
                 report.problem(format!("{prefix}the keys that were saved in order cannot be read"))
             }
         }
-        let order = self.inner.order.as_ref();
-        let order = order
-            .map_or(Ok(()), |order| order.visit_all_blocks(&mut |block| reachable.0.push(block)));
+        let order = self.inner.visit_order(&mut |block| reachable.0.push(block), &|| false);
         if let Err(error) = &order {
             report.problem(format!("{prefix}ordered index: {error}"));
         }

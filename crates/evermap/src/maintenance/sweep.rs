@@ -86,10 +86,8 @@ impl<M: Medium> Evermap<M> {
             let mut visited = Ok(());
             for (map, found) in maps.iter().zip(&mut found) {
                 map.inner.header.block().into_iter().for_each(&mut *mark);
-                let order = map.inner.order.as_ref();
                 let stops = || self.file.maintenance.is_stopping();
-                let order = order.map_or(Ok(()), |order| order.visit_blocks(mark, &stops));
-                visited = visited.and(order);
+                visited = visited.and(map.inner.visit_order(mark, &stops));
                 let mut sweeper = Sweeper { map, mark, census: &mut census, found };
                 // Everything else that can be read is recovered along the way.
                 visited = visited.and(map.inner.index.visit(&mut sweeper));

@@ -135,9 +135,7 @@ impl<M: Medium> OpenContext<'_, M> {
             state: AtomicU8::new(MapState::Open as u8),
         })
     }
-}
 
-impl<M: Medium> OpenContext<'_, M> {
     /// Opens the persistent ordered index of a map, or creates it if that is wanted.
     ///
     /// # Errors
@@ -172,6 +170,19 @@ impl<M: Medium> MapInner<M> {
         // SeqCst: an operation pins a guard and then reads this; a thread that closes or drops the
         // map stores this and then looks for guards. One of the two sees the other.
         self.state.load(SeqCst) == MapState::Open as u8
+    }
+
+    /// Calls `each` with the offset of every block of the persistent ordered index, if there is
+    /// one, until `stops` returns `true`.
+    ///
+    /// # Errors
+    /// `Damaged` if a part of it cannot be read.
+    pub(crate) fn visit_order(
+        &self,
+        each: &mut dyn FnMut(u64),
+        stops: &dyn Fn() -> bool,
+    ) -> evermap_pm::Result<()> {
+        self.order.as_ref().map_or(Ok(()), |order| order.visit_blocks(each, stops))
     }
 
     pub(crate) fn set_state(&self, state: MapState) {

@@ -164,12 +164,14 @@ impl<M: Medium> PersistentOrder<M> {
         self.tree.visit(&mut Blocks { each, stops })
     }
 
-    /// Calls `each` with the offset of every block.
-    ///
-    /// # Errors
-    /// As of [`visit_blocks`](Self::visit_blocks).
-    pub(crate) fn visit_all_blocks(&self, each: &mut dyn FnMut(u64)) -> evermap_pm::Result<()> {
-        self.visit_blocks(each, &|| false)
+    /// Adds a key, durably, unless it is there.
+    fn enter(&self, key: BytesRef<'_>) -> evermap_pm::Result<()> {
+        self.tree.insert(key.bytes, key.hash).map(drop)
+    }
+
+    /// Removes a key. If that fails, there is a key too many.
+    fn leave(&self, key: BytesRef<'_>) {
+        let _ = self.tree.remove(key.bytes);
     }
 
     pub(crate) fn tree(&self) -> &dyn OrderedIndex {
@@ -186,9 +188,7 @@ impl<M: Medium> Map<M> {
     #[inline]
     pub(crate) fn enter_order(&self, key: BytesRef<'_>) -> evermap_pm::Result<()> {
         match &self.inner.order {
-            Some(order) if !self.db.file.pool.medium().mutant("OR-1") => {
-                order.tree.insert(key.bytes, key.hash).map(drop)
-            }
+            Some(order) if !self.db.file.pool.medium().mutant("OR-1") => order.enter(key),
             _ => Ok(()),
         }
     }
@@ -198,19 +198,16 @@ impl<M: Medium> Map<M> {
     #[inline]
     pub(crate) fn leave_order(&self, key: BytesRef<'_>, guard: &Guard<'_>) {
         let Some(order) = &self.inner.order else { return };
-        let careless = self.db.file.pool.medium().mutant("OR-2");
-        let left = self.inner.index.mutate(key, MutateMode::MayInsert, guard, &mut |word| {
-            if word.is_none() && !careless {
-                // If it fails, there is a key too many.
-                let _ = order.tree.remove(key.bytes);
+        if self.db.file.pool.medium().mutant("OR-2") {
+            return order.leave(key);
+        }
+        // If the index cannot be read, there is a key too many.
+        let _ = self.inner.index.mutate(key, MutateMode::MayInsert, guard, &mut |word| {
+            if word.is_none() {
+                order.leave(key);
             }
             Action::Keep
         });
-        if careless {
-            let _ = order.tree.remove(key.bytes);
-        }
-        // If the index could not be read, as if the tree could not be changed.
-        let _ = left;
     }
 
     /// Fills the tree with the keys that were bound before it was created, unless that is done.
@@ -249,7 +246,7 @@ impl<M: Medium> Map<M> {
         let mut entered = Ok(());
         self.inner.index.mutate(key, MutateMode::ExistingOnly, guard, &mut |word| {
             if word.is_some() {
-                entered = order.tree.insert(key.bytes, key.hash).map(drop);
+                entered = order.enter(key);
             }
             Action::Keep
         })?;

@@ -723,15 +723,8 @@ fn process_death_at_every_store() {
 
 /// Two named maps are created and dropped beside the default map.
 fn campaign_with_maps(model: Model, seed: u64) {
-    for (index, seed) in common::campaign_indexes().into_iter().zip(seed..) {
-        let workload = Workload::new(4, 2, index);
-        let images = tier().choose(600, 1_500);
-        let config = sim::Config { capacity: 512 << 10, ..config(model, images) };
-        let report = sim::campaign::run(&workload, &config, seed..seed + times());
-        println!("{index}: {report}");
-        report.assert_clean();
-        assert!(report.images > images / 3);
-    }
+    let workload = |index| Workload::new(4, 2, index);
+    campaign_over_indexes(workload, model, seed, 1, tier().choose(600, 1_500));
 }
 
 #[test]
@@ -746,16 +739,8 @@ fn process_death_with_named_maps() {
 
 /// The keys are in order in the file, of the default map and of two named ones.
 fn campaign_in_order(model: Model, seed: u64) {
-    for (index, seed) in common::campaign_indexes().into_iter().zip(seed..) {
-        let workload = Workload { order: Order::Persistent, ..Workload::new(6, 2, index) };
-        let images = tier().choose(800, 4_000);
-        let config = sim::Config { capacity: 512 << 10, ..config(model, images) };
-        let length = tier().choose(1, 4);
-        let report = sim::campaign::run(&workload, &config, seed..seed + length * times());
-        println!("{index}: {report}");
-        report.assert_clean();
-        assert!(report.images > images / 3);
-    }
+    let workload = |index| Workload { order: Order::Persistent, ..Workload::new(6, 2, index) };
+    campaign_over_indexes(workload, model, seed, tier().choose(1, 4), tier().choose(800, 4_000));
 }
 
 #[test]
@@ -766,6 +751,24 @@ fn power_loss_with_a_persistent_order() {
 #[test]
 fn process_death_with_a_persistent_order() {
     campaign_in_order(Model::ProcessDeath, 900);
+}
+
+/// Crashes a workload with named maps over each index, `length` seeds with up to `images` images.
+fn campaign_over_indexes(
+    workload: impl Fn(IndexKind) -> Workload,
+    model: Model,
+    seed: u64,
+    length: u64,
+    images: u64,
+) {
+    for (index, seed) in common::campaign_indexes().into_iter().zip(seed..) {
+        let config = sim::Config { capacity: 512 << 10, ..config(model, images) };
+        let seeds = seed..seed + length * times();
+        let report = sim::campaign::run(&workload(index), &config, seeds);
+        println!("{index}: {report}");
+        report.assert_clean();
+        assert!(report.images > images / 3);
+    }
 }
 
 /// A planted mistake: a key is bound although the persistent order does not have it (1). Another

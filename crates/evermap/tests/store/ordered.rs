@@ -149,7 +149,7 @@ fn volatile(notices: OrderedUpdates) -> Options {
     common::options().ordered(true).ordered_updates(notices)
 }
 
-fn key_of(number: u64) -> Vec<u8> {
+pub(crate) fn key_of(number: u64) -> Vec<u8> {
     format!("key {number:06}").into_bytes()
 }
 

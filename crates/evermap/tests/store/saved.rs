@@ -22,7 +22,7 @@ fn built<M: Medium>(store: &Map<M>) -> OrderedStat {
     store.stat().ordered.unwrap()
 }
 
-fn sound<M: Medium>(store: &Map<M>) {
+pub(crate) fn sound<M: Medium>(store: &Map<M>) {
     let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }

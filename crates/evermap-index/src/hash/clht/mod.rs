@@ -437,7 +437,7 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
         self.walk(|chain| {
             chain.overflow.iter().for_each(|&block| visitor.block(block));
             chain.pairs.iter().for_each(|pair| visitor.word(pair.word));
-            true
+            !visitor.is_done()
         })
     }
 

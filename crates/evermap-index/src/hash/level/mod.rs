@@ -727,7 +727,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
         self.each_block(|offset, _| visitor.block(offset));
         self.walk(|records| {
             records.iter().for_each(|record| visitor.word(record.word));
-            true
+            !visitor.is_done()
         })
     }
 
