@@ -66,11 +66,27 @@ impl<M: Medium> OpenContext<'_, M> {
     /// `NoSpace`; nothing is allocated then.
     pub(crate) fn create(&self, kind: IndexKind, name: Option<&str>) -> Result<MapInner<M>> {
         let header = MapHeader::create(self.pool)?;
+        let discard = || self.pool.free_unpublished(header.descriptor());
+        // Before the index, which cannot be freed as easily if there is no space for the order.
+        let order = self.open_order(&header, self.order_of(&header, name), true);
+        let order = order.inspect_err(|_| discard())?;
         let index = PrimaryIndex::create(kind, true, self.pool, header.root(self.pool));
-        let index = index.inspect_err(|_| self.pool.free_unpublished(header.descriptor()))?;
+        let index = index.inspect_err(|_| {
+            order.into_iter().for_each(|order| order.discard(self.pool));
+            discard();
+        })?;
         let map = self.assemble(header, index, name, true);
         // Out of memory: the contents are not tracked, which forces a sweep at the next opening.
         map.inspect_err(|_| self.pool.require_sweep())
+    }
+
+    /// Returns the order that the map with this name keeps its keys in.
+    fn order_of(&self, header: &MapHeader, name: Option<&str>) -> Order {
+        match header.is_default() || name.is_some() {
+            true => self.options.ordered,
+            // The catalogue.
+            false => Order::None,
+        }
     }
 
     /// Opens the map with these words. O(1).
@@ -104,11 +120,7 @@ impl<M: Medium> OpenContext<'_, M> {
         let (clean, records) =
             (self.clean && self.pool.is_swept(), known.map(|known| known.records));
         let saved = Saved::open(self.pool, header.saved(self.pool), clean, records);
-        let wanted = match header.is_default() || name.is_some() {
-            true => self.options.ordered,
-            // The catalogue.
-            false => Order::None,
-        };
+        let wanted = self.order_of(&header, name);
         let order = self.open_order(&header, wanted, is_new)?;
         let ordered = wanted == Order::Volatile && order.is_none();
         Ok(MapInner {

@@ -164,6 +164,16 @@ impl<M: Medium> PersistentOrder<M> {
         self.tree.visit(&mut Blocks { each, stops })
     }
 
+    /// Frees an order without keys that nothing leads to and no thread uses.
+    pub(crate) fn discard(self, pool: &Pool<M>) {
+        let mut blocks = Vec::new();
+        // If it cannot be read, its blocks are found by the next sweep.
+        if self.visit_blocks(&mut |block| blocks.push(block), &|| false).is_err() {
+            pool.require_sweep();
+        }
+        blocks.into_iter().for_each(|block| pool.free_unpublished(block));
+    }
+
     /// Adds a key, durably, unless it is there.
     fn enter(&self, key: BytesRef<'_>) -> evermap_pm::Result<()> {
         self.tree.insert(key.bytes, key.hash).map(drop)

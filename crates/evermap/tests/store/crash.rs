@@ -762,7 +762,7 @@ fn campaign_over_indexes(
     images: u64,
 ) {
     for (index, seed) in common::campaign_indexes().into_iter().zip(seed..) {
-        let config = sim::Config { capacity: 512 << 10, ..config(model, images) };
+        let config = sim::Config { capacity: 1 << 20, ..config(model, images) };
         let seeds = seed..seed + length * times();
         let report = sim::campaign::run(&workload(index), &config, seeds);
         println!("{index}: {report}");

@@ -21,7 +21,7 @@ use evermap::{Batch, IndexKind, Item, Map, MapOptions, OnSuspect, Options, Order
 use evermap_index::testkit::tier;
 use evermap_pm::Medium;
 
-const BYTES: u64 = 256 << 10;
+const BYTES: u64 = 320 << 10;
 const PAGE: usize = 4096;
 const KEYS: u64 = 800;
 /// A case takes milliseconds; this much means a hang, also on a busy machine.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
 use evermap::{
-    Batch, Clock, Error, IndexKind, MAP_NAME_MAX, Map, MapOptions, Meta, Options, SweepState,
+    Batch, Clock, Error, IndexKind, MAP_NAME_MAX, Map, MapOptions, Meta, Options, Order, SweepState,
 };
 use evermap_pm::Medium;
 
@@ -323,8 +323,19 @@ fn dropping_leaks_nothing() {
 /// If there is no space to create a map, everything that was allocated for it is freed.
 #[test]
 fn a_map_that_finds_no_space_leaves_nothing() {
+    no_space_for_maps(Order::None);
+}
+
+/// The same if there is space for the index but none for the order of the keys.
+#[test]
+fn a_map_that_finds_no_space_for_its_order_leaves_nothing() {
+    no_space_for_maps(Order::Persistent);
+}
+
+fn no_space_for_maps(order: Order) {
     for kind in common::every_index() {
-        let (memory, options) = (Kept::new(1 << 20), Options::small(1 << 20).index(kind).seed(3));
+        let memory = Kept::new(1 << 20);
+        let options = Options::small(1 << 20).index(kind).seed(3).ordered(order);
         let store = memory.open(&options).unwrap();
         store.db().map("first", MapOptions::new()).unwrap().put(b"key", b"value").unwrap();
         let mut filler = 0u64;
@@ -334,16 +345,14 @@ fn a_map_that_finds_no_space_leaves_nothing() {
             }
         }
         let mut made = Vec::new();
-        for round in 0..40u64 {
-            let name = format!("map {round}");
+        // Space returns in small steps, so that it ends at each allocation for a map.
+        for number in (0..filler).rev() {
+            let name = format!("map {number}");
             match store.db().map(&name, MapOptions::new()) {
                 Ok(_) => made.push(name),
                 Err(error) => assert!(error.is_no_space(), "{error}"),
             }
-            for number in 0..filler.min(20) {
-                let number = round * 20 + number;
-                let _ = store.remove(&number.to_le_bytes());
-            }
+            let _ = store.remove(&number.to_le_bytes());
         }
         assert!(!made.is_empty(), "{kind}");
         assert_eq!(store.db().maps().unwrap().len(), made.len() + 1);

@@ -453,6 +453,6 @@ fn named_maps_and_many_shutdowns() {
 #[test]
 fn many_keys_and_few_shutdowns() {
     for seed in 11..=tier().choose(11, 13) {
-        run(seed, 0, 20_000, tier().choose(20_000, 40_000), 4);
+        run(seed, 0, tier().choose(8_000, 20_000), tier().choose(8_000, 40_000), 4);
     }
 }

@@ -137,6 +137,7 @@ fn saved_keys_are_used_only_if_nothing_came_after() {
 /// freed.
 #[test]
 fn damaged_keys_are_read_from_the_hash_index() {
+    const FLIPS: [u64; 3] = [1 << 3, 1 << 40, u64::MAX];
     let template = Kept::new(64 << 20);
     let store = template.open(&options()).unwrap();
     (3..3000).for_each(|number| store.put(&key_of(number), b"value").unwrap());
@@ -147,7 +148,7 @@ fn damaged_keys_are_read_from_the_hash_index() {
     let further = (last + 30 * 8..end).step_by(tier().choose(400, 40) * 8);
     let mut used = 0;
     for at in std::iter::once(ROOT).chain(first_words).chain(further) {
-        for flip in [1 << 3, 1 << 40, u64::MAX] {
+        for flip in tier().choose(&FLIPS[..1], &FLIPS[..]) {
             let memory = template.copy();
             memory.set_word(at, memory.word(at) ^ flip);
             let store = memory.open(&options()).unwrap();
