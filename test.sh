@@ -20,6 +20,8 @@ export CARGO_INCREMENTAL=0
 export RUST_TEST_THREADS=$(($(nproc) * 2))
 # Read by tests that have more cases than the default run has time for.
 if $full; then export EVERMAP_TEST_TIER=full; else unset EVERMAP_TEST_TIER; fi
+# Debug assertions, and the standard library's of unsafe code.
+if $full; then export CARGO_PROFILE_TEST_DEBUG_ASSERTIONS=true; fi
 
 # The stores of other projects bring 56 more crates, and only the laboratory compares Evermap to
 # them: the full run has them.

@@ -88,7 +88,7 @@ pub fn histories<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Re
 }
 
 fn histories_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result<(), Failure> {
-    rounds("histories", config.rounds(12, 80), subject, config, |driver, universe, seed| {
+    rounds("histories", config.rounds(6, 80), subject, config, |driver, universe, seed| {
         let clock = Clock::default();
         let hot = &universe.keys[..1 + (seed % 4) as usize];
         let mut history: Vec<Event> = threads(config.threads, |thread| {
@@ -310,7 +310,7 @@ pub fn walks<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result
 }
 
 fn walks_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result<(), Failure> {
-    let sizes = config.tier.choose(3, 10);
+    let sizes = config.tier.choose(2, 10);
     let large = |universe: &Universe| !universe.hostile && universe.keys.len() >= LARGE;
     for universe in config.universes::<K>().into_iter().filter(large) {
         for round in 0..sizes * config.scale {

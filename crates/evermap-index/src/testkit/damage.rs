@@ -35,7 +35,7 @@ fn damage_of<K: Numbered>(
     subject: &dyn AnyPoolSubject<K, Hooked>,
     config: &Config,
 ) -> Result<(), Failure> {
-    let trials = config.rounds(300, 3000);
+    let trials = config.rounds(150, 3000);
     for stop in [Stop::Clean, Stop::Unclean] {
         let name = if stop == Stop::Clean { "closed pool" } else { "pool not closed" };
         let fail = |what| Failure::new::<K>("damage", name, config.seed, what);

@@ -13,7 +13,7 @@ use super::concurrent::{KeyRoles, WriterDone, check_account, storm_thread, threa
 use super::erased::{AnyIndex, AnyPoolSubject, AnySubject};
 use super::hooked::{Hooked, Stops};
 use super::keys::{Numbered, Universe};
-use super::{Config, Failure, Instance, Stop, Subject};
+use super::{Config, Failure, Instance, Stop, Subject, tier};
 use crate::record::{self, Header, OFFSET_MASK};
 use crate::{Index, Persistent, Visitor};
 use evermap_pm::sim::rng::Rng;
@@ -440,8 +440,10 @@ fn full_of<K: Numbered>(
     Ok(())
 }
 
-/// The number of extents in small pools.
-pub(crate) const FEW_EXTENTS: u64 = 40;
+/// Returns the number of extents in small pools.
+fn few_extents() -> u64 {
+    tier().choose(20, 40)
+}
 
 /// Fills a small pool with records of one size, removes most of them, and checks that their space
 /// can be used for records of another size: the structure must not keep it. Does nothing if words
@@ -530,7 +532,7 @@ fn fill_anew<K: Numbered>(
 pub(super) fn small_pool<K: Numbered>(
     subject: &dyn AnyPoolSubject<K, Hooked>,
 ) -> Result<PoolInstance<K, Hooked>> {
-    create(subject, Hooked::reserve(FEW_EXTENTS * subject.extent_size(), Arc::new(Stops))?)
+    create(subject, Hooked::reserve(few_extents() * subject.extent_size(), Arc::new(Stops))?)
 }
 
 fn fill_up<K: Numbered>(subject: &dyn AnyPoolSubject<K, Hooked>, seed: u64) -> Result<(), String> {
@@ -570,7 +572,7 @@ fn fill_up<K: Numbered>(subject: &dyn AnyPoolSubject<K, Hooked>, seed: u64) -> R
         wrong => Err(format!("audit: {}", wrong.join("; "))),
     };
     // Every pair takes at least 8 bytes, so this is more than fits.
-    let most = FEW_EXTENTS * subject.extent_size() / 8;
+    let most = few_extents() * subject.extent_size() / 8;
     let mut keys: Vec<u64> = spread_keys::<K>(seed).take(most as usize).collect();
     let driver = Driver::new(&instance, &records);
     let fitted = put(&driver, &keys, 1)?;

@@ -8,7 +8,7 @@ use crate::PmU64;
 use crate::medium::{Dram, Note, Pages};
 use crate::pool::Pool;
 use crate::region::{Identity, RegionConfig};
-use crate::sim::{self, ImageConfig, Sim};
+use crate::sim::{self, ImageConfig, Sim, tier};
 
 fn pool(extent_size: u64, capacity: u64) -> Arc<Pool<Dram>> {
     let config = RegionConfig { extent_size, capacity, seed: Some(1) };
@@ -593,7 +593,7 @@ fn a_limit_holds_for_any_drift_of_sizes() {
         (random >> 33) as usize % below
     };
     let mut live: Vec<(u64, u64)> = Vec::new();
-    for round in 0..60 {
+    for round in 0..tier().choose(30, 60) {
         let size = [100, 3_000, 40_000, 300_000, 700, 1_500_000][round % 6];
         let error = loop {
             match pool.allocate(size) {

@@ -14,6 +14,7 @@
 //! * [`mutants`] drops or delays every flush and every fence, one at a time, and tears every
 //!   commit: the tests of a structure should detect each of these mistakes.
 //! * A [`schedule`] lets threads take turns in an order that can be repeated.
+//! * A [`tier`] says how long the tests run.
 //!
 //! The assumptions of the simulator: accesses of all threads happen one after the other, in some
 //! order that is consistent with each thread (weaker memory models are the domain of other tools);
@@ -128,6 +129,7 @@ pub mod rng;
 pub mod schedule;
 mod shrink;
 mod subject;
+mod tier;
 mod trace;
 mod undecided;
 
@@ -142,4 +144,5 @@ pub use replay::Replay;
 pub use report::{Report, Violation};
 pub use schedule::Strategy;
 pub use subject::{Failure, Subject};
+pub use tier::{Tier, tier};
 pub use trace::{Event, Op, Site, Span, Trace, TraceRecord, Word};

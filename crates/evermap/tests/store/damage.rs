@@ -178,7 +178,7 @@ fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let pages: Vec<_> = (0..bytes.len()).step_by(PAGE).collect();
     let word = |random: &mut Random| random.below(bytes.len() as u64 / 8) as usize * 8;
     let page = |random: &mut Random| pages[random.below(pages.len() as u64) as usize];
-    let step = if wanted.is_empty() { tier().choose(8, 1) } else { 1 };
+    let step = if wanted.is_empty() { tier().choose(16, 1) } else { 1 };
     // Without the roots an opening is refused, whatever the sample has besides.
     let zeroed = pages.iter().step_by(step).filter(|&&page| page != ROOTS).chain([&ROOTS]);
     let mut list: Vec<_> = zeroed.map(|&page| Damage::Zeroed(page)).collect();
@@ -214,7 +214,7 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
     }
     let mut page_step = 1;
     if wanted.is_empty() {
-        page_step = tier().choose(8, 1);
+        page_step = tier().choose(16, 1);
         list = list.into_iter().step_by(tier().choose(4001, 131)).collect();
         // Only a few words lead to the named map, so these are always tried.
         list.extend([1, u64::MAX].map(|new| Damage::Word(CATALOGUE, new)));

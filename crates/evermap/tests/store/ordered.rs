@@ -350,7 +350,7 @@ fn notices_are_applied_in_the_background() {
 /// build the ordered index.
 #[test]
 fn the_tree_is_built_beside_writers() {
-    let keys: u64 = tier().choose(30_000, 60_000);
+    let keys: u64 = tier().choose(15_000, 60_000);
     for round in 0..tier().choose(3, 6) {
         let memory = Kept::new(64 << 20);
         let options = common::options()

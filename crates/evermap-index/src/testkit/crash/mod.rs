@@ -78,7 +78,7 @@ fn config(workload: Workload, model: Model, tier: Tier) -> sim::Config {
     let config = sim::Config {
         capacity: workload.capacity,
         images: ImageConfig { per_point: 64, ..ImageConfig::of(model) },
-        max_images: tier.choose(500, 4_000) * super::Config::from_env().scale as u64,
+        max_images: tier.choose(300, 4_000) * super::Config::from_env().scale as u64,
         shrink: true,
         ..sim::Config::default()
     };
@@ -94,14 +94,14 @@ fn config(workload: Workload, model: Model, tier: Tier) -> sim::Config {
         (2.., _) => sim::Config {
             images: ImageConfig { per_point: 8, ..config.images },
             nested: Nested { per_point: 2, every: 512, ..config.nested },
-            max_images: tier.choose(120, 240),
+            max_images: tier.choose(80, 240),
             ..config
         },
         // A refused file is not recovered, so its recovery is not crashed either.
         (_, Model::PageCache { .. }) => sim::Config {
             images: ImageConfig { per_point: 16, ..config.images },
             nested: Nested { depth: 0, ..config.nested },
-            max_images: tier.choose(400, 3_000),
+            max_images: tier.choose(250, 3_000),
             ..config
         },
         _ if workload.prepared => {
@@ -264,7 +264,7 @@ fn assert_clean(report: &Report) {
 }
 
 /// The number of images that a campaign must exceed in the default tier and in the full tier.
-const MIN_IMAGES: (u64, u64) = (100, 1000);
+const MIN_IMAGES: (u64, u64) = (60, 1000);
 
 /// Declares a module of crash campaigns: `crash_campaign!(name, subject)` for a [`PoolSubject`] of
 /// `u64` and [`Bytes`](crate::Bytes).
@@ -336,9 +336,9 @@ macro_rules! crash_campaign {
 
             #[test]
             fn threads_in_parallel() {
-                survives("parallel", 4, 30);
-                survives("parallel-byte-keys", 3, 20);
-                survives("crowded", 8, 60);
+                survives("parallel", 3, 30);
+                survives("parallel-byte-keys", 2, 20);
+                survives("crowded", 5, 60);
             }
 
             #[test]

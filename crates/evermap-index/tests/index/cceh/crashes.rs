@@ -159,7 +159,7 @@ fn c1_a_recovered_split_is_durable_before_the_next() {
             return;
         }
         split_the_lower_half(&index, &pool);
-        let config = ImageConfig { per_point: tier().choose(5, 12), ..ImageConfig::default() };
+        let config = ImageConfig { per_point: tier().choose(2, 12), ..ImageConfig::default() };
         for_each_image(&sim.trace(), &config, |second| {
             let (pool, index, _) = after(second);
             assert_there(&index, &pool, &keys);

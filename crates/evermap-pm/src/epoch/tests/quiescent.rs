@@ -3,6 +3,7 @@
 use std::sync::Barrier;
 
 use super::*;
+use crate::sim::tier;
 
 /// How often a writer asks for the end of a grace period that must not be held up.
 const PATIENCE: u32 = 20_000;
@@ -69,7 +70,7 @@ fn replace_under_readers(domain: &Domain, seed: u64) {
 
 #[test]
 fn a_grace_period_waits_for_quiescent_states() {
-    for seed in 0..200 {
+    for seed in 0..tier().choose(40, 200) {
         for process_fence in ways_to_fence() {
             let domain = plain(process_fence);
             replace_under_readers(&domain, seed);
@@ -124,7 +125,7 @@ fn send_to_a_sleeping_worker(
 /// that takes it offline makes a mistake, it is named.
 #[test]
 fn a_worker_that_sleeps_must_be_offline() {
-    for seed in 0..50 {
+    for seed in 0..tier().choose(10, 50) {
         for process_fence in ways_to_fence() {
             let offline = |reader: &mut Reader<'_>, sleep: &dyn Fn()| reader.offline(sleep);
             let online = |_: &mut Reader<'_>, sleep: &dyn Fn()| sleep();

@@ -76,7 +76,7 @@ fn all_linearizable<K: Kind>(places: (Place, Place), seeds: u64) {
 
 #[test]
 fn histories_under_resize_are_linearizable() {
-    let seeds = tier().choose(40, 2000);
+    let seeds = tier().choose(20, 2000);
     for places in places() {
         all_linearizable::<Relativistic>(places, seeds);
         all_linearizable::<Sorted>(places, seeds);

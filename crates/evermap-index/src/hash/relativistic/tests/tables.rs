@@ -136,7 +136,7 @@ fn the_waits_of_a_resize_are_counted() {
 #[test]
 fn updates_resize_a_table_without_waiting() {
     fn keeps_up<K: Kind>(places: (Place, Place)) {
-        let most = tier().choose(4000, 10_000);
+        let most = tier().choose(2000, 10_000);
         let domain = domain();
         let config =
             Config { grow: places.0, shrink: places.1, buckets_max: 1 << 14, ..Config::default() };
@@ -270,7 +270,7 @@ fn a_reference_outlives_its_pair() {
 /// shows what stays exactly once.
 #[test]
 fn a_scan_survives_resizes() {
-    for seed in 0..tier().choose(100, 2000) {
+    for seed in 0..tier().choose(50, 2000) {
         let mut random = Rng::new(seed);
         let domain = domain();
         let table =

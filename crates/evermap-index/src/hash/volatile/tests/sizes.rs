@@ -67,7 +67,7 @@ fn a_map_may_borrow_and_need_not_be_sent() {
 
 #[test]
 fn a_large_map_has_few_bytes_for_each_pair() {
-    let count = if cfg!(miri) { 1000 } else { tier().choose(200_000, 4_000_000) };
+    let count = if cfg!(miri) { 1000 } else { tier().choose(100_000, 4_000_000) };
     let map = VolatileMap::<u64, u64>::new();
     for key in 0..count {
         map.pin().insert(key, key);
