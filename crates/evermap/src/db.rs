@@ -296,7 +296,7 @@ impl<M: Medium> Evermap<M> {
         let clean = opened.is_none_or(|opened| opened.clean);
         let suspect = opened.is_some_and(|opened| opened.suspect);
         let context = OpenContext { pool: &pool, cas_counter: &cas_counter, options, clean };
-        let default = Arc::new(context.assemble(header, index, None, is_new)?);
+        let default = Arc::new(context.assemble(header, index, None, None, is_new)?);
         default.damage_met.store(damage_met, Relaxed);
         default.max_bytes.store(options.max_bytes, Relaxed);
         let needs_sweep = !pool.is_swept() || default.counters.is_counting();

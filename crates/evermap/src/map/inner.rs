@@ -70,12 +70,15 @@ impl<M: Medium> OpenContext<'_, M> {
         // Before the index, which cannot be freed as easily if there is no space for the order.
         let order = self.open_order(&header, self.order_of(&header, name), true);
         let order = order.inspect_err(|_| discard())?;
-        let index = PrimaryIndex::create(kind, true, self.pool, header.root(self.pool));
-        let index = index.inspect_err(|_| {
-            order.into_iter().for_each(|order| order.discard(self.pool));
-            discard();
-        })?;
-        let map = self.assemble(header, index, name, true);
+        let index = match PrimaryIndex::create(kind, true, self.pool, header.root(self.pool)) {
+            Ok(index) => index,
+            Err(error) => {
+                order.into_iter().for_each(|order| order.discard(self.pool));
+                discard();
+                return Err(error.into());
+            }
+        };
+        let map = self.assemble(header, index, order, name, true);
         // Out of memory: the contents are not tracked, which forces a sweep at the next opening.
         map.inspect_err(|_| self.pool.require_sweep())
     }
@@ -95,14 +98,16 @@ impl<M: Medium> OpenContext<'_, M> {
     /// `Damaged` if they do not verify.
     pub(crate) fn open(&self, header: MapHeader, name: Option<&str>) -> Result<MapInner<M>> {
         let index = PrimaryIndex::open(self.pool, header.root(self.pool))?;
-        self.assemble(header, index, name, false)
+        self.assemble(header, index, None, name, false)
     }
 
-    /// Returns an open map made of its parts.
+    /// Returns an open map made of its parts. A persistent order that is not given is opened, or
+    /// created if it is wanted.
     pub(crate) fn assemble(
         &self,
         header: MapHeader,
         index: PrimaryIndex<M>,
+        order: Option<PersistentOrder<M>>,
         name: Option<&str>,
         is_new: bool,
     ) -> Result<MapInner<M>> {
@@ -121,7 +126,10 @@ impl<M: Medium> OpenContext<'_, M> {
             (self.clean && self.pool.is_swept(), known.map(|known| known.records));
         let saved = Saved::open(self.pool, header.saved(self.pool), clean, records);
         let wanted = self.order_of(&header, name);
-        let order = self.open_order(&header, wanted, is_new)?;
+        let order = match order {
+            None => self.open_order(&header, wanted, is_new)?,
+            created => created,
+        };
         let ordered = wanted == Order::Volatile && order.is_none();
         Ok(MapInner {
             name: name.map(Box::from),
