@@ -14,6 +14,9 @@ use crate::{Action, Change, MutateMode, Stats, Visitor};
 pub mod art;
 pub mod bplus;
 mod cursor;
+pub mod fast_fair;
+pub mod leaf;
+pub mod lock;
 mod run;
 
 pub use cursor::{Cursor, Direction, prefix_end};

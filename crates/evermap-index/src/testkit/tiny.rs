@@ -9,6 +9,7 @@ use super::persistence::PoolSubject;
 use crate::hash::{cceh, clht, dash, level, line};
 use crate::key::Quotient;
 use crate::ordered::art::Art;
+use crate::ordered::fast_fair;
 
 /// Dash-EH, beginning with one segment of 4 buckets.
 pub struct DashEh;
@@ -81,6 +82,15 @@ pub struct PArt;
 
 impl<K: Numbered> PoolSubject<K> for PArt {
     type Index<M: Medium> = InOrder<K, Art<M>>;
+
+    fn config<M: Medium>(&self) {}
+}
+
+/// FAST & FAIR.
+pub struct FastFair;
+
+impl<K: Numbered> PoolSubject<K> for FastFair {
+    type Index<M: Medium> = InOrder<K, fast_fair::FastFair<M>>;
 
     fn config<M: Medium>(&self) {}
 }

@@ -7,6 +7,7 @@ mod clht;
 mod conformance;
 mod crash;
 mod dash;
+mod fast_fair;
 mod level;
 mod line;
 mod relativistic;

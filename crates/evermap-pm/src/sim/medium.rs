@@ -570,14 +570,13 @@ unsafe impl Medium for Sim {
         self.log().mutation == Some(Mutation::Planted(name))
     }
 
-    #[inline]
+    // Not inlined: tests have a hundred thousand loads, and each would be compiled.
     fn load(&self, cell: &PmU64) -> u64 {
         let offset = self.access("load", std::ptr::from_ref(cell).cast(), 8);
         self.track_load(offset);
         cell.atomic().load(Acquire)
     }
 
-    #[inline]
     fn load_relaxed(&self, cell: &PmU64) -> u64 {
         let offset = self.access("load", std::ptr::from_ref(cell).cast(), 8);
         self.track_load(offset);

@@ -1,14 +1,14 @@
 //! Following references: from words to leaves and nodes, and locks of nodes.
 
-use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::Art;
-use super::layout::{Child, Kind, Leaf, LeafState, Lock};
+use super::layout::{Child, Kind};
 use super::node::Node;
-use crate::lock_wait::LockWait;
+use crate::ordered::leaf::LeafRef;
+use crate::ordered::lock::{self, Lock};
 use crate::recipe;
-use crate::record::{KEY_MAX, bytes_equal};
+use crate::record::KEY_MAX;
 
 /// A node that this thread has locked. It must be released.
 #[must_use = "the node stays locked"]
@@ -32,68 +32,6 @@ impl Locked<'_> {
     pub(super) fn obsolete<M: Medium>(self, m: &M) {
         m.store_transient(&self.node.header.lock, self.lock.obsolete().0);
     }
-}
-
-/// A leaf.
-#[derive(Clone, Copy)]
-pub(super) struct LeafRef<'m> {
-    pub(super) leaf: &'m Leaf,
-    pub(super) offset: u64,
-    length: usize,
-    /// The words of the key.
-    cells: &'m [PmU64],
-}
-
-impl LeafRef<'_> {
-    /// Returns the number of bytes of the block.
-    pub(super) fn bytes(&self) -> u64 {
-        leaf_bytes(self.length)
-    }
-
-    /// Returns `true` if this is the leaf of `key`.
-    #[inline(always)]
-    pub(super) fn is_of<M: Medium>(&self, m: &M, key: &[u8]) -> bool {
-        self.length == key.len() && bytes_equal(m, self.cells, key)
-    }
-
-    /// Appends the key to `out`.
-    pub(super) fn append_key<M: Medium>(&self, m: &M, out: &mut Vec<u8>) {
-        let start = out.len();
-        out.resize(start + self.length, 0);
-        m.read_bytes(self.cells, &mut out[start..]);
-    }
-
-    /// Returns the key.
-    pub(super) fn key<M: Medium>(&self, m: &M) -> Vec<u8> {
-        let mut key = Vec::new();
-        self.append_key(m, &mut key);
-        key
-    }
-
-    /// Returns the number of bytes that the key and `other` begin with both.
-    pub(super) fn common<M: Medium>(&self, m: &M, other: &[u8]) -> usize {
-        let most = self.length.min(other.len());
-        for (at, (cell, bytes)) in self.cells.iter().zip(other.chunks(8)).enumerate() {
-            let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            let differ = m.load_relaxed(cell) ^ u64::from_le_bytes(word);
-            if differ != 0 {
-                return most.min(at * 8 + differ.trailing_zeros() as usize / 8);
-            }
-        }
-        most
-    }
-
-    /// Returns the symbol that the key has at `level`, or `None` if it ends there.
-    pub(super) fn symbol<M: Medium>(&self, m: &M, level: usize) -> Option<u8> {
-        (level < self.length)
-            .then(|| m.load_relaxed(&self.cells[level / 8]).to_le_bytes()[level % 8])
-    }
-}
-
-/// Returns the size in bytes of a leaf whose key has this length.
-pub(super) fn leaf_bytes(length: usize) -> u64 {
-    size_of::<Leaf>() as u64 + (length as u64).next_multiple_of(8)
 }
 
 impl<M: Medium> Art<M> {
@@ -154,34 +92,7 @@ impl<M: Medium> Art<M> {
     /// `Damaged`.
     #[inline(always)]
     pub(super) fn leaf(&self, child: Child) -> Result<LeafRef<'_>> {
-        let (m, offset) = (self.medium(), child.offset());
-        let damaged = || Error::damaged(offset, "there is no such leaf of a tree");
-        let leaf = m.at::<Leaf>(offset).ok_or_else(damaged)?;
-        let length = LeafState(m.load_relaxed(&leaf.state)).length();
-        if length > KEY_MAX {
-            return Err(damaged());
-        }
-        let from = offset + size_of::<Leaf>() as u64;
-        let cells = m.slice(from, (length as u64).div_ceil(8)).ok_or_else(damaged)?;
-        Ok(LeafRef { leaf, offset, length, cells })
-    }
-
-    /// Returns the word of a leaf, once it is durable.
-    #[inline(always)]
-    pub(super) fn word(&self, leaf: &LeafRef<'_>) -> u64 {
-        let m = self.medium();
-        let state = |cell| recipe::help(m, cell, m.load(cell), LeafState::MARK);
-        let mut now = state(&leaf.leaf.state);
-        loop {
-            // Acquire: the state is loaded again after the word.
-            let word = m.load(&leaf.leaf.words[LeafState(now).current()]);
-            let then = state(&leaf.leaf.state);
-            if then == now {
-                return word;
-            }
-            // The place of the word may have been used for a newer one, which is not durable.
-            now = then;
-        }
+        LeafRef::at(self.medium(), child.offset())
     }
 
     /// Returns the child if it is a leaf, otherwise any leaf below it. All of them begin with the
@@ -213,42 +124,19 @@ impl<M: Medium> Art<M> {
     /// # Errors
     /// `Poisoned`, `Damaged`: the lock is never released.
     pub(super) fn lock<'m>(&self, node: Node<'m>) -> Result<Option<Locked<'m>>> {
-        let (m, cell) = (self.medium(), &node.header.lock);
-        let mut wait = LockWait::default();
-        loop {
-            let found = Lock(m.load(cell));
-            if found.is_obsolete() && !m.mutant("AR-4") {
-                return Ok(None);
-            }
-            let locked = found.locked();
-            if !found.is_locked() && m.cas_transient(cell, found.0, locked.0).is_ok() {
-                return Ok(Some(Locked { node, lock: locked }));
-            }
-            wait.wait_at(&self.region, m.offset_of(cell))?;
-        }
+        let ignores = self.medium().mutant("AR-4");
+        let lock = lock::acquire(&self.region, &node.header.lock, ignores)?;
+        Ok(lock.map(|lock| Locked { node, lock }))
     }
 
     /// Recovers a node that an earlier process used: references that may not be durable are made
     /// so, and the hints are computed anew.
     #[cold]
     fn recover(&self, node: &Node<'_>) -> Result<()> {
-        let (m, cell) = (self.medium(), &node.header.lock);
-        let recovering = Lock::recovering(self.generation);
-        let mut wait = LockWait::default();
-        loop {
-            let found = Lock(m.load(cell));
-            if found.is_of(self.generation) {
-                return Ok(());
-            }
-            if found != recovering && m.cas_transient(cell, found.0, recovering.0).is_ok() {
-                m.note(Note::Scope("recovery of a node"));
-                self.recover_contents(node);
-                self.events.recovered();
-                m.store_transient(cell, Lock::fresh(self.generation).0);
-                return Ok(());
-            }
-            wait.wait_at(&self.region, m.offset_of(cell))?;
-        }
+        lock::recover(&self.region, &node.header.lock, self.generation, || {
+            self.recover_contents(node);
+            self.events.recovered();
+        })
     }
 
     fn recover_contents(&self, node: &Node<'_>) {

@@ -8,12 +8,13 @@
 use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
 use super::Art;
-use super::access::{LeafRef, Locked, leaf_bytes};
-use super::layout::{Child, Kind, Leaf, LeafState};
+use super::access::Locked;
+use super::layout::{Child, Kind};
 use super::node::Node;
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode};
-use crate::recipe::{self, Preparation};
+use crate::ordered::leaf::{LeafRef, leaf_bytes};
+use crate::recipe;
 
 /// Where the search for a key ended.
 struct End<'m> {
@@ -215,18 +216,6 @@ impl<M: Medium> Art<M> {
         recipe::commit_marked(self.medium(), cell, child.with(symbol).0, Child::MARK);
     }
 
-    /// Writes a leaf to a new block, where nobody can find it yet, and flushes it.
-    fn write_leaf(&self, block: u64, key: &[u8], word: u64) -> Child {
-        let m = self.medium();
-        let leaf = m.at::<Leaf>(block).expect("just allocated");
-        let all: &[PmU64] = m.slice(block, leaf_bytes(key.len()) / 8).expect("just allocated");
-        m.store(&leaf.words[0], word);
-        m.store(&leaf.state, LeafState::new(key.len()).0);
-        m.write_bytes(&all[size_of::<Leaf>() / 8..], key);
-        m.flush(all);
-        Child::leaf(block)
-    }
-
     /// Binds an absent key whose symbol has no child in the node.
     fn add(
         &self,
@@ -261,7 +250,8 @@ impl<M: Medium> Art<M> {
             return Ok(Some(Change::default()));
         };
         blocks.keep();
-        let leaf = self.write_leaf(block, key, word);
+        LeafRef::write(m, block, key, word);
+        let leaf = Child::leaf(block);
         match (free, larger) {
             (Some(cell), _) => {
                 if !m.mutant("AR-2") {
@@ -325,7 +315,8 @@ impl<M: Medium> Art<M> {
         };
         blocks.keep();
         let (cell, child) = end.child.expect("a child is replaced");
-        let leaf = self.write_leaf(leaf, key, word);
+        LeafRef::write(m, leaf, key, word);
+        let leaf = Child::leaf(leaf);
         let children = [(symbol, child), (key.get(level).copied(), leaf)];
         let shape = (Kind::N4, level);
         Node::write(m, block, shape, key, self.generation, children.into_iter());
@@ -347,14 +338,11 @@ impl<M: Medium> Art<M> {
     ) -> Result<Option<Change>> {
         let m = self.medium();
         let Some(locked) = self.lock_end(key, end)? else { return Ok(None) };
-        let old = self.word(&leaf);
+        let old = leaf.word(m);
         let new = match decide(Some(old)) {
             Action::Keep => Some(old),
             Action::Put(word) => {
-                let state = LeafState(m.load(&leaf.leaf.state)).next();
-                let mut change = Preparation::new(m, &leaf.leaf.state);
-                change.store(&leaf.leaf.words[state.current()], word);
-                change.commit_marked(state.0, LeafState::MARK);
+                leaf.put(m, word);
                 Some(word)
             }
             Action::Remove => {

@@ -5,9 +5,10 @@ use std::ops::ControlFlow;
 use evermap_pm::{Medium, Result};
 
 use super::Art;
-use super::layout::{Child, Kind, Lock};
+use super::layout::{Child, Kind};
 use super::node::rank;
 use super::scan::Item;
+use crate::ordered::lock::Lock;
 
 impl<M: Medium> Art<M> {
     /// Describes what is wrong. Each leaf has to be found by its key, so this includes the

@@ -82,55 +82,6 @@ pod! {
     }
 }
 
-pod! {
-    /// The fixed part of a leaf. The bytes of the key follow, padded with zeros to 8 bytes. They
-    /// are immutable, and so is the length.
-    pub struct Leaf: 24 {
-        /// See [`LeafState`].
-        pub state: PmU64,
-        /// The word that the key is bound to, and the place for the next one.
-        pub words: [PmU64; 2],
-    }
-}
-
-/// The first word of a leaf. Its store commits another word for the key.
-///
-/// ```text
-/// bit  0..17  length of the key in bytes
-/// bit 17      this word may not be durable yet: see `recipe::help`
-/// bit 18..64  version: counts changes; its lowest bit chooses the word
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeafState(pub u64);
-
-impl LeafState {
-    /// The bit of a word that may not be durable yet.
-    pub const MARK: u64 = 1 << 17;
-    const ONE: u64 = 1 << 18;
-
-    /// Returns the word of a new leaf.
-    pub fn new(length: usize) -> Self {
-        LeafState(length as u64)
-    }
-
-    /// Returns the length of the key in bytes.
-    #[inline(always)]
-    pub fn length(self) -> usize {
-        (self.0 & (Self::MARK - 1)) as usize
-    }
-
-    /// Returns the position of the word that the key is bound to.
-    #[inline(always)]
-    pub fn current(self) -> usize {
-        usize::from(self.0 & Self::ONE != 0)
-    }
-
-    /// Returns the state after the next change.
-    pub fn next(self) -> Self {
-        LeafState((self.0 & !Self::MARK).wrapping_add(Self::ONE))
-    }
-}
-
 /// The four kinds of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -267,79 +218,6 @@ impl Child {
     }
 }
 
-/// The lock word of a node.
-///
-/// ```text
-/// bit  0..16  low bits of the generation of the opener that wrote it: if they are not those of
-///             the current one, the node is stale, and what follows means nothing
-/// bit 16      the node is being recovered, and still counts as stale
-/// bit 17      locked
-/// bit 18      obsolete: the node is not part of the tree any more
-/// bit 19..64  version: counts changes
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lock(pub u64);
-
-impl Lock {
-    const GENERATION: u64 = 0xffff;
-    const RECOVERING: u64 = 1 << 16;
-    const LOCKED: u64 = 1 << 17;
-    const OBSOLETE: u64 = 1 << 18;
-    const ONE: u64 = 1 << 19;
-
-    /// Returns the word of a new node.
-    pub fn fresh(generation: u64) -> Self {
-        Lock(generation & Self::GENERATION)
-    }
-
-    /// Returns the word of a node that an opener with this generation recovers.
-    pub fn recovering(generation: u64) -> Self {
-        Lock(Self::fresh(generation).0 | Self::RECOVERING)
-    }
-
-    /// Returns `true` if the opener with this generation has created or recovered the node.
-    #[inline(always)]
-    pub fn is_of(self, generation: u64) -> bool {
-        self.0 & (Self::GENERATION | Self::RECOVERING) == generation & Self::GENERATION
-    }
-
-    /// Returns `true` if the node is locked.
-    #[inline(always)]
-    pub fn is_locked(self) -> bool {
-        self.0 & Self::LOCKED != 0
-    }
-
-    /// Returns `true` if the node is obsolete.
-    #[inline(always)]
-    pub fn is_obsolete(self) -> bool {
-        self.0 & Self::OBSOLETE != 0
-    }
-
-    /// Returns the word of the same node, locked.
-    #[inline(always)]
-    pub fn locked(self) -> Self {
-        Lock(self.0 | Self::LOCKED)
-    }
-
-    /// Returns the word after the holder has released a lock without having changed anything.
-    #[inline(always)]
-    pub fn unchanged(self) -> Self {
-        Lock(self.0 & !Self::LOCKED)
-    }
-
-    /// Returns the word after the holder has changed the node and released the lock.
-    #[inline(always)]
-    pub fn changed(self) -> Self {
-        Lock((self.0 & !Self::LOCKED).wrapping_add(Self::ONE))
-    }
-
-    /// Returns the word after the holder has taken the node out of the tree.
-    #[inline(always)]
-    pub fn obsolete(self) -> Self {
-        Lock(self.changed().0 | Self::OBSOLETE)
-    }
-}
-
 /// What a node is.
 ///
 /// ```text
@@ -447,17 +325,5 @@ mod tests {
                 assert!(prefix.admits(&other, level), "a byte that is not stored");
             }
         }
-    }
-
-    #[test]
-    fn a_lock_counts_changes() {
-        let fresh = Lock::fresh(0x1_0005);
-        assert!(fresh.is_of(5) && !fresh.is_locked() && !fresh.is_obsolete());
-        let locked = fresh.locked();
-        assert!(locked.is_locked() && locked.unchanged() == fresh);
-        assert!(locked.changed() != fresh && !locked.changed().is_locked());
-        let gone = locked.obsolete();
-        assert!(gone.is_obsolete() && !gone.is_locked() && gone.is_of(5));
-        assert!(!gone.is_of(6) && !Lock::recovering(6).is_of(6));
     }
 }

@@ -52,6 +52,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use evermap_pm::region::Region;
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool, Result};
 
+use super::leaf::LeafRef;
+use super::lock::Lock;
 use super::{Direction, OrderedIndex, Page, PersistentOrdered};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
@@ -68,8 +70,7 @@ mod scan;
 mod tests;
 mod walk;
 
-use access::LeafRef;
-use layout::{Child, Kind, Lock, Root};
+use layout::{Child, Kind, Root};
 use node::Node;
 
 /// P-ART in medium `M`. See the [module](self).
@@ -169,7 +170,7 @@ impl<M: Medium> Art<M> {
 impl<M: Medium> OrderedIndex for Art<M> {
     fn get(&self, key: &[u8]) -> Result<Option<u64>> {
         let _guard = self.pool.pin();
-        Ok(self.find(key)?.map(|leaf| self.word(&leaf)))
+        Ok(self.find(key)?.map(|leaf| leaf.word(self.medium())))
     }
 
     fn mutate(

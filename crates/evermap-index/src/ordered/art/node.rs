@@ -2,7 +2,8 @@
 
 use evermap_pm::{Medium, PmU64};
 
-use super::layout::{Child, Header, Kind, Lock, Meta, Node4, Node16, Node48, Node256, Prefix};
+use super::layout::{Child, Header, Kind, Meta, Node4, Node16, Node48, Node256, Prefix};
+use crate::ordered::lock::Lock;
 
 /// A node of any kind.
 #[derive(Clone, Copy)]

@@ -7,9 +7,10 @@ use evermap_pm::sync::Backoff;
 use evermap_pm::{Medium, PmU64, Result};
 
 use super::Art;
-use super::access::{LeafRef, leaf_bytes};
-use super::layout::{Child, Lock};
+use super::layout::Child;
 use super::node::{Node, RANKS, rank};
+use crate::ordered::leaf::{LeafRef, leaf_bytes};
+use crate::ordered::lock::Lock;
 use crate::ordered::{Direction, Page};
 
 /// The number of pairs in a page, if no other thread changes the tree meanwhile.
@@ -70,7 +71,7 @@ impl<'m, M: Medium> Walk<'m, M> {
             let order = match self.tree.child(m, &node, symbol) {
                 // Nothing is there, so any edge is right.
                 None => Ordering::Less,
-                Some((_, child)) if child.is_leaf() => leaf_order(m, &self.tree.leaf(child)?, key),
+                Some((_, child)) if child.is_leaf() => self.tree.leaf(child)?.compare(m, key),
                 Some((_, child)) => {
                     let next = self.tree.node(child, Some(node.level))?;
                     let order = self.order(child, &next, key)?;
@@ -100,7 +101,7 @@ impl<'m, M: Medium> Walk<'m, M> {
         let m = self.tree.medium();
         let Some(leaf) = self.tree.any_leaf(child)? else { return Ok(Ordering::Equal) };
         let is_within = leaf.common(m, key) < node.level;
-        Ok(if is_within { leaf_order(m, &leaf, key) } else { Ordering::Equal })
+        Ok(if is_within { leaf.compare(m, key) } else { Ordering::Equal })
     }
 
     /// Returns what comes next: a leaf, or a node, which is entered.
@@ -156,12 +157,6 @@ impl<'m, M: Medium> Walk<'m, M> {
     }
 }
 
-/// Compares the key of a leaf with `key`.
-fn leaf_order<M: Medium>(m: &M, leaf: &LeafRef<'_>, key: &[u8]) -> Ordering {
-    let common = leaf.common(m, key);
-    rank(leaf.symbol(m, common)).cmp(&rank(key.get(common).copied()))
-}
-
 impl<M: Medium> Art<M> {
     /// See [`OrderedIndex::page`](crate::OrderedIndex::page). If other threads change what a page
     /// is to show, it is read again, with fewer pairs.
@@ -206,7 +201,7 @@ impl<M: Medium> Art<M> {
         }
         // Each leaf is somewhere else, so they are read when the memory has been asked for all of
         // them.
-        let read = |child| self.leaf(child).map(|leaf| (leaf, self.word(&leaf)));
+        let read = |child| self.leaf(child).map(|leaf| (leaf, leaf.word(self.medium())));
         let mut leaves = children.into_iter().map(read).collect::<Result<Vec<_>>>()?;
         if !walk.is_valid() {
             return Ok(false);

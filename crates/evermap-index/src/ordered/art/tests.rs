@@ -6,8 +6,9 @@ use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, PmU64, Pool};
 
 use super::Art;
-use super::layout::{Child, LeafState};
+use super::layout::Child;
 use crate::crash_states::{are_kept, as_operation, created, look_up_after_death};
+use crate::ordered::leaf::LeafState;
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{Index, OrderedIndex};
 

@@ -28,7 +28,7 @@ impl<M: Medium> Art<M> {
                 Item::Node(child) => visitor.block(child.offset()),
                 Item::Leaf(leaf) => {
                     visitor.block(leaf.offset);
-                    visitor.word(self.word(&leaf));
+                    visitor.word(leaf.word(self.medium()));
                 }
             }
             match visitor.is_done() {

@@ -9,7 +9,7 @@ use super::{battery, costs};
 use crate::hash::cceh::{Locking, Recovery};
 use crate::hash::dash;
 use crate::hash::level::Resize;
-use crate::ordered::art;
+use crate::ordered::{art, fast_fair};
 use crate::testkit::tiny;
 
 /// An index that can be crashed, in its smallest form.
@@ -25,7 +25,7 @@ pub struct Crashable {
 }
 
 /// Everything that can be crashed, each with its heap and its region.
-pub static CRASHABLE: [Crashable; 7] = [
+pub static CRASHABLE: [Crashable; 8] = [
     Crashable {
         name: "dash-eh",
         about: "Dash-EH with segments of 4 buckets",
@@ -67,5 +67,11 @@ pub static CRASHABLE: [Crashable; 7] = [
         about: "P-ART, beginning with its root",
         battery: || battery("p-art", art::MUTANTS, tiny::PArt),
         costs: |images| costs("p-art", tiny::PArt, images),
+    },
+    Crashable {
+        name: "fast-fair",
+        about: "FAST & FAIR, beginning with one node",
+        battery: || battery("fast-fair", fast_fair::MUTANTS, tiny::FastFair),
+        costs: |images| costs("fast-fair", tiny::FastFair, images),
     },
 ];

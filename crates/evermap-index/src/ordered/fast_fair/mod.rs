@@ -1,0 +1,225 @@
+//! FAST & FAIR: a B+tree in persistent memory whose nodes are changed in place.
+//!
+//! After "Endurable Transient Inconsistency in Byte-Addressable Persistent B+-Tree" (Hwang, Kim,
+//! Won, Nam; FAST 2018), with the repairs of RECIPE and those below. The layout is in [`layout`].
+//! The laboratory compares trees to it.
+//!
+//! ```text
+//! level 1                     ┌ "" ─ "kiwi" ┐ ──sibling──▶ ...
+//!                             ▼             ▼
+//! level 0    ┌ "apple" ─ "fig" ┐ ──▶ ┌ "kiwi" ─ "pear" ┐ ──▶ ...
+//!                 ▼        ▼              ▼        ▼
+//!               leaf     leaf           leaf     leaf
+//! ```
+//!
+//! Records are shifted one word at a time, so that after each store a node holds the
+//! records before or those after the change. A node is split by two stores. Nodes are
+//! never merged, as in the published code: keys that are removed leave nodes with free places.
+//!
+//! What is different from the published code, and why:
+//!
+//! * **The header takes a cache line.** With 56 bytes, a key and its reference can be in two
+//!   lines, and become durable in any order.
+//! * **Each node has its least key**, which does not change. If it is taken from the first record
+//!   instead, a removal there moves it, and records come into the wrong node.
+//! * **A split that the level above was not told of is completed** by the next change that comes
+//!   there; a root that was split gets a new root above it. Otherwise the tree would turn into a
+//!   list.
+//! * **A version instead of a parity.** Searches that meet a shift read the node again; with the
+//!   parity of a counter they can take a reference whose key was moved. So searches take no lock
+//!   and store nothing, but they wait for writers of the same node.
+//! * **Readers see what is durable**, as writers release a node when their change is durable.
+//! * **References differ**, because each key has a leaf of its own. The published code stores the
+//!   values themselves, and loses records next to one with the same value, and those with 0.
+//! * **The first record can be inserted and removed like others**: its left neighbour is not the
+//!   word that ends a node ([`NO_CHILD`](layout::NO_CHILD)).
+//! * **The first thread that comes to a node after a crash repairs it**: it ends a shift, and a
+//!   split. The published code leaves a record that was being inserted where it is, and a removal
+//!   of it does nothing.
+//! * **Locks contain the generation**, so none is held after a crash.
+//! * **Any byte string is a key.** Records have the first eight bytes.
+
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evermap_pm::region::Region;
+use evermap_pm::{Error, ErrorKind, Medium, PmU64, Pool, Result};
+
+use super::leaf::LeafRef;
+use super::lock::{self, Lock};
+use super::{Direction, OrderedIndex, Page, PersistentOrdered};
+use crate::fresh::Fresh;
+use crate::index::{Action, Change, MutateMode, Stats, Visitor};
+use crate::record::KEY_MAX;
+use crate::root;
+
+mod access;
+mod change;
+mod check;
+pub mod layout;
+mod scan;
+mod shift;
+mod split;
+mod walk;
+
+use access::{NodeRef, Search};
+use layout::{NO_CHILD, Rest, Root};
+
+/// FAST & FAIR in medium `M`. See the [module](self).
+pub struct FastFair<M: Medium> {
+    pool: Arc<Pool<M>>,
+    /// A copy of the pool's region, which every operation needs, to save an indirection.
+    region: Arc<Region<M>>,
+    generation: u64,
+    /// The offset of the [`Root`].
+    root: u64,
+    recovered: AtomicU64,
+}
+
+/// Mistakes that can be planted, and that the crash campaign notices.
+///
+/// * FF-1: an insertion changes the next line before the last one is durable;
+/// * FF-2: a removal does (Witcher found that in the published code: it flushes the other end);
+/// * FF-3: the upper half stays in the node that is split;
+/// * FF-4: a record that was being inserted or removed at a crash stays (Witcher);
+/// * FF-5: a split is not completed after a crash.
+pub const MUTANTS: &[&str] = &["FF-1", "FF-2", "FF-3", "FF-4", "FF-5"];
+
+/// The first word of the root.
+const KIND: u64 = u64::from_le_bytes(*b"FASTFAI\x01");
+
+impl<M: Medium> FastFair<M> {
+    #[inline(always)]
+    fn medium(&self) -> &M {
+        self.region.medium()
+    }
+
+    /// Returns the pool of the index.
+    pub fn pool(&self) -> &Arc<Pool<M>> {
+        &self.pool
+    }
+
+    fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
+        FastFair {
+            region: pool.share_region(),
+            generation: pool.generation(),
+            root,
+            recovered: AtomicU64::new(0),
+            pool,
+        }
+    }
+
+    #[inline(always)]
+    fn root_block(&self) -> Result<&Root> {
+        let root = self.medium().at::<Root>(self.root);
+        root.ok_or_else(|| Error::damaged(self.root, "there is no root of a tree"))
+    }
+
+    /// Recovers a node that an earlier process used.
+    #[cold]
+    fn recover(&self, node: &NodeRef<'_>) -> Result<()> {
+        lock::recover(&self.region, &node.header().lock, self.generation, || {
+            self.repair(node);
+            self.recovered.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    /// Makes all nodes stale, so that they are recovered when they are first used.
+    fn make_stale(&self) -> Result<()> {
+        let m = self.medium();
+        let other = Lock::fresh(self.generation.wrapping_add(1));
+        self.each_node_as_it_is(&mut |node| {
+            m.store_transient(&node.header().lock, other.0);
+        })
+    }
+}
+
+impl<M: Medium> OrderedIndex for FastFair<M> {
+    fn get(&self, key: &[u8]) -> Result<Option<u64>> {
+        let _guard = self.pool.pin();
+        let m = self.medium();
+        let leaf = self.find(&Search::new(key))?.map(|leaf| LeafRef::at(m, leaf));
+        Ok(leaf.transpose()?.map(|leaf| leaf.word(m)))
+    }
+
+    fn mutate(
+        &self,
+        key: &[u8],
+        mode: MutateMode,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        self.region.ensure_writable()?;
+        if key.len() > KEY_MAX {
+            return match mode {
+                MutateMode::ExistingOnly => Ok(Change::default()),
+                MutateMode::MayInsert => {
+                    Err(ErrorKind::KeyTooLong { len: key.len(), max: KEY_MAX }.into())
+                }
+            };
+        }
+        let guard = self.pool.pin();
+        let poison = self.region.poison_on_panic();
+        let change = self.change(key, mode, &guard, decide);
+        poison.disarm();
+        change
+    }
+
+    fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
+        let _guard = self.pool.pin();
+        self.read_page(from, direction, page)
+    }
+
+    /// Counts the pairs: O(n).
+    fn len(&self) -> u64 {
+        self.stats().len
+    }
+
+    fn stats(&self) -> Stats {
+        let stats = self.measure().unwrap_or_default();
+        Stats { recovered: self.recovered.load(Ordering::Relaxed), ..stats }
+    }
+
+    fn check(&self) -> Vec<String> {
+        self.check_all()
+    }
+}
+
+impl<M: Medium> PersistentOrdered<M> for FastFair<M> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        pool.region().ensure_writable()?;
+        // Nothing below is reachable until the root cell names it, so an error or a crash discards
+        // it all.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
+        let tree = fresh.allocate_fixed(size_of::<layout::Node>() as u64)?;
+        fresh.keep();
+        let index = Self::assemble(pool.clone(), block);
+        let m = pool.medium();
+        m.flush(index.write_node(tree, 0, (0, Rest::None.word()), NO_CHILD).node);
+        let header = m.at::<Root>(block).expect("just allocated");
+        m.store(&header.tree, tree);
+        m.flush(header);
+        root::publish(&pool, root, block, KIND);
+        Ok(index)
+    }
+
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
+        root::is_of(pool, root, KIND)
+    }
+
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        let block = root::block_of(&pool, root, KIND)?;
+        let index = Self::assemble(pool.clone(), block);
+        if pool.region().must_recover_all() {
+            // Generations of an earlier opener could equal the current one.
+            index.make_stale()?;
+        }
+        index.root_node()?;
+        Ok(index)
+    }
+
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        self.visit_all(visitor)
+    }
+}

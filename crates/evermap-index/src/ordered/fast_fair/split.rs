@@ -1,0 +1,245 @@
+//! FAIR: splitting a node, and telling the level above.
+//!
+//! A split is two stores, each of which is committed: the reference to the new node, which holds
+//! the upper half of the records, and the new end of the old node. In between, both have them, and
+//! searches may find them in either. The node above is told afterwards, without any lock of the
+//! two; until then searches reach the new node from the old one. If that never happens (the process
+//! dies, there is no space), the next thread that changes something there and has to go right does
+//! it: the second condition of [`recipe`](crate::recipe). The published code leaves the node where
+//! it is for ever.
+
+use evermap_pm::{Error, Medium, Result};
+
+use super::FastFair;
+use super::access::{Locked, NodeRef, Search};
+use super::layout::{self, Meta, NO_CHILD, RECORDS, Rest};
+use crate::fresh::Fresh;
+use crate::ordered::leaf::{LeafRef, leaf_bytes};
+use crate::ordered::lock::Lock;
+use crate::recipe;
+
+/// The position of the record at which a full node is split.
+const MIDDLE: usize = layout::RECORDS_MAX / 2;
+
+/// The blocks for a split.
+pub(super) struct Space {
+    node: u64,
+    /// For the least key of the new node, if that is longer than its prefix.
+    low: Option<u64>,
+}
+
+impl<M: Medium> FastFair<M> {
+    /// Allocates what a split of a node needs, which this thread has locked.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Damaged`.
+    pub(super) fn space_for_split(
+        &self,
+        node: &NodeRef<'_>,
+        blocks: &mut Fresh<'_, M>,
+    ) -> Result<Space> {
+        let m = self.medium();
+        let at = m.load(&node.records()[MIDDLE].at);
+        let low = match node.level {
+            0 => LeafRef::at(m, at)?.len(),
+            // The least key of the child, which has its own place.
+            _ => 0,
+        };
+        let low = (low > 8).then(|| blocks.allocate_fixed(leaf_bytes(low))).transpose()?;
+        Ok(Space { node: blocks.allocate_fixed(size_of::<layout::Node>() as u64)?, low })
+    }
+
+    /// Splits a full node that this thread has locked. Returns the new node, which no other thread
+    /// reaches before the old one is released, and where the record belongs that had to be at
+    /// `position`.
+    ///
+    /// # Errors
+    /// `Damaged`; nothing has changed then.
+    pub(super) fn split<'m>(
+        &'m self,
+        locked: &Locked<'m>,
+        position: usize,
+        space: Space,
+    ) -> Result<(NodeRef<'m>, (NodeRef<'m>, usize))> {
+        let (m, old) = (self.medium(), locked.node);
+        let (middle, at) = (&old.records()[MIDDLE], m.load(&old.records()[MIDDLE].at));
+        let (rest, leftmost, first) = match old.level {
+            0 => {
+                let leaf = LeafRef::at(m, at)?;
+                let rest = space.low.map(|block| {
+                    LeafRef::write(m, block, &leaf.key(m), 0);
+                    Rest::Leaf(block).word()
+                });
+                (rest.unwrap_or(Rest::Length(leaf.len()).word()), NO_CHILD, MIDDLE)
+            }
+            level => {
+                let child = self.node_as_it_is(at, Some(level - 1))?;
+                (m.load(&child.header().low_rest), at, MIDDLE + 1)
+            }
+        };
+        let new = self.write_node(space.node, old.level, (m.load(&middle.prefix), rest), leftmost);
+        let moved = &old.records()[first..layout::RECORDS_MAX];
+        for (to, from) in new.records().iter().zip(moved) {
+            m.store(&to.prefix, m.load(&from.prefix));
+            m.store(&to.at, m.load(&from.at));
+        }
+        m.store(&new.header().sibling, m.load(&old.header().sibling));
+        m.flush(new.node);
+        m.fence();
+        recipe::commit(m, &old.header().sibling, new.offset);
+        if !m.mutant("FF-3") {
+            recipe::commit(m, &middle.at, 0);
+        }
+        let place = if position > MIDDLE { (new, position - first) } else { (old, position) };
+        Ok((new, place))
+    }
+
+    /// Writes a node without records and without sibling to a new block. Does not flush it.
+    pub(super) fn write_node(
+        &self,
+        offset: u64,
+        level: u8,
+        (low_prefix, low_rest): (u64, u64),
+        leftmost: u64,
+    ) -> NodeRef<'_> {
+        let m = self.medium();
+        let node = m.at::<layout::Node>(offset).expect("just allocated");
+        let header = &node.header;
+        m.store(&header.lock, Lock::fresh(self.generation).0);
+        m.store(&header.meta, Meta::new(level).0);
+        m.store(&header.sibling, 0);
+        m.store(&header.leftmost, leftmost);
+        m.store(&header.low_prefix, low_prefix);
+        m.store(&header.low_rest, low_rest);
+        node.records.iter().for_each(|record| m.store(&record.at, 0));
+        NodeRef { offset, node, level }
+    }
+
+    /// Makes the level above refer to the node at an offset, and the levels above that to the nodes
+    /// that are split for it. Does nothing if there is no space: the tree is complete without.
+    ///
+    /// # Errors
+    /// `Damaged`, `Poisoned`.
+    pub(super) fn add_to_level_above(&self, mut offset: u64) -> Result<()> {
+        let m = self.medium();
+        loop {
+            let node = self.node(offset, None)?;
+            let Some(low) = self.low(&node)? else { return Ok(()) };
+            let search = Search::new(&low);
+            let root = self.root_node()?;
+            if root.level == node.level && !self.grow(&root)? {
+                return Ok(());
+            }
+            let (above, _) = self.descend(&search, node.level + 1)?;
+            let (locked, place) = self.lock(above, &search)?;
+            let above = locked.node;
+            if above.level != node.level + 1 {
+                locked.release(m);
+                return Err(Error::damaged(offset, "a node of a tree is not below its root"));
+            }
+            // Another thread was faster.
+            if place.child == offset {
+                locked.release(m);
+                return Ok(());
+            }
+            let prefix = search.prefix;
+            if above.count(m) < layout::RECORDS_MAX {
+                self.insert_record(&above, place.position, prefix, offset);
+                locked.changed(m);
+                return Ok(());
+            }
+            let mut blocks = Fresh::new(&self.pool);
+            let new = self
+                .space_for_split(&above, &mut blocks)
+                .and_then(|space| self.split(&locked, place.position, space));
+            let (new, (half, position)) = match new {
+                Ok(split) => split,
+                Err(error) => {
+                    locked.release(m);
+                    return if error.is_no_space() { Ok(()) } else { Err(error) };
+                }
+            };
+            blocks.keep();
+            self.insert_record(&half, position, prefix, offset);
+            locked.changed(m);
+            offset = new.offset;
+        }
+    }
+
+    /// Puts a new root above a root that was split. Returns `false` if there is no space.
+    fn grow(&self, root: &NodeRef<'_>) -> Result<bool> {
+        let m = self.medium();
+        let cell = &self.root_block()?.tree;
+        let (locked, _) = self.lock(*root, &Search::before(b""))?;
+        let sibling = m.load(&root.header().sibling);
+        // Another thread was faster.
+        if m.load(cell) != root.offset || sibling == 0 {
+            locked.release(m);
+            return Ok(true);
+        }
+        let grown = self.node_as_it_is(sibling, Some(root.level)).and_then(|sibling| {
+            let level = root.level.checked_add(1);
+            let level = level.ok_or_else(|| Error::damaged(root.offset, "a tree is too high"))?;
+            let block = self.pool.allocate_fixed(size_of::<layout::Node>() as u64)?;
+            let new = self.write_node(block, level, (0, Rest::None.word()), root.offset);
+            m.store(&new.records()[0].prefix, m.load(&sibling.header().low_prefix));
+            m.store(&new.records()[0].at, sibling.offset);
+            m.flush(new.node);
+            m.fence();
+            recipe::commit(m, cell, block);
+            Ok(())
+        });
+        locked.release(m);
+        match grown {
+            Err(error) if error.is_no_space() => Ok(false),
+            grown => grown.map(|()| true),
+        }
+    }
+
+    /// Repairs a node that an earlier process used: makes durable what that has stored, and
+    /// completes what it was doing.
+    pub(super) fn repair(&self, node: &NodeRef<'_>) {
+        let m = self.medium();
+        m.flush(node.node);
+        m.fence();
+        // The lock that the process held is not to return by a crash of this one: nothing below
+        // depends on it.
+        let mut left = m.load(&node.header().leftmost);
+        for position in 0..RECORDS {
+            let at = m.load(&node.records()[position].at);
+            if at == 0 {
+                break;
+            }
+            // A record was being inserted or removed: at most one.
+            if at == left && !m.mutant("FF-4") {
+                if node.count(m) < RECORDS {
+                    self.close_gap(node, position);
+                }
+                break;
+            }
+            left = at;
+        }
+        if !m.mutant("FF-5") {
+            self.end_before_sibling(node);
+        }
+    }
+
+    /// Completes a split: removes the records that the next node has too.
+    fn end_before_sibling(&self, node: &NodeRef<'_>) {
+        let m = self.medium();
+        let sibling = m.load(&node.header().sibling);
+        // If it is damaged, the search that goes there returns that.
+        let Ok(next) = self.node_as_it_is(sibling, Some(node.level)) else { return };
+        let Ok(Some(low)) = self.low(&next) else { return };
+        let search = match node.level {
+            0 => Search::new(&low),
+            _ => Search::before(&low),
+        };
+        if let Ok(place) = self.place(node, &search) {
+            let end = &node.records()[place.position].at;
+            if m.load(end) != 0 {
+                recipe::commit(m, end, 0);
+            }
+        }
+    }
+}

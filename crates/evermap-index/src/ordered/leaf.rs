@@ -1,0 +1,185 @@
+//! The leaves of trees: blocks with a key and the word that it is bound to.
+
+use std::cmp::Ordering;
+
+use evermap_pm::{Error, Medium, PmU64, Result, pod};
+
+use crate::recipe::{self, Preparation};
+use crate::record::{KEY_MAX, bytes_equal};
+
+pod! {
+    /// The fixed part of a leaf. The bytes of the key follow, padded with zeros to 8 bytes. They
+    /// are immutable, and so is the length.
+    pub struct Leaf: 24 {
+        /// See [`LeafState`].
+        pub state: PmU64,
+        /// The word that the key is bound to, and the place for the next one.
+        pub words: [PmU64; 2],
+    }
+}
+
+/// The first word of a leaf. Its store commits another word for the key.
+///
+/// ```text
+/// bit  0..17  length of the key in bytes
+/// bit 17      this word may not be durable yet: see `recipe::help`
+/// bit 18..64  version: counts changes; its lowest bit chooses the word
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeafState(pub u64);
+
+impl LeafState {
+    /// The bit of a word that may not be durable yet.
+    pub const MARK: u64 = 1 << 17;
+    const ONE: u64 = 1 << 18;
+
+    /// Returns the word of a new leaf.
+    pub fn new(length: usize) -> Self {
+        LeafState(length as u64)
+    }
+
+    /// Returns the length of the key in bytes.
+    #[inline(always)]
+    pub fn length(self) -> usize {
+        (self.0 & (Self::MARK - 1)) as usize
+    }
+
+    /// Returns the position of the word that the key is bound to.
+    #[inline(always)]
+    pub fn current(self) -> usize {
+        usize::from(self.0 & Self::ONE != 0)
+    }
+
+    /// Returns the state after the next change.
+    pub fn next(self) -> Self {
+        LeafState((self.0 & !Self::MARK).wrapping_add(Self::ONE))
+    }
+}
+
+/// A leaf.
+#[derive(Clone, Copy)]
+pub(crate) struct LeafRef<'m> {
+    pub(crate) leaf: &'m Leaf,
+    pub(crate) offset: u64,
+    length: usize,
+    /// The words of the key.
+    cells: &'m [PmU64],
+}
+
+impl<'m> LeafRef<'m> {
+    /// Returns the leaf at an offset.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    #[inline(always)]
+    pub(crate) fn at<M: Medium>(m: &'m M, offset: u64) -> Result<Self> {
+        let damaged = || Error::damaged(offset, "there is no such leaf of a tree");
+        let leaf = m.at::<Leaf>(offset).ok_or_else(damaged)?;
+        let length = LeafState(m.load_relaxed(&leaf.state)).length();
+        if length > KEY_MAX {
+            return Err(damaged());
+        }
+        let from = offset + size_of::<Leaf>() as u64;
+        let cells = m.slice(from, (length as u64).div_ceil(8)).ok_or_else(damaged)?;
+        Ok(LeafRef { leaf, offset, length, cells })
+    }
+
+    /// Writes a leaf to a new block of [`leaf_bytes`], where nobody can find it yet, and flushes
+    /// it.
+    #[track_caller]
+    pub(crate) fn write<M: Medium>(m: &M, block: u64, key: &[u8], word: u64) {
+        let leaf = m.at::<Leaf>(block).expect("just allocated");
+        let all: &[PmU64] = m.slice(block, leaf_bytes(key.len()) / 8).expect("just allocated");
+        m.store(&leaf.words[0], word);
+        m.store(&leaf.state, LeafState::new(key.len()).0);
+        m.write_bytes(&all[size_of::<Leaf>() / 8..], key);
+        m.flush(all);
+    }
+
+    /// Returns the word of the leaf, once it is durable.
+    #[inline(always)]
+    pub(crate) fn word<M: Medium>(&self, m: &M) -> u64 {
+        let state = |cell| recipe::help(m, cell, m.load(cell), LeafState::MARK);
+        let mut now = state(&self.leaf.state);
+        loop {
+            // Acquire: the state is loaded again after the word.
+            let word = m.load(&self.leaf.words[LeafState(now).current()]);
+            let then = state(&self.leaf.state);
+            if then == now {
+                return word;
+            }
+            // The place of the word may have been used for a newer one, which is not durable.
+            now = then;
+        }
+    }
+
+    /// Binds the key to another word, durably. No other thread does so at the same time.
+    #[track_caller]
+    pub(crate) fn put<M: Medium>(&self, m: &M, word: u64) {
+        let state = LeafState(m.load(&self.leaf.state)).next();
+        let mut change = Preparation::new(m, &self.leaf.state);
+        change.store(&self.leaf.words[state.current()], word);
+        change.commit_marked(state.0, LeafState::MARK);
+    }
+
+    /// Returns the number of bytes of the block.
+    pub(crate) fn bytes(&self) -> u64 {
+        leaf_bytes(self.length)
+    }
+
+    /// Returns the length of the key in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Compares the key with another one.
+    pub(crate) fn compare<M: Medium>(&self, m: &M, key: &[u8]) -> Ordering {
+        let common = self.common(m, key);
+        self.symbol(m, common).cmp(&key.get(common).copied())
+    }
+
+    /// Returns `true` if this is the leaf of `key`.
+    #[inline(always)]
+    pub(crate) fn is_of<M: Medium>(&self, m: &M, key: &[u8]) -> bool {
+        self.length == key.len() && bytes_equal(m, self.cells, key)
+    }
+
+    /// Appends the key to `out`.
+    pub(crate) fn append_key<M: Medium>(&self, m: &M, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start + self.length, 0);
+        m.read_bytes(self.cells, &mut out[start..]);
+    }
+
+    /// Returns the key.
+    pub(crate) fn key<M: Medium>(&self, m: &M) -> Vec<u8> {
+        let mut key = Vec::new();
+        self.append_key(m, &mut key);
+        key
+    }
+
+    /// Returns the number of bytes that the key and `other` begin with both.
+    pub(crate) fn common<M: Medium>(&self, m: &M, other: &[u8]) -> usize {
+        let most = self.length.min(other.len());
+        for (at, (cell, bytes)) in self.cells.iter().zip(other.chunks(8)).enumerate() {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            let differ = m.load_relaxed(cell) ^ u64::from_le_bytes(word);
+            if differ != 0 {
+                return most.min(at * 8 + differ.trailing_zeros() as usize / 8);
+            }
+        }
+        most
+    }
+
+    /// Returns the symbol that the key has at `level`, or `None` if it ends there.
+    pub(crate) fn symbol<M: Medium>(&self, m: &M, level: usize) -> Option<u8> {
+        (level < self.length)
+            .then(|| m.load_relaxed(&self.cells[level / 8]).to_le_bytes()[level % 8])
+    }
+}
+
+/// Returns the size in bytes of a leaf whose key has this length.
+pub(crate) fn leaf_bytes(length: usize) -> u64 {
+    size_of::<Leaf>() as u64 + (length as u64).next_multiple_of(8)
+}

@@ -1,0 +1,143 @@
+//! FAST & FAIR.
+
+use std::sync::Arc;
+
+use evermap_index::ordered::fast_fair::{FastFair, MUTANTS};
+use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
+use evermap_index::testkit::crash::battery;
+use evermap_index::testkit::ordered::OrderedSubject;
+use evermap_index::testkit::tiny;
+use evermap_index::testkit::{Coarse, Plain, tier};
+use evermap_index::{conformance, crash_campaign, ordered_conformance};
+use evermap_pm::medium::{Counted, Dram, Pages};
+use evermap_pm::region::{Identity, RegionConfig};
+use evermap_pm::sim::mutants::Fate;
+use evermap_pm::{Medium, Pool, Result};
+
+fn tree<M: Medium>(medium: M) -> Result<FastFair<M>> {
+    let capacity = medium.capacity();
+    let shape = RegionConfig { extent_size: 2 << 20, capacity, seed: Some(1) };
+    let pool: Arc<Pool<M>> = Pool::create(medium, &shape, Identity::default())?;
+    FastFair::create(pool.clone(), pool.root(0))
+}
+
+fn in_memory() -> FastFair<Dram> {
+    tree(Dram::reserve(1 << 28, Pages::Base).unwrap()).unwrap()
+}
+
+struct Make;
+
+impl OrderedSubject for Make {
+    type Index = FastFair<Dram>;
+
+    fn fresh(&self) -> Result<FastFair<Dram>> {
+        tree(Dram::reserve(1 << 28, Pages::Base)?)
+    }
+}
+
+ordered_conformance!(ordered, Make);
+// Words are not records to the tree, so it cannot tell a damaged one from another.
+conformance!(numbers, tiny::FastFair, [u64, Plain, Coarse]);
+crash_campaign!(fast_fair, tiny::FastFair);
+
+#[test]
+fn planted_mistakes_are_noticed() {
+    evermap_pm::sim::keep_panics_quiet();
+    let battery = battery("fast-fair", MUTANTS, tiny::FastFair);
+    for mistake in &MUTANTS[tier().choose(3..4, 0..5)] {
+        let (fate, trial) = battery.fate_of_planted(mistake, 2);
+        println!("{mistake}: {fate} {trial:?}");
+        assert!(!matches!(fate, Fate::Survived(_)), "{mistake}: {fate}");
+    }
+}
+
+/// What `check` returns for a tree without problems.
+const SOUND: Vec<String> = Vec::new();
+
+/// Returns the keys of a tree in one direction.
+fn keys(tree: &FastFair<Dram>, direction: Direction) -> Vec<Vec<u8>> {
+    let mut cursor = Cursor::new(tree, .., direction);
+    let mut keys = Vec::new();
+    while let Some((key, _)) = cursor.next().unwrap() {
+        keys.push(key.to_vec());
+    }
+    keys
+}
+
+/// Keys that only differ after their prefixes, some of which are the beginning of others.
+#[test]
+fn prefixes_need_not_tell_keys_apart() {
+    let tree = in_memory();
+    let mut all: Vec<Vec<u8>> = (0..2000u32)
+        .map(|number| [&b"a common beginning"[..], &number.to_be_bytes()[..]].concat())
+        .chain((0..300).map(|length| vec![0; length]))
+        .collect();
+    all.sort();
+    for (word, key) in all.iter().enumerate().rev() {
+        assert!(tree.insert(key, word as u64).unwrap().inserted());
+    }
+    assert_eq!(tree.check(), SOUND);
+    assert_eq!(keys(&tree, Direction::Ascending), all);
+    all.reverse();
+    assert_eq!(keys(&tree, Direction::Descending), all);
+    for key in &all {
+        assert!(tree.remove(key).unwrap().removed());
+    }
+    assert_eq!((tree.check(), tree.len()), (SOUND, 0));
+}
+
+/// The published code takes a record for one that is being moved if the next one has the same
+/// value, and ends a node at the value 0.
+#[test]
+fn equal_words_and_zero_are_words_like_others() {
+    let tree = in_memory();
+    for key in 0..1000u64 {
+        assert!(tree.insert(&key.to_be_bytes(), key / 500).unwrap().inserted());
+    }
+    for key in 0..1000u64 {
+        assert_eq!(tree.get(&key.to_be_bytes()).unwrap(), Some(key / 500));
+    }
+    assert_eq!(tree.len(), 1000);
+}
+
+/// Every level is told of every split: the height is that of a B+tree, in whatever order keys come.
+#[test]
+fn the_tree_does_not_turn_into_a_list() {
+    const KEYS: u64 = 30_000;
+    let orders: [fn(u64) -> u64; 3] =
+        [|number| number, |number| KEYS - number, |number| number.wrapping_mul(0x9e37_79b9)];
+    for order in orders {
+        let tree = in_memory();
+        (0..KEYS).for_each(|number| {
+            assert!(tree.insert(&order(number).to_be_bytes(), number).unwrap().inserted());
+        });
+        let stats = tree.stats();
+        // At least thirteen records to a node.
+        assert_eq!((stats.len, stats.depth), (KEYS, 4));
+        assert_eq!(tree.check(), SOUND);
+    }
+}
+
+/// The flushes and fences of inserts of random keys, splits included. A lookup has none.
+#[test]
+fn inserts_flush_what_they_shift() {
+    const KEYS: u64 = 50_000;
+    let tree = tree(Counted::new(Dram::reserve(1 << 28, Pages::Base).unwrap())).unwrap();
+    let medium = tree.pool().medium();
+    let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+    let count = |run: &dyn Fn(u64)| {
+        medium.reset();
+        (0..KEYS).for_each(run);
+        medium.counts()
+    };
+    let each = |count: u64| count as f64 / KEYS as f64;
+    let inserted = count(&|number| assert!(tree.insert(&key(number), number).unwrap().inserted()));
+    let (lines, fences) = (each(inserted.lines_flushed), each(inserted.fences));
+    println!("{lines:.2} lines flushed, {fences:.2} fences");
+    assert!(lines <= 6.0 && fences <= 5.0, "{inserted:?}");
+    let found = count(&|number| assert_eq!(tree.get(&key(number)).unwrap(), Some(number)));
+    assert_eq!((found.lines_flushed, found.fences, found.stores, found.cas), (0, 0, 0, 0));
+    let removed = count(&|number| assert!(tree.remove(&key(number)).unwrap().removed()));
+    println!("{:.2} and {:.2} for a removal", each(removed.lines_flushed), each(removed.fences));
+    assert!(each(removed.lines_flushed) <= 5.0, "{removed:?}");
+}
