@@ -32,7 +32,7 @@
 //! * **References differ**, because each key has a leaf of its own. The published code stores the
 //!   values themselves, and loses records next to one with the same value, and those with 0.
 //! * **The first record can be inserted and removed like others**: its left neighbour is not the
-//!   word that ends a node ([`NO_CHILD`](layout::NO_CHILD)).
+//!   word that ends a node ([`NO_CHILD`]).
 //! * **The first thread that comes to a node after a crash repairs it**: it ends a shift, and a
 //!   split. The published code leaves a record that was being inserted where it is, and a removal
 //!   of it does nothing.
