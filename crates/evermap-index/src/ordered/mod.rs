@@ -7,8 +7,9 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use evermap_pm::{Medium, PmU64, Pool, Result};
+use evermap_pm::{ErrorKind, Medium, PmU64, Pool, Result};
 
+use crate::record::KEY_MAX;
 use crate::{Action, Change, MutateMode, Stats, Visitor};
 
 pub mod art;
@@ -109,6 +110,15 @@ pub trait OrderedIndex: Send + Sync {
             _ => Action::Keep,
         })
     }
+}
+
+/// Returns the result of a change of a key that is longer than [`KEY_MAX`], which is absent and
+/// cannot be added. Returns `None` for other keys.
+fn refuse_too_long(key: &[u8], mode: MutateMode) -> Option<Result<Change>> {
+    (key.len() > KEY_MAX).then(|| match mode {
+        MutateMode::ExistingOnly => Ok(Change::default()),
+        MutateMode::MayInsert => Err(ErrorKind::KeyTooLong { len: key.len(), max: KEY_MAX }.into()),
+    })
 }
 
 /// An ordered index that is stored in persistent memory.

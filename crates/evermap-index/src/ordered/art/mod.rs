@@ -50,14 +50,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use evermap_pm::region::Region;
-use evermap_pm::{ErrorKind, Medium, PmU64, Pool, Result};
+use evermap_pm::{Medium, PmU64, Pool, Result};
 
 use super::leaf::LeafRef;
 use super::lock::Lock;
-use super::{Direction, OrderedIndex, Page, PersistentOrdered};
+use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
-use crate::record::KEY_MAX;
 use crate::root;
 
 mod access;
@@ -180,13 +179,8 @@ impl<M: Medium> OrderedIndex for Art<M> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         self.region.ensure_writable()?;
-        if key.len() > KEY_MAX {
-            return match mode {
-                MutateMode::ExistingOnly => Ok(Change::default()),
-                MutateMode::MayInsert => {
-                    Err(ErrorKind::KeyTooLong { len: key.len(), max: KEY_MAX }.into())
-                }
-            };
+        if let Some(refused) = refuse_too_long(key, mode) {
+            return refused;
         }
         let guard = self.pool.pin();
         let poison = self.region.poison_on_panic();

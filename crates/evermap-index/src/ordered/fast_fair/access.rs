@@ -35,7 +35,7 @@ impl<'k> Search<'k> {
     /// Returns `true` if a node whose least key compares to this one like this can have what is
     /// searched for.
     #[inline(always)]
-    fn admits(&self, low: Ordering) -> bool {
+    pub(super) fn admits(&self, low: Ordering) -> bool {
         low == Ordering::Less || self.after_equal && low == Ordering::Equal
     }
 }
@@ -102,6 +102,15 @@ pub(super) struct Place {
     pub(super) child: u64,
     /// `true` if no record is after the key.
     at_end: bool,
+}
+
+/// Where a search ended.
+pub(super) struct End<'m> {
+    /// The node into which the key belongs.
+    pub(super) node: NodeRef<'m>,
+    pub(super) place: Place,
+    /// The last node that was found by going right: the node above does not refer to it yet.
+    pub(super) passed: Option<u64>,
 }
 
 /// The next step of a search.
@@ -280,13 +289,9 @@ impl<M: Medium> FastFair<M> {
         }
     }
 
-    /// Returns the node of a level into which a key belongs, and the last node that was found by
-    /// going right: the node above does not refer to it yet.
-    pub(super) fn descend(
-        &self,
-        search: &Search<'_>,
-        level: u8,
-    ) -> Result<(NodeRef<'_>, Option<u64>)> {
+    /// Searches from the root down to a level.
+    #[inline(always)]
+    pub(super) fn descend(&self, search: &Search<'_>, level: u8) -> Result<End<'_>> {
         let (mut node, mut passed) = (self.root_node()?, None);
         loop {
             match self.read(&node, || self.step(&node, search))? {
@@ -297,7 +302,7 @@ impl<M: Medium> FastFair<M> {
                 Step::Here(place) if node.level > level => {
                     node = self.node(place.child, Some(node.level - 1))?;
                 }
-                Step::Here(_) => return Ok((node, passed)),
+                Step::Here(place) => return Ok(End { node, place, passed }),
             }
         }
     }

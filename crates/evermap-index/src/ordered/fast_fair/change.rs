@@ -3,7 +3,7 @@
 use evermap_pm::{Guard, Medium, Result};
 
 use super::FastFair;
-use super::access::{Locked, Place, Search, Step};
+use super::access::{Locked, Place, Search};
 use super::layout::RECORDS_MAX;
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode};
@@ -13,15 +13,7 @@ impl<M: Medium> FastFair<M> {
     /// Returns the offset of the leaf of a key. The caller has a guard.
     #[inline(always)]
     pub(super) fn find(&self, search: &Search<'_>) -> Result<Option<u64>> {
-        let (node, _) = self.descend(search, 0)?;
-        let mut node = node;
-        loop {
-            match self.read(&node, || self.step(&node, search))? {
-                Step::Here(place) => return Ok(place.found),
-                // It was split in the meantime.
-                Step::Right(offset) => node = self.next_node(&node, offset)?,
-            }
-        }
+        Ok(self.descend(search, 0)?.place.found)
     }
 
     /// Carries out what `decide` returns for a key.
@@ -33,11 +25,11 @@ impl<M: Medium> FastFair<M> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let (m, search) = (self.medium(), Search::new(key));
-        if mode == MutateMode::ExistingOnly && self.find(&search)?.is_none() {
+        let end = self.descend(&search, 0)?;
+        if mode == MutateMode::ExistingOnly && end.place.found.is_none() {
             return Ok(Change::default());
         }
-        let (node, passed) = self.descend(&search, 0)?;
-        let (locked, place) = self.lock(node, &search)?;
+        let (locked, place) = self.lock(end.node, &search)?;
         let (change, split) = match place.found {
             Some(leaf) => (self.change_leaf(locked, &place, leaf, guard, decide)?, None),
             // It was removed in the meantime.
@@ -47,7 +39,7 @@ impl<M: Medium> FastFair<M> {
             }
             None => self.add(&search, locked, &place, decide)?,
         };
-        if let Some(node) = split.or(passed) {
+        if let Some(node) = split.or(end.passed) {
             // The change is complete without. If this fails, the next operation there reports why.
             let _ = self.add_to_level_above(node);
         }

@@ -1,10 +1,9 @@
 //! Reading pages of pairs in the order of their keys.
 
-use std::cmp::Ordering;
 use std::ops::Bound;
 
 use evermap_pm::sync::Backoff;
-use evermap_pm::{Medium, Result};
+use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
 use super::access::{NodeRef, Search};
@@ -50,7 +49,7 @@ impl<M: Medium> FastFair<M> {
             Bound::Excluded(key) => (key, true),
         };
         let search = Search::new(key);
-        let (mut node, _) = self.descend(&search, 0)?;
+        let mut node = self.descend(&search, 0)?.node;
         let (mut leaves, mut versions) = (Vec::with_capacity(most + RECORDS), Vec::new());
         let next = loop {
             versions.push((node, self.version(&node)?));
@@ -92,11 +91,11 @@ impl<M: Medium> FastFair<M> {
             Bound::Unbounded => (self.last_node()?, None),
             Bound::Included(key) => {
                 let search = Search::new(key);
-                (self.descend(&search, 0)?.0, Some(search))
+                (self.descend(&search, 0)?.node, Some(search))
             }
             Bound::Excluded(key) => {
                 let search = Search::before(key);
-                (self.descend(&search, 0)?.0, Some(search))
+                (self.descend(&search, 0)?.node, Some(search))
             }
         };
         let m = self.medium();
@@ -112,13 +111,10 @@ impl<M: Medium> FastFair<M> {
         if sibling != 0 {
             // It was split before its version was read: what comes first is further to the right.
             let next = self.node_as_it_is(sibling, Some(0))?;
-            let order = search.map(|search| self.compare_low(&next, &search)).transpose()?;
-            let admits = |order| match order {
-                None | Some(Ordering::Less) => true,
-                Some(Ordering::Equal) => search.is_some_and(|search| search.after_equal),
-                Some(Ordering::Greater) => false,
+            let admits = |search: Search<'_>| {
+                Ok::<_, Error>(search.admits(self.compare_low(&next, &search)?))
             };
-            if admits(order) {
+            if search.map_or(Ok(true), admits)? {
                 return Ok(false);
             }
         }

@@ -130,7 +130,7 @@ impl<M: Medium> FastFair<M> {
             if root.level == node.level && !self.grow(&root)? {
                 return Ok(());
             }
-            let (above, _) = self.descend(&search, node.level + 1)?;
+            let above = self.descend(&search, node.level + 1)?.node;
             let (locked, place) = self.lock(above, &search)?;
             let above = locked.node;
             if above.level != node.level + 1 {
@@ -202,8 +202,6 @@ impl<M: Medium> FastFair<M> {
         let m = self.medium();
         m.flush(node.node);
         m.fence();
-        // The lock that the process held is not to return by a crash of this one: nothing below
-        // depends on it.
         let mut left = m.load(&node.header().leftmost);
         for position in 0..RECORDS {
             let at = m.load(&node.records()[position].at);
