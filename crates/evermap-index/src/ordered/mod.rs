@@ -31,7 +31,7 @@ pub use run::{Page, Run};
 /// # Errors
 ///
 /// Operations that may add a key return `NoSpace` or, for a key longer than
-/// [`KEY_MAX`](crate::record::KEY_MAX), `KeyTooLong`; then nothing has changed. Other operations
+/// [`KEY_MAX`], `KeyTooLong`; then nothing has changed. Other operations
 /// treat such keys as absent. Indexes in persistent memory may also return the errors of an
 /// [`Index`](crate::Index).
 pub trait OrderedIndex: Send + Sync {
