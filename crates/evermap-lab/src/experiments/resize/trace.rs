@@ -76,6 +76,7 @@ mod x86 {
     use std::fs::File;
     use std::hint::black_box;
     use std::mem::MaybeUninit;
+    use std::ops::Range;
     use std::os::unix::fs::FileExt;
     use std::ptr;
     use std::sync::{Mutex, PoisonError};
@@ -89,8 +90,6 @@ mod x86 {
 
     /// The most instructions that are noted.
     const MOST: usize = 1 << 16;
-    /// What is as close as this to the stack pointer, in bytes, is taken to be on the stack.
-    const STACK: u64 = 256 << 10;
     /// The trap flag.
     const TRAP: libc::greg_t = 1 << 8;
 
@@ -117,7 +116,6 @@ mod x86 {
         libc::REG_R15,
         libc::REG_RIP,
     ];
-    const STACK_POINTER: usize = 4;
     const PLACE: usize = 16;
 
     struct Notes {
@@ -204,6 +202,7 @@ mod x86 {
         // In the ABI of Linux, the identity of a thread is the base of its own segment.
         // SAFETY: may always be called.
         let own_segment = unsafe { libc::pthread_self() } as u64;
+        let stack = own_stack()?;
         let mut trace = Trace { pieces: 1, ..Trace::default() };
         let (mut factory, mut lines) = (InstructionInfoFactory::new(), HashSet::new());
         for registers in steps {
@@ -213,7 +212,7 @@ mod x86 {
             trace.locked += u64::from(locks(instruction));
             for used in factory.info(instruction).used_memory() {
                 let Some(address) = address(used, registers, own_segment) else { continue };
-                if address.abs_diff(registers[STACK_POINTER]) < STACK {
+                if stack.contains(&address) {
                     continue;
                 }
                 let (reads, writes) = accesses(used.access());
@@ -231,6 +230,22 @@ mod x86 {
         }
         trace.lines_read = lines.len() as u64;
         Some(trace)
+    }
+
+    /// Returns the addresses of the calling thread's stack. What lies beside it may be shared: the
+    /// system puts mappings of all kinds next to each other.
+    fn own_stack() -> Option<Range<u64>> {
+        let mut attributes = MaybeUninit::uninit();
+        let (mut start, mut bytes) = (ptr::null_mut(), 0);
+        // SAFETY: the attributes are read, and destroyed, only if they have been initialized.
+        let done = unsafe {
+            libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) == 0 && {
+                let got = libc::pthread_attr_getstack(attributes.as_ptr(), &mut start, &mut bytes);
+                libc::pthread_attr_destroy(attributes.as_mut_ptr());
+                got == 0
+            }
+        };
+        done.then(|| start as u64..start as u64 + bytes as u64)
     }
 
     fn decode(memory: &File, place: u64) -> Instruction {
