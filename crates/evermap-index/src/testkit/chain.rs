@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use evermap_pm::pool::Pool;
+use evermap_pm::sim::Sim;
 use evermap_pm::sync::RwLock;
 use evermap_pm::{Error, Guard, Medium, PmU64, Result, pod};
 
@@ -327,9 +328,9 @@ impl<K: Key, M: Medium> Persistent<M> for Chain<K, M> {
 pub struct MakeChain;
 
 impl<K: Numbered> PoolSubject<K> for MakeChain {
-    type Index<M: Medium> = Chain<K, M>;
+    type Index = Chain<K, Sim>;
 
-    fn config<M: Medium>(&self) {}
+    fn config(&self) {}
 
     /// Small, because filling a pool takes quadratic time.
     fn extent_size(&self) -> u64 {

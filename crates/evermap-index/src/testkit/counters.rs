@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use evermap_pm::medium::{Counted, Dram, Pages};
-use evermap_pm::pool::Pool;
-use evermap_pm::{Error, Guard};
+use evermap_pm::Error;
+use evermap_pm::medium::Counter;
+use evermap_pm::sim::Sim;
 
+use super::erased::AnyPoolSubject;
 use super::keys::Numbered;
-use super::persistence::{PoolSubject, ROOT, create_pool, new_word, retire_word, spread_keys};
+use super::persistence::{PoolInstance, PoolSubject, create, new_word, retire_word, spread_keys};
 use super::{Config, Failure};
-use crate::{Change, Index, Key, Persistent};
 
 /// A kind of operation, with the state of its key before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,13 +86,7 @@ pub fn measure<K: Numbered, P: PoolSubject<K>>(
     config: &Config,
     keys: usize,
 ) -> Result<Costs, Failure> {
-    let create = |pool: &Arc<CountedPool>| -> evermap_pm::Result<Box<dyn Operations<K>>> {
-        let (root, config) = (pool.root(ROOT), subject.config::<Counted<Dram>>());
-        let index: P::Index<Counted<Dram>> = Persistent::create(pool.clone(), root, config)?;
-        Ok(Box::new(index))
-    };
-    count_all(&create, subject.extent_size(), config.seed, keys)
-        .map_err(|what| fail::<K>(config, &what))
+    count_all::<K>(subject, config.seed, keys).map_err(|what| fail::<K>(config, &what))
 }
 
 fn fail<K: Numbered>(config: &Config, what: &str) -> Failure {
@@ -102,49 +96,16 @@ fn fail<K: Numbered>(config: &Config, what: &str) -> Failure {
 /// The number of operations of each kind.
 const EACH: usize = 1000;
 
-/// A pool whose medium counts accesses.
-type CountedPool = Pool<Counted<Dram>>;
-
-/// The operations of an [`Index`] that are counted. The others are not compiled for this medium.
-trait Operations<K: Key> {
-    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> evermap_pm::Result<Option<u64>>;
-    fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> evermap_pm::Result<Change>;
-    fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> evermap_pm::Result<Change>;
-    fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> evermap_pm::Result<Change>;
-}
-
-impl<K: Key, I: Index<K>> Operations<K> for I {
-    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> evermap_pm::Result<Option<u64>> {
-        Index::get(self, key, guard)
-    }
-
-    fn insert(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> evermap_pm::Result<Change> {
-        Index::insert(self, key, word, guard)
-    }
-
-    fn update(&self, key: K::Ref<'_>, word: u64, guard: &Guard<'_>) -> evermap_pm::Result<Change> {
-        Index::update(self, key, word, guard)
-    }
-
-    fn remove(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> evermap_pm::Result<Change> {
-        Index::remove(self, key, guard)
-    }
-}
-
-/// Creates an index in a pool.
-type Create<'c, K> = dyn Fn(&Arc<CountedPool>) -> evermap_pm::Result<Box<dyn Operations<K>>> + 'c;
-
 fn count_all<K: Numbered>(
-    create: &Create<'_, K>,
-    extent_size: u64,
+    subject: &dyn AnyPoolSubject<K>,
     seed: u64,
     keys: usize,
 ) -> Result<Costs, String> {
     let filled = keys.max(EACH);
     let text = |error: Error| error.to_string();
-    let memory = Dram::reserve(256 << 20, Pages::Base).map_err(text)?;
-    let pool = create_pool(Counted::new(memory), extent_size).map_err(text)?;
-    let index = create(&pool).map_err(text)?;
+    let counter = Arc::new(Counter::default());
+    let medium = Sim::in_memory(256 << 20).map_err(text)?;
+    let instance = create(subject, medium.observed_by(counter.clone())).map_err(text)?;
     let keys: Vec<u64> = spread_keys::<K>(seed).take(filled + 2 * EACH).collect();
     let (before, others) = keys.split_at(filled);
     let (fresh, absent) = others.split_at(EACH);
@@ -153,7 +114,7 @@ fn count_all<K: Numbered>(
         let mut costs = BTreeMap::new();
         for &key in keys {
             let tag = tags.next().expect("endless");
-            let cost = count_one(&pool, &*index, kind, key, tag)
+            let cost = count_one(&instance, &counter, kind, key, tag)
                 .map_err(|what| format!("{kind:?} of key {key}: {what}"))?;
             *costs.entry(cost).or_default() += 1;
         }
@@ -172,33 +133,33 @@ fn count_all<K: Numbered>(
 
 /// Executes one operation, and returns its cost.
 fn count_one<K: Numbered>(
-    pool: &CountedPool,
-    index: &dyn Operations<K>,
+    instance: &PoolInstance<K>,
+    counter: &Counter,
     kind: OperationKind,
     number: u64,
     tag: u64,
 ) -> Result<Cost, String> {
     let text = |error: Error| error.to_string();
+    let PoolInstance { pool, index } = instance;
     let owned = K::owned(number, pool.seed());
     let (key, guard) = (K::lend(&owned), pool.pin());
     let puts = matches!(kind, OperationKind::Insert | OperationKind::Update);
-    let word = if puts { new_word::<K, _>(pool, key, tag).map_err(text)? } else { 0 };
-    let counted = pool.medium();
-    counted.reset();
-    counted.begin_op();
+    let word = if puts { new_word::<K>(pool, key, tag).map_err(text)? } else { 0 };
+    counter.reset();
+    counter.begin_op();
     let done = match kind {
         OperationKind::Hit => index.get(key, &guard).map(|found| found.is_some()),
         OperationKind::Miss => index.get(key, &guard).map(|found| found.is_none()),
         OperationKind::Insert => index.insert(key, word, &guard).map(|change| change.inserted()),
-        OperationKind::Update => index.update(key, word, &guard).map(|change| {
-            change.old.inspect(|&old| retire_word::<K, _>(pool, old, &guard)).is_some()
-        }),
-        OperationKind::Remove => index.remove(key, &guard).map(|change| {
-            change.old.inspect(|&old| retire_word::<K, _>(pool, old, &guard)).is_some()
-        }),
+        OperationKind::Update => index
+            .update(key, word, &guard)
+            .map(|change| change.old.inspect(|&old| retire_word::<K>(pool, old, &guard)).is_some()),
+        OperationKind::Remove => index
+            .remove(key, &guard)
+            .map(|change| change.old.inspect(|&old| retire_word::<K>(pool, old, &guard)).is_some()),
     };
-    counted.end_op();
-    let counts = counted.counts();
+    counter.end_op();
+    let counts = counter.counts();
     match done {
         Ok(true) => Ok(Cost {
             lines_read: counts.lines_read,

@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use evermap_pm::sim::Sim;
+use evermap_pm::sim::rng::Rng;
 use evermap_pm::{Medium, PmU64};
 
 use super::erased::AnyPoolSubject;
-use super::hooked::{Budget, Hooked};
 use super::keys::Numbered;
 use super::model::panicked;
+use super::observers::Budget;
 use super::persistence::{
     PoolInstance, PoolSubject, image, open, restore, small_pool, spread_keys,
 };
 use super::{Config, Failure, Instance, Stop};
 use crate::record::OFFSET_MASK;
-use evermap_pm::sim::rng::Rng;
 
 /// Stores wrong values in the words of a small pool, one at a time: zero, all ones, a random
 /// number, the preceding word. Then opening, reading, writing, sweeping and checking may return
@@ -31,10 +32,7 @@ pub fn damage<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> R
     damage_of::<K>(subject, config)
 }
 
-fn damage_of<K: Numbered>(
-    subject: &dyn AnyPoolSubject<K, Hooked>,
-    config: &Config,
-) -> Result<(), Failure> {
+fn damage_of<K: Numbered>(subject: &dyn AnyPoolSubject<K>, config: &Config) -> Result<(), Failure> {
     let trials = config.rounds(150, 3000);
     for stop in [Stop::Clean, Stop::Unclean] {
         let name = if stop == Stop::Clean { "closed pool" } else { "pool not closed" };
@@ -78,7 +76,7 @@ struct Sample {
 }
 
 fn prepare<K: Numbered>(
-    subject: &dyn AnyPoolSubject<K, Hooked>,
+    subject: &dyn AnyPoolSubject<K>,
     stop: Stop,
     seed: u64,
 ) -> Result<Sample, String> {
@@ -131,14 +129,15 @@ struct Effort {
 /// Opens the pool and runs every operation, whatever they return, with at most `budget` loads and
 /// stores.
 fn exercise<K: Numbered>(
-    subject: &dyn AnyPoolSubject<K, Hooked>,
+    subject: &dyn AnyPoolSubject<K>,
     sample: &Sample,
     corruption: Option<&Corruption>,
     budget: u64,
 ) -> Result<Effort, String> {
     let capacity = sample.image.len() as u64 * 8 + (1 << 20);
     let budget = Arc::new(Budget::new(budget, capacity));
-    let medium = Hooked::reserve(capacity, budget.clone()).map_err(|error| error.to_string())?;
+    let medium = Sim::in_memory(capacity).map_err(|error| error.to_string())?;
+    let medium = medium.observed_by(budget.clone());
     restore(&medium, &sample.image).map_err(|error| error.to_string())?;
     if let Some(corruption) = corruption {
         let cell = medium.at::<PmU64>(corruption.offset).expect("inside the image");
@@ -157,7 +156,7 @@ fn exercise<K: Numbered>(
 /// Runs every operation, on keys in the pool and on others, and checks the results as far as
 /// possible.
 fn operate<K: Numbered>(
-    instance: &PoolInstance<K, Hooked>,
+    instance: &PoolInstance<K>,
     sample: &Sample,
     undamaged: bool,
 ) -> Result<(), String> {

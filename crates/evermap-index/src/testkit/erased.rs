@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use evermap_pm::pool::Pool;
 use evermap_pm::sim::{self, CrashPoint, Failure, Sim};
-use evermap_pm::{Guard, Medium, Result};
+use evermap_pm::{Guard, Result};
 
 use super::keys::Numbered;
 use super::ordered::OrderedSubject;
@@ -66,23 +66,23 @@ impl<K: Key, S: Subject<K>> AnyInstance<K> for Created<'_, K, S> {
     }
 }
 
-/// The object-safe part of [`PoolSubject`], for one type of medium.
-pub(super) trait AnyPoolSubject<K: Key, M: Medium>: Sync {
-    fn create(&self, pool: Arc<Pool<M>>) -> Result<Box<dyn AnyIndex<K, M>>>;
-    fn open(&self, pool: Arc<Pool<M>>) -> Result<Box<dyn AnyIndex<K, M>>>;
+/// The object-safe part of [`PoolSubject`].
+pub(super) trait AnyPoolSubject<K: Key>: Sync {
+    fn create(&self, pool: Arc<Pool<Sim>>) -> Result<Box<dyn AnyIndex<K>>>;
+    fn open(&self, pool: Arc<Pool<Sim>>) -> Result<Box<dyn AnyIndex<K>>>;
     fn always_holds(&self) -> usize;
     fn extent_size(&self) -> u64;
 }
 
-impl<K: Numbered, M: Medium, P: PoolSubject<K>> AnyPoolSubject<K, M> for P {
-    fn create(&self, pool: Arc<Pool<M>>) -> Result<Box<dyn AnyIndex<K, M>>> {
+impl<K: Numbered, P: PoolSubject<K>> AnyPoolSubject<K> for P {
+    fn create(&self, pool: Arc<Pool<Sim>>) -> Result<Box<dyn AnyIndex<K>>> {
         let root = pool.root(ROOT);
-        let index: P::Index<M> = Persistent::create(pool.clone(), root, self.config::<M>())?;
+        let index: P::Index = Persistent::create(pool.clone(), root, self.config())?;
         Ok(Box::new(index))
     }
 
-    fn open(&self, pool: Arc<Pool<M>>) -> Result<Box<dyn AnyIndex<K, M>>> {
-        let index: P::Index<M> = Persistent::open(pool.clone(), pool.root(ROOT))?;
+    fn open(&self, pool: Arc<Pool<Sim>>) -> Result<Box<dyn AnyIndex<K>>> {
+        let index: P::Index = Persistent::open(pool.clone(), pool.root(ROOT))?;
         Ok(Box::new(index))
     }
 
@@ -96,7 +96,7 @@ impl<K: Numbered, M: Medium, P: PoolSubject<K>> AnyPoolSubject<K, M> for P {
 }
 
 /// An index with the object-safe part of [`Persistent`].
-pub(super) trait AnyIndex<K: Key, M: Medium>: Index<K> {
+pub(super) trait AnyIndex<K: Key>: Index<K> {
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()>;
     fn scan(
         &self,
@@ -107,7 +107,7 @@ pub(super) trait AnyIndex<K: Key, M: Medium>: Index<K> {
     fn check(&self) -> Vec<String>;
 }
 
-impl<K: Key, M: Medium, I: Index<K> + Persistent<M>> AnyIndex<K, M> for I {
+impl<K: Key, I: Index<K> + Persistent<Sim>> AnyIndex<K> for I {
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
         Persistent::visit(self, visitor)
     }

@@ -6,13 +6,14 @@ use std::sync::atomic::AtomicUsize;
 
 use evermap_pm::pool::Pool;
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
+use evermap_pm::sim::Sim;
 use evermap_pm::{Guard, Medium, PmU64, Result};
 
 use super::call::{Call, Driver, InWords, Records, Verb};
 use super::concurrent::{KeyRoles, WriterDone, check_account, storm_thread, thread_seed, threads};
 use super::erased::{AnyIndex, AnyPoolSubject, AnySubject};
-use super::hooked::{Hooked, Stops};
 use super::keys::{Numbered, Universe};
+use super::observers::Stops;
 use super::{Config, Failure, Instance, Stop, Subject, tier};
 use crate::record::{self, Header, OFFSET_MASK};
 use crate::{Index, Persistent, Visitor};
@@ -21,11 +22,11 @@ use evermap_pm::sim::rng::Rng;
 /// How to create an index that lives in a pool.
 pub trait PoolSubject<K: Numbered>: Sync {
     /// The type of the index, on any medium.
-    type Index<M: Medium>: Index<K> + Persistent<M> + 'static;
+    type Index: Index<K> + Persistent<Sim> + 'static;
 
     /// Returns a configuration that is so small that a few dozen keys cause every structural
     /// change.
-    fn config<M: Medium>(&self) -> <Self::Index<M> as Persistent<M>>::Config;
+    fn config(&self) -> <Self::Index as Persistent<Sim>>::Config;
 
     /// See [`Subject::always_holds`].
     fn always_holds(&self) -> usize {
@@ -42,10 +43,10 @@ pub trait PoolSubject<K: Numbered>: Sync {
 pub struct Pooled<P>(pub P);
 
 impl<K: Numbered, P: PoolSubject<K>> PoolSubject<K> for &P {
-    type Index<M: Medium> = P::Index<M>;
+    type Index = P::Index;
 
-    fn config<M: Medium>(&self) -> <Self::Index<M> as Persistent<M>>::Config {
-        (**self).config::<M>()
+    fn config(&self) -> <Self::Index as Persistent<Sim>>::Config {
+        (**self).config()
     }
 
     fn always_holds(&self) -> usize {
@@ -58,10 +59,10 @@ impl<K: Numbered, P: PoolSubject<K>> PoolSubject<K> for &P {
 }
 
 impl<K: Numbered, P: PoolSubject<K> + Send> PoolSubject<K> for Arc<P> {
-    type Index<M: Medium> = P::Index<M>;
+    type Index = P::Index;
 
-    fn config<M: Medium>(&self) -> <Self::Index<M> as Persistent<M>>::Config {
-        (**self).config::<M>()
+    fn config(&self) -> <Self::Index as Persistent<Sim>>::Config {
+        (**self).config()
     }
 
     fn always_holds(&self) -> usize {
@@ -74,7 +75,7 @@ impl<K: Numbered, P: PoolSubject<K> + Send> PoolSubject<K> for Arc<P> {
 }
 
 impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
-    type Instance = PoolInstance<K, Hooked>;
+    type Instance = PoolInstance<K>;
 
     fn fresh(&self) -> Result<Self::Instance> {
         Subject::fresh(&AnyPooled::<K>(&self.0))
@@ -90,20 +91,20 @@ impl<K: Numbered, P: PoolSubject<K>> Subject<K> for Pooled<P> {
 }
 
 /// [`Pooled`] without the type of the index. Its medium lets threads pause at any access.
-struct AnyPooled<'p, K>(&'p dyn AnyPoolSubject<K, Hooked>);
+struct AnyPooled<'p, K>(&'p dyn AnyPoolSubject<K>);
 
 impl<K: Numbered> Subject<K> for AnyPooled<'_, K> {
-    type Instance = PoolInstance<K, Hooked>;
+    type Instance = PoolInstance<K>;
 
     fn fresh(&self) -> Result<Self::Instance> {
-        create(self.0, Hooked::reserve(CAPACITY, Arc::new(Stops))?)
+        create(self.0, Sim::in_memory(CAPACITY)?.observed_by(Arc::new(Stops)))
     }
 
     fn reopen(&self, instance: Self::Instance, stop: Stop) -> Result<Self::Instance> {
         if stop == Stop::Clean {
             instance.pool.close()?;
         }
-        let medium = Hooked::reserve(CAPACITY, Arc::new(Stops))?;
+        let medium = Sim::in_memory(CAPACITY)?.observed_by(Arc::new(Stops));
         restore(&medium, &image(instance.pool.medium()))?;
         drop(instance);
         open(self.0, medium)
@@ -120,39 +121,39 @@ const CAPACITY: u64 = 64 << 20;
 pub(crate) const ROOT: usize = 3;
 
 /// Creates a pool with an index in it.
-fn create<K: Numbered>(
-    subject: &dyn AnyPoolSubject<K, Hooked>,
-    medium: Hooked,
-) -> Result<PoolInstance<K, Hooked>> {
+pub(super) fn create<K: Numbered>(
+    subject: &dyn AnyPoolSubject<K>,
+    medium: Sim,
+) -> Result<PoolInstance<K>> {
     let pool = create_pool(medium, subject.extent_size())?;
     let index = subject.create(pool.clone())?;
     Ok(PoolInstance { pool, index })
 }
 
 /// Creates a pool that takes all of a medium.
-pub(super) fn create_pool<M: Medium>(medium: M, extent_size: u64) -> Result<Arc<Pool<M>>> {
+pub(super) fn create_pool(medium: Sim, extent_size: u64) -> Result<Arc<Pool<Sim>>> {
     let region = RegionConfig { extent_size, capacity: medium.capacity(), seed: Some(7) };
     Pool::create(medium, &region, Identity::default())
 }
 
 /// Opens the pool and the index that [`create`] made.
 pub(super) fn open<K: Numbered>(
-    subject: &dyn AnyPoolSubject<K, Hooked>,
-    medium: Hooked,
-) -> Result<PoolInstance<K, Hooked>> {
+    subject: &dyn AnyPoolSubject<K>,
+    medium: Sim,
+) -> Result<PoolInstance<K>> {
     let (pool, _) = Pool::open(medium, Identity::default(), OnSuspect::Refuse)?;
     let index = subject.open(pool.clone())?;
     Ok(PoolInstance { pool, index })
 }
 
 /// Returns every word of a medium that is not changed concurrently.
-pub(super) fn image(medium: &Hooked) -> Vec<u64> {
+pub(super) fn image(medium: &Sim) -> Vec<u64> {
     let cells = medium.slice::<PmU64>(0, medium.len() / 8).expect("all of it");
     cells.iter().map(|cell| medium.load_relaxed(cell)).collect()
 }
 
 /// Stores an image in a blank medium.
-pub(super) fn restore(medium: &Hooked, image: &[u64]) -> Result<()> {
+pub(super) fn restore(medium: &Sim, image: &[u64]) -> Result<()> {
     medium.grow(image.len() as u64 * 8)?;
     let cells = medium.slice::<PmU64>(0, image.len() as u64).expect("just grown");
     // Blank memory is zero: pages without other words stay untouched.
@@ -163,12 +164,12 @@ pub(super) fn restore(medium: &Hooked, image: &[u64]) -> Result<()> {
 }
 
 /// An index in a pool.
-pub struct PoolInstance<K, M: Medium> {
-    pub(super) pool: Arc<Pool<M>>,
-    pub(super) index: Box<dyn AnyIndex<K, M>>,
+pub struct PoolInstance<K> {
+    pub(super) pool: Arc<Pool<Sim>>,
+    pub(super) index: Box<dyn AnyIndex<K>>,
 }
 
-impl<K: Numbered, M: Medium> PoolInstance<K, M> {
+impl<K: Numbered> PoolInstance<K> {
     /// Compares a walk by units with a walk over everything. Returns `None` if they show the same.
     fn compare_walks(&self) -> Option<String> {
         let guard = self.pool.pin();
@@ -214,7 +215,7 @@ impl<K: Numbered, M: Medium> PoolInstance<K, M> {
     }
 }
 
-impl<K: Numbered, M: Medium> Instance<K> for PoolInstance<K, M> {
+impl<K: Numbered> Instance<K> for PoolInstance<K> {
     fn index(&self) -> &dyn Index<K> {
         &*self.index
     }
@@ -237,7 +238,7 @@ impl<K: Numbered, M: Medium> Instance<K> for PoolInstance<K, M> {
     }
 
     fn word(&self, key: K::Ref<'_>, tag: u64) -> Result<u64> {
-        new_word::<K, M>(&self.pool, key, tag)
+        new_word::<K>(&self.pool, key, tag)
     }
 
     fn tag(&self, word: u64) -> u64 {
@@ -255,7 +256,7 @@ impl<K: Numbered, M: Medium> Instance<K> for PoolInstance<K, M> {
     }
 
     fn retire(&self, word: u64, guard: &Guard<'_>) {
-        retire_word::<K, M>(&self.pool, word, guard);
+        retire_word::<K>(&self.pool, word, guard);
     }
 
     fn sweep(&self) -> Result<()> {
@@ -283,11 +284,7 @@ impl<K: Numbered, M: Medium> Instance<K> for PoolInstance<K, M> {
 }
 
 /// Returns the word to put for `key` that has the number `tag`. See [`Instance::word`].
-pub(super) fn new_word<K: Numbered, M: Medium>(
-    pool: &Pool<M>,
-    key: K::Ref<'_>,
-    tag: u64,
-) -> Result<u64> {
+pub(super) fn new_word<K: Numbered>(pool: &Pool<Sim>, key: K::Ref<'_>, tag: u64) -> Result<u64> {
     if !K::WORDS_ARE_RECORDS {
         return Ok(tag);
     }
@@ -308,7 +305,7 @@ pub(super) fn new_word<K: Numbered, M: Medium>(
 }
 
 /// Retires a word that was replaced or removed under `guard`.
-pub(super) fn retire_word<K: Numbered, M: Medium>(pool: &Pool<M>, word: u64, guard: &Guard<'_>) {
+pub(super) fn retire_word<K: Numbered>(pool: &Pool<Sim>, word: u64, guard: &Guard<'_>) {
     if K::WORDS_ARE_RECORDS {
         pool.retire(word & OFFSET_MASK, record::HEADER, guard);
     }
@@ -429,10 +426,7 @@ pub fn full<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Res
     full_of::<K>(subject, config)
 }
 
-fn full_of<K: Numbered>(
-    subject: &dyn AnyPoolSubject<K, Hooked>,
-    config: &Config,
-) -> Result<(), Failure> {
+fn full_of<K: Numbered>(subject: &dyn AnyPoolSubject<K>, config: &Config) -> Result<(), Failure> {
     for round in 0..config.scale {
         let seed = config.seed_of(round);
         fill_up(subject, seed).map_err(|what| Failure::new::<K>("full", "spread", seed, what))?;
@@ -455,10 +449,7 @@ pub fn reuse<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> Re
     reuse_of::<K>(subject, config)
 }
 
-fn reuse_of<K: Numbered>(
-    subject: &dyn AnyPoolSubject<K, Hooked>,
-    config: &Config,
-) -> Result<(), Failure> {
+fn reuse_of<K: Numbered>(subject: &dyn AnyPoolSubject<K>, config: &Config) -> Result<(), Failure> {
     // Records of one, two and four cache lines: the sizes of which structures are made.
     for tail in [17, 77, 207].into_iter().filter(|_| K::WORDS_ARE_RECORDS) {
         fill_anew(subject, tail)
@@ -473,10 +464,7 @@ fn keys_of_length(tail: u64) -> impl Iterator<Item = u64> {
     (0..).map(move |number| (1 << 40) + number * 250 + (tail + 250 - (1 << 40) % 250) % 250)
 }
 
-fn fill_anew<K: Numbered>(
-    subject: &dyn AnyPoolSubject<K, Hooked>,
-    tail: u64,
-) -> Result<(), String> {
+fn fill_anew<K: Numbered>(subject: &dyn AnyPoolSubject<K>, tail: u64) -> Result<(), String> {
     const OTHER_TAIL: u64 = 137;
     let instance = small_pool(subject).map_err(|error| error.to_string())?;
     let records = Records::default();
@@ -529,13 +517,12 @@ fn fill_anew<K: Numbered>(
 }
 
 /// Creates an index in a pool that is soon full.
-pub(super) fn small_pool<K: Numbered>(
-    subject: &dyn AnyPoolSubject<K, Hooked>,
-) -> Result<PoolInstance<K, Hooked>> {
-    create(subject, Hooked::reserve(few_extents() * subject.extent_size(), Arc::new(Stops))?)
+pub(super) fn small_pool<K: Numbered>(subject: &dyn AnyPoolSubject<K>) -> Result<PoolInstance<K>> {
+    let medium = Sim::in_memory(few_extents() * subject.extent_size())?;
+    create(subject, medium.observed_by(Arc::new(Stops)))
 }
 
-fn fill_up<K: Numbered>(subject: &dyn AnyPoolSubject<K, Hooked>, seed: u64) -> Result<(), String> {
+fn fill_up<K: Numbered>(subject: &dyn AnyPoolSubject<K>, seed: u64) -> Result<(), String> {
     let mut instance = small_pool(subject).map_err(|error| error.to_string())?;
     let records = Records::default();
     let put = |driver: &Driver<'_, K>, keys: &[u64], tag: u64| -> Result<usize, String> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use evermap_pm::pool::Pool;
+use evermap_pm::sim::Sim;
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
@@ -505,9 +506,9 @@ impl<K: Key, M: Medium, F: Flawed> Persistent<M> for FlawedChain<K, M, F> {
 struct MakeFlawed<F>(PhantomData<F>);
 
 impl<K: Numbered, F: Flawed> PoolSubject<K> for MakeFlawed<F> {
-    type Index<M: Medium> = FlawedChain<K, M, F>;
+    type Index = FlawedChain<K, Sim, F>;
 
-    fn config<M: Medium>(&self) {}
+    fn config(&self) {}
 
     fn extent_size(&self) -> u64 {
         PoolSubject::<K>::extent_size(&MakeChain)

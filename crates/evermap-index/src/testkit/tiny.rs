@@ -1,7 +1,7 @@
 //! The indexes of this crate with geometries that are so small that some hundred operations cause
 //! every structural change.
 
-use evermap_pm::Medium;
+use evermap_pm::sim::Sim;
 
 use super::keys::Numbered;
 use super::ordered::encoded::InOrder;
@@ -15,9 +15,9 @@ use crate::ordered::fast_fair;
 pub struct DashEh;
 
 impl<K: Numbered> PoolSubject<K> for DashEh {
-    type Index<M: Medium> = dash::Tiny<K, M>;
+    type Index = dash::Tiny<K, Sim>;
 
-    fn config<M: Medium>(&self) -> dash::Config {
+    fn config(&self) -> dash::Config {
         dash::Config { initial_depth: 0 }
     }
 }
@@ -26,9 +26,9 @@ impl<K: Numbered> PoolSubject<K> for DashEh {
 pub struct DashLh;
 
 impl<K: Numbered> PoolSubject<K> for DashLh {
-    type Index<M: Medium> = dash::TinyLh<K, M>;
+    type Index = dash::TinyLh<K, Sim>;
 
-    fn config<M: Medium>(&self) -> dash::Config {
+    fn config(&self) -> dash::Config {
         dash::Config { initial_depth: 0 }
     }
 }
@@ -37,9 +37,9 @@ impl<K: Numbered> PoolSubject<K> for DashLh {
 pub struct Cceh(pub cceh::Locking, pub cceh::Recovery);
 
 impl<K: Numbered> PoolSubject<K> for Cceh {
-    type Index<M: Medium> = cceh::Tiny<K, M>;
+    type Index = cceh::Tiny<K, Sim>;
 
-    fn config<M: Medium>(&self) -> cceh::Config {
+    fn config(&self) -> cceh::Config {
         cceh::Config { initial_depth: 1, locking: self.0, recovery: self.1 }
     }
 }
@@ -48,9 +48,9 @@ impl<K: Numbered> PoolSubject<K> for Cceh {
 pub struct Level(pub level::Resize);
 
 impl<K: Numbered> PoolSubject<K> for Level {
-    type Index<M: Medium> = level::Tiny<K, M>;
+    type Index = level::Tiny<K, Sim>;
 
-    fn config<M: Medium>(&self) -> level::Config {
+    fn config(&self) -> level::Config {
         level::Config { top_level: 2, resize: self.0 }
     }
 }
@@ -59,9 +59,9 @@ impl<K: Numbered> PoolSubject<K> for Level {
 pub struct PClht;
 
 impl<K: Numbered> PoolSubject<K> for PClht {
-    type Index<M: Medium> = clht::Clht<K, M>;
+    type Index = clht::Clht<K, Sim>;
 
-    fn config<M: Medium>(&self) -> clht::Config {
+    fn config(&self) -> clht::Config {
         clht::Config { initial_buckets: 4 }
     }
 }
@@ -70,9 +70,9 @@ impl<K: Numbered> PoolSubject<K> for PClht {
 pub struct Line;
 
 impl<K: Numbered + Quotient> PoolSubject<K> for Line {
-    type Index<M: Medium> = line::Tiny<K, M>;
+    type Index = line::Tiny<K, Sim>;
 
-    fn config<M: Medium>(&self) -> line::Config {
+    fn config(&self) -> line::Config {
         line::Config { initial_depth: 0 }
     }
 }
@@ -81,16 +81,16 @@ impl<K: Numbered + Quotient> PoolSubject<K> for Line {
 pub struct PArt;
 
 impl<K: Numbered> PoolSubject<K> for PArt {
-    type Index<M: Medium> = InOrder<K, Art<M>>;
+    type Index = InOrder<K, Art<Sim>>;
 
-    fn config<M: Medium>(&self) {}
+    fn config(&self) {}
 }
 
 /// FAST & FAIR.
 pub struct FastFair;
 
 impl<K: Numbered> PoolSubject<K> for FastFair {
-    type Index<M: Medium> = InOrder<K, fast_fair::FastFair<M>>;
+    type Index = InOrder<K, fast_fair::FastFair<Sim>>;
 
-    fn config<M: Medium>(&self) {}
+    fn config(&self) {}
 }

@@ -9,9 +9,9 @@ use evermap_index::testkit::ordered::OrderedSubject;
 use evermap_index::testkit::tiny::PArt;
 use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{Visitor, conformance, crash_campaign, ordered_conformance};
-use evermap_pm::medium::{Counted, Dram, Pages};
+use evermap_pm::medium::Counter;
 use evermap_pm::region::{Identity, RegionConfig};
-use evermap_pm::sim::mutants::Fate;
+use evermap_pm::sim::{Sim, mutants::Fate};
 use evermap_pm::{Medium, Pool, Result};
 
 fn art<M: Medium>(medium: M) -> Result<Art<M>> {
@@ -21,17 +21,17 @@ fn art<M: Medium>(medium: M) -> Result<Art<M>> {
     Art::create(pool.clone(), pool.root(0))
 }
 
-fn in_memory() -> Art<Dram> {
-    art(Dram::reserve(1 << 28, Pages::Base).unwrap()).unwrap()
+fn in_memory() -> Art<Sim> {
+    art(Sim::in_memory(1 << 28).unwrap()).unwrap()
 }
 
 struct Make;
 
 impl OrderedSubject for Make {
-    type Index = Art<Dram>;
+    type Index = Art<Sim>;
 
-    fn fresh(&self) -> Result<Art<Dram>> {
-        art(Dram::reserve(1 << 28, Pages::Base)?)
+    fn fresh(&self) -> Result<Art<Sim>> {
+        art(Sim::in_memory(1 << 28)?)
     }
 }
 
@@ -144,13 +144,14 @@ fn nodes_grow_and_shrink() {
 #[test]
 fn inserts_flush_a_leaf_and_a_reference() {
     const KEYS: u64 = 50_000;
-    let tree = art(Counted::new(Dram::reserve(1 << 28, Pages::Base).unwrap())).unwrap();
-    let medium = tree.pool().medium();
+    let counter = Arc::new(Counter::default());
+    let medium = Sim::in_memory(1 << 28).unwrap().observed_by(counter.clone());
+    let tree = art(medium).unwrap();
     let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
     let count = |run: &dyn Fn(u64)| {
-        medium.reset();
+        counter.reset();
         (0..KEYS).for_each(run);
-        medium.counts()
+        counter.counts()
     };
     let each = |count: u64| count as f64 / KEYS as f64;
     let inserted = count(&|number| assert!(tree.insert(&key(number), number).unwrap().inserted()));

@@ -8,15 +8,14 @@ use evermap_index::hash::line;
 use evermap_index::testkit::counters::{Cost, OperationKind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, Plain, PoolSubject};
 use evermap_index::{Bytes, Clht, DashEh, DashLh, LineHash, Quotient, conformance};
-use evermap_pm::Medium;
-use evermap_pm::medium::Dram;
+use evermap_pm::sim::Sim;
 
 struct TinyDash;
 
 impl<K: Numbered> PoolSubject<K> for TinyDash {
-    type Index<M: Medium> = Tiny<K, M>;
+    type Index = Tiny<K, Sim>;
 
-    fn config<M: Medium>(&self) -> Config {
+    fn config(&self) -> Config {
         Config { initial_depth: 1 }
     }
 }
@@ -26,9 +25,9 @@ conformance!(dash_eh, TinyDash);
 struct TinyDashLh;
 
 impl<K: Numbered> PoolSubject<K> for TinyDashLh {
-    type Index<M: Medium> = TinyLh<K, M>;
+    type Index = TinyLh<K, Sim>;
 
-    fn config<M: Medium>(&self) -> Config {
+    fn config(&self) -> Config {
         Config { initial_depth: 1 }
     }
 }
@@ -37,14 +36,14 @@ conformance!(dash_lh, TinyDashLh);
 struct TinyCceh(Locking);
 
 impl<K: Numbered> PoolSubject<K> for TinyCceh {
-    type Index<M: Medium> = cceh::Tiny<K, M>;
+    type Index = cceh::Tiny<K, Sim>;
 
-    fn config<M: Medium>(&self) -> cceh::Config {
+    fn config(&self) -> cceh::Config {
         cceh::Config { locking: self.0, ..Default::default() }
     }
 
     fn always_holds(&self) -> usize {
-        cceh::Tiny::<K, Dram>::ALWAYS_HOLDS
+        cceh::Tiny::<K, Sim>::ALWAYS_HOLDS
     }
 }
 
@@ -54,9 +53,9 @@ conformance!(cceh_pessimistic, TinyCceh(Locking::Pessimistic));
 struct TinyLevel(Resize);
 
 impl<K: Numbered> PoolSubject<K> for TinyLevel {
-    type Index<M: Medium> = level::Tiny<K, M>;
+    type Index = level::Tiny<K, Sim>;
 
-    fn config<M: Medium>(&self) -> level::Config {
+    fn config(&self) -> level::Config {
         level::Config { top_level: 2, resize: self.0 }
     }
 
@@ -72,9 +71,9 @@ conformance!(level_hashing_paper, TinyLevel(Resize::Blocking));
 struct TinyLine;
 
 impl<K: Numbered + Quotient> PoolSubject<K> for TinyLine {
-    type Index<M: Medium> = line::Tiny<K, M>;
+    type Index = line::Tiny<K, Sim>;
 
-    fn config<M: Medium>(&self) -> line::Config {
+    fn config(&self) -> line::Config {
         line::Config { initial_depth: 0 }
     }
 }
@@ -85,9 +84,9 @@ conformance!(line_hash, TinyLine, [u64, Plain, Bytes]);
 struct FullDash;
 
 impl<K: Numbered> PoolSubject<K> for FullDash {
-    type Index<M: Medium> = DashEh<K, M>;
+    type Index = DashEh<K, Sim>;
 
-    fn config<M: Medium>(&self) -> Config {
+    fn config(&self) -> Config {
         Config::default()
     }
 
@@ -100,9 +99,9 @@ impl<K: Numbered> PoolSubject<K> for FullDash {
 struct FullDashLh;
 
 impl<K: Numbered> PoolSubject<K> for FullDashLh {
-    type Index<M: Medium> = DashLh<K, M>;
+    type Index = DashLh<K, Sim>;
 
-    fn config<M: Medium>(&self) -> Config {
+    fn config(&self) -> Config {
         Config::default()
     }
 
@@ -154,14 +153,14 @@ fn dash_lh_costs() -> Result<(), Failure> {
 struct FullCceh(Locking);
 
 impl<K: Numbered> PoolSubject<K> for FullCceh {
-    type Index<M: Medium> = Cceh<K, M>;
+    type Index = Cceh<K, Sim>;
 
-    fn config<M: Medium>(&self) -> cceh::Config {
+    fn config(&self) -> cceh::Config {
         cceh::Config { locking: self.0, ..Default::default() }
     }
 
     fn always_holds(&self) -> usize {
-        Cceh::<K, Dram>::ALWAYS_HOLDS
+        Cceh::<K, Sim>::ALWAYS_HOLDS
     }
 
     fn extent_size(&self) -> u64 {
@@ -207,9 +206,9 @@ fn cceh_costs() -> Result<(), Failure> {
 struct FullLevel;
 
 impl<K: Numbered> PoolSubject<K> for FullLevel {
-    type Index<M: Medium> = evermap_index::Level<K, M>;
+    type Index = evermap_index::Level<K, Sim>;
 
-    fn config<M: Medium>(&self) -> level::Config {
+    fn config(&self) -> level::Config {
         level::Config::default()
     }
 
@@ -249,9 +248,9 @@ fn level_costs() -> Result<(), Failure> {
 struct TinyClht;
 
 impl<K: Numbered> PoolSubject<K> for TinyClht {
-    type Index<M: Medium> = Clht<K, M>;
+    type Index = Clht<K, Sim>;
 
-    fn config<M: Medium>(&self) -> clht::Config {
+    fn config(&self) -> clht::Config {
         clht::Config { initial_buckets: 4 }
     }
 }
@@ -262,9 +261,9 @@ conformance!(p_clht, TinyClht);
 struct FullClht;
 
 impl<K: Numbered> PoolSubject<K> for FullClht {
-    type Index<M: Medium> = Clht<K, M>;
+    type Index = Clht<K, Sim>;
 
-    fn config<M: Medium>(&self) -> clht::Config {
+    fn config(&self) -> clht::Config {
         clht::Config::default()
     }
 
@@ -320,9 +319,9 @@ fn p_clht_costs() -> Result<(), Failure> {
 struct FullLine;
 
 impl<K: Numbered + Quotient> PoolSubject<K> for FullLine {
-    type Index<M: Medium> = LineHash<K, M>;
+    type Index = LineHash<K, Sim>;
 
-    fn config<M: Medium>(&self) -> line::Config {
+    fn config(&self) -> line::Config {
         line::Config::default()
     }
 

@@ -9,9 +9,9 @@ use evermap_index::testkit::ordered::OrderedSubject;
 use evermap_index::testkit::tiny;
 use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
-use evermap_pm::medium::{Counted, Dram, Pages};
+use evermap_pm::medium::Counter;
 use evermap_pm::region::{Identity, RegionConfig};
-use evermap_pm::sim::mutants::Fate;
+use evermap_pm::sim::{Sim, mutants::Fate};
 use evermap_pm::{Medium, Pool, Result};
 
 fn tree<M: Medium>(medium: M) -> Result<FastFair<M>> {
@@ -21,17 +21,17 @@ fn tree<M: Medium>(medium: M) -> Result<FastFair<M>> {
     FastFair::create(pool.clone(), pool.root(0))
 }
 
-fn in_memory() -> FastFair<Dram> {
-    tree(Dram::reserve(1 << 28, Pages::Base).unwrap()).unwrap()
+fn in_memory() -> FastFair<Sim> {
+    tree(Sim::in_memory(1 << 28).unwrap()).unwrap()
 }
 
 struct Make;
 
 impl OrderedSubject for Make {
-    type Index = FastFair<Dram>;
+    type Index = FastFair<Sim>;
 
-    fn fresh(&self) -> Result<FastFair<Dram>> {
-        tree(Dram::reserve(1 << 28, Pages::Base)?)
+    fn fresh(&self) -> Result<FastFair<Sim>> {
+        tree(Sim::in_memory(1 << 28)?)
     }
 }
 
@@ -55,7 +55,7 @@ fn planted_mistakes_are_noticed() {
 const SOUND: Vec<String> = Vec::new();
 
 /// Returns the keys of a tree in one direction.
-fn keys(tree: &FastFair<Dram>, direction: Direction) -> Vec<Vec<u8>> {
+fn keys(tree: &FastFair<Sim>, direction: Direction) -> Vec<Vec<u8>> {
     let mut cursor = Cursor::new(tree, .., direction);
     let mut keys = Vec::new();
     while let Some((key, _)) = cursor.next().unwrap() {
@@ -122,13 +122,14 @@ fn the_tree_does_not_turn_into_a_list() {
 #[test]
 fn inserts_flush_what_they_shift() {
     const KEYS: u64 = 50_000;
-    let tree = tree(Counted::new(Dram::reserve(1 << 28, Pages::Base).unwrap())).unwrap();
-    let medium = tree.pool().medium();
+    let counter = Arc::new(Counter::default());
+    let medium = Sim::in_memory(1 << 28).unwrap().observed_by(counter.clone());
+    let tree = tree(medium).unwrap();
     let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
     let count = |run: &dyn Fn(u64)| {
-        medium.reset();
+        counter.reset();
         (0..KEYS).for_each(run);
-        medium.counts()
+        counter.counts()
     };
     let each = |count: u64| count as f64 / KEYS as f64;
     let inserted = count(&|number| assert!(tree.insert(&key(number), number).unwrap().inserted()));

@@ -10,7 +10,7 @@ use evermap_index::hash::level::{Config, Level, Resize, Tiny};
 use evermap_index::testkit::crash::{Workload, assert_survives};
 use evermap_index::testkit::{Coarse, PoolSubject, beside_readers};
 use evermap_index::{Action, Change, Guard, Index, MutateMode, Persistent, Result, Stats, Visitor};
-use evermap_pm::medium::{Counted, Dram, Note, Pages};
+use evermap_pm::medium::{Counter, Note};
 use evermap_pm::region::{Identity, OnSuspect, ROOTS, RegionConfig};
 use evermap_pm::sim::{Image, ImageConfig, Model, Sim, for_each_image};
 use evermap_pm::{Medium, PmU64, Pool};
@@ -20,8 +20,8 @@ fn pool<M: Medium>(medium: M, extent_size: u64) -> Arc<Pool<M>> {
     Pool::create(medium, &config, Identity::default()).unwrap()
 }
 
-fn dram(capacity: u64, extent_size: u64) -> Arc<Pool<Dram>> {
-    pool(Dram::reserve(capacity, Pages::Base).unwrap(), extent_size)
+fn dram(capacity: u64, extent_size: u64) -> Arc<Pool<Sim>> {
+    pool(Sim::in_memory(capacity).unwrap(), extent_size)
 }
 
 fn tiny(resize: Resize) -> Config {
@@ -66,15 +66,16 @@ fn equal_hashes_end_in_no_space() {
 /// Returns the maximum number of lines that one insert flushes while the table grows several times,
 /// and how often it grew.
 fn costliest_insert(resize: Resize) -> (u64, u64) {
-    let medium = Counted::new(Dram::reserve(1 << 28, Pages::Base).unwrap());
+    let counter = Arc::new(Counter::default());
+    let medium = Sim::in_memory(1 << 28).unwrap().observed_by(counter.clone());
     let pool = pool(medium, 2 << 20);
     let config = Config { top_level: 9, resize };
     let index = Level::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
     let mut most = 0;
     for key in 0..100_000 {
-        pool.medium().reset();
+        counter.reset();
         index.insert(key, key, &pool.pin()).unwrap();
-        most = most.max(pool.medium().counts().lines_flushed);
+        most = most.max(counter.counts().lines_flushed);
     }
     (most, index.stats(&pool.pin()).unwrap().splits)
 }
@@ -95,7 +96,7 @@ fn no_insert_pays_for_a_whole_resize() {
 }
 
 /// Returns a tiny index with this number of keys.
-fn with_keys(keys: u64) -> (Arc<Pool<Dram>>, Tiny<u64, Dram>) {
+fn with_keys(keys: u64) -> (Arc<Pool<Sim>>, Tiny<u64, Sim>) {
     let pool = dram(1 << 28, 4096);
     let index =
         Tiny::<u64, _>::create(pool.clone(), pool.root(0), tiny(Resize::Incremental)).unwrap();
@@ -115,7 +116,7 @@ struct Walker {
 
 impl Walker {
     /// Continues the walk by up to this number of units.
-    fn advance(&mut self, pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, units: usize) {
+    fn advance(&mut self, pool: &Arc<Pool<Sim>>, index: &Tiny<u64, Sim>, units: usize) {
         for _ in 0..units {
             if self.has_ended {
                 return;
@@ -130,7 +131,7 @@ impl Walker {
 
 /// Inserts keys from `from` on until the table has grown this number of times. Returns the first
 /// key that was not inserted.
-fn grow(pool: &Arc<Pool<Dram>>, index: &Tiny<u64, Dram>, from: u64, times: u64) -> u64 {
+fn grow(pool: &Arc<Pool<Sim>>, index: &Tiny<u64, Sim>, from: u64, times: u64) -> u64 {
     let grown = || index.stats(&pool.pin()).unwrap().splits;
     let (before, mut key) = (grown(), from);
     while grown() < before + times {
@@ -430,9 +431,9 @@ impl<M: Medium> Persistent<M> for Recycled<M> {
 struct InUsedMemory;
 
 impl PoolSubject<u64> for InUsedMemory {
-    type Index<M: Medium> = Recycled<M>;
+    type Index = Recycled<Sim>;
 
-    fn config<M: Medium>(&self) -> Config {
+    fn config(&self) -> Config {
         tiny(Resize::Incremental)
     }
 }

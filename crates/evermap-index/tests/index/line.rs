@@ -6,17 +6,17 @@ use std::sync::Arc;
 use evermap_index::hash::line::{Config, LineHash, Tiny};
 use evermap_index::{Index, Persistent};
 use evermap_pm::Pool;
-use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::{Identity, RegionConfig};
+use evermap_pm::sim::Sim;
 
-fn pool(extent_size: u64, capacity: u64) -> Arc<Pool<Dram>> {
+fn pool(extent_size: u64, capacity: u64) -> Arc<Pool<Sim>> {
     let config = RegionConfig { extent_size, capacity, seed: Some(1) };
-    let medium = Dram::reserve(capacity, Pages::Base).unwrap();
+    let medium = Sim::in_memory(capacity).unwrap();
     Pool::create(medium, &config, Identity::default()).unwrap()
 }
 
-fn model<I: Index<u64> + Persistent<Dram, Config = Config>>(
-    pool: Arc<Pool<Dram>>,
+fn model<I: Index<u64> + Persistent<Sim, Config = Config>>(
+    pool: Arc<Pool<Sim>>,
     universe: u64,
     rounds: u64,
 ) {

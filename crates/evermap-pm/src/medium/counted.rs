@@ -75,6 +75,13 @@ counters! {
 /// If other threads are running, the totals are read one after the other, not at the same moment.
 pub struct Counted<M: Medium> {
     inner: M,
+    counter: Counter,
+}
+
+/// The counting of a [`Counted`] medium, for other media too. Places are addresses or offsets, in
+/// bytes.
+#[derive(Default)]
+pub struct Counter {
     totals: Totals,
 }
 
@@ -93,7 +100,7 @@ thread_local! {
 impl<M: Medium> Counted<M> {
     /// Creates a medium that counts the calls to `inner`, starting from zero.
     pub fn new(inner: M) -> Self {
-        Counted { inner, totals: Totals::default() }
+        Counted { inner, counter: Counter::default() }
     }
 
     /// Returns the inner medium. Calls to it are not counted.
@@ -101,6 +108,34 @@ impl<M: Medium> Counted<M> {
         &self.inner
     }
 
+    /// Returns the counts so far.
+    pub fn counts(&self) -> Counts {
+        self.counter.counts()
+    }
+
+    /// Resets all counts to zero.
+    pub fn reset(&self) {
+        self.counter.reset();
+    }
+
+    /// Begins an operation on the calling thread. An operation that has not ended is discarded.
+    pub fn begin_op(&self) {
+        self.counter.begin_op();
+    }
+
+    /// Ends the operation of the calling thread. Does nothing if none has begun.
+    pub fn end_op(&self) {
+        self.counter.end_op();
+    }
+
+    /// Records that the operation of the calling thread reads the line at `addr` in ordinary
+    /// memory, so that structures outside the medium are counted too.
+    pub fn note_dram_line(&self, addr: *const u8) {
+        reads(addr.addr(), 1);
+    }
+}
+
+impl Counter {
     /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.totals.read()
@@ -136,10 +171,46 @@ impl<M: Medium> Counted<M> {
         });
     }
 
-    /// Records that the operation of the calling thread reads the line at `addr` in ordinary
-    /// memory, so that structures outside the medium are counted too.
-    pub fn note_dram_line(&self, addr: *const u8) {
-        reads(addr, 1);
+    pub(crate) fn load(&self, place: usize, words: usize) {
+        add(&self.totals.loads, words as u64);
+        reads(place, words * 8);
+    }
+
+    pub(crate) fn store(&self, place: usize, words: usize) {
+        add(&self.totals.stores, words as u64);
+        writes(place, words * 8);
+    }
+
+    pub(crate) fn store_transient(&self, place: usize) {
+        add(&self.totals.transient_stores, 1);
+        writes(place, 8);
+    }
+
+    pub(crate) fn cas(&self, place: usize) {
+        add(&self.totals.cas, 1);
+        reads(place, 8);
+    }
+
+    /// The compare-and-swap was successful.
+    pub(crate) fn swapped(&self, place: usize) {
+        writes(place, 8);
+    }
+
+    pub(crate) fn flush(&self, place: usize, len: usize) {
+        add(&self.totals.flush_calls, 1);
+        add(&self.totals.lines_flushed, lines_of(place, len).len() as u64);
+    }
+
+    pub(crate) fn fence(&self) {
+        add(&self.totals.fences, 1);
+    }
+
+    pub(crate) fn note(&self, note: Note) {
+        match note {
+            Note::Begin(_) => self.begin_op(),
+            Note::End(_) => self.end_op(),
+            Note::Scope(_) | Note::Harmless(_) => {}
+        }
     }
 }
 
@@ -157,30 +228,30 @@ fn distinct(lines: &mut Vec<usize>) -> (u64, u64) {
     (count, lines.len() as u64)
 }
 
-/// Returns the numbers of the lines that `len` bytes at `addr` touch.
-fn lines_of(addr: *const u8, len: usize) -> Range<usize> {
+/// Returns the numbers of the lines that `len` bytes at `place` touch.
+fn lines_of(place: usize, len: usize) -> Range<usize> {
     let line = LINE as usize;
-    if len == 0 { 0..0 } else { addr.addr() / line..(addr.addr() + len).div_ceil(line) }
+    if len == 0 { 0..0 } else { place / line..(place + len).div_ceil(line) }
 }
 
-fn reads(addr: *const u8, len: usize) {
+fn reads(place: usize, len: usize) {
     OP.with_borrow_mut(|op| {
         if op.open {
-            op.read.extend(lines_of(addr, len));
+            op.read.extend(lines_of(place, len));
         }
     });
 }
 
-fn writes(addr: *const u8, len: usize) {
+fn writes(place: usize, len: usize) {
     OP.with_borrow_mut(|op| {
         if op.open {
-            op.written.extend(lines_of(addr, len));
+            op.written.extend(lines_of(place, len));
         }
     });
 }
 
-fn address(cell: &PmU64) -> *const u8 {
-    std::ptr::from_ref(cell).cast()
+fn address(cell: &PmU64) -> usize {
+    std::ptr::from_ref(cell).addr()
 }
 
 // SAFETY: `inner` guarantees 1 to 3; all calls about memory go to it.
@@ -239,51 +310,42 @@ unsafe impl<M: Medium> Medium for Counted<M> {
 
     #[track_caller]
     fn flush_bytes(&self, addr: *const u8, len: usize) {
-        add(&self.totals.flush_calls, 1);
-        add(&self.totals.lines_flushed, lines_of(addr, len).len() as u64);
+        self.counter.flush(addr.addr(), len);
         self.inner.flush_bytes(addr, len);
     }
 
     #[track_caller]
     fn fence(&self) {
-        add(&self.totals.fences, 1);
+        self.counter.fence();
         self.inner.fence();
     }
 
     fn note(&self, note: Note) {
-        match note {
-            Note::Begin(_) => self.begin_op(),
-            Note::End(_) => self.end_op(),
-            Note::Scope(_) | Note::Harmless(_) => {}
-        }
+        self.counter.note(note);
         self.inner.note(note);
     }
 
     #[track_caller]
     fn load(&self, cell: &PmU64) -> u64 {
-        add(&self.totals.loads, 1);
-        reads(address(cell), 8);
+        self.counter.load(address(cell), 1);
         self.inner.load(cell)
     }
 
     #[track_caller]
     fn load_relaxed(&self, cell: &PmU64) -> u64 {
-        add(&self.totals.loads, 1);
-        reads(address(cell), 8);
+        self.counter.load(address(cell), 1);
         self.inner.load_relaxed(cell)
     }
 
     #[track_caller]
     fn store(&self, cell: &PmU64, value: u64) {
-        add(&self.totals.stores, 1);
-        writes(address(cell), 8);
+        self.counter.store(address(cell), 1);
         self.inner.store(cell, value);
     }
 
     #[track_caller]
     fn store_transient(&self, cell: &PmU64, value: u64) {
-        add(&self.totals.transient_stores, 1);
-        writes(address(cell), 8);
+        self.counter.store_transient(address(cell));
         self.inner.store_transient(cell, value);
     }
 
@@ -303,17 +365,13 @@ unsafe impl<M: Medium> Medium for Counted<M> {
 
     #[track_caller]
     fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
-        let words = bytes.len().div_ceil(8);
-        add(&self.totals.stores, words as u64);
-        writes(cells.as_ptr().cast(), words * 8);
+        self.counter.store(cells.as_ptr().addr(), bytes.len().div_ceil(8));
         self.inner.write_bytes(cells, bytes);
     }
 
     #[track_caller]
     fn read_bytes(&self, cells: &[PmU64], out: &mut [u8]) {
-        let words = out.len().div_ceil(8);
-        add(&self.totals.loads, words as u64);
-        reads(cells.as_ptr().cast(), words * 8);
+        self.counter.load(cells.as_ptr().addr(), out.len().div_ceil(8));
         self.inner.read_bytes(cells, out);
     }
 
@@ -324,10 +382,9 @@ unsafe impl<M: Medium> Medium for Counted<M> {
 
 impl<M: Medium> Counted<M> {
     fn count_cas(&self, cell: &PmU64, success: bool) {
-        add(&self.totals.cas, 1);
-        reads(address(cell), 8);
+        self.counter.cas(address(cell));
         if success {
-            writes(address(cell), 8);
+            self.counter.swapped(address(cell));
         }
     }
 }

@@ -23,7 +23,7 @@ mod flush;
 mod identity;
 mod mapped;
 
-pub use counted::{Counted, Counts};
+pub use counted::{Counted, Counter, Counts};
 pub use dram::{Dram, Pages, prefer_huge_pages};
 pub use emulated::{Delays, Emulated};
 pub use flush::{FlushInstruction, fence, flush_lines, line_flush};

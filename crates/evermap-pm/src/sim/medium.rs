@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::mutation::Mutation;
 use super::rng::fold;
@@ -12,7 +12,7 @@ use super::schedule::{self, Progress, Schedule};
 use super::trace::{Event, LENGTH, Site, Span, Trace, TraceRecord, Word};
 use super::undecided::{Outcome, Undecided};
 use crate::epoch::thread_ordinal;
-use crate::medium::{Dram, LINE, Medium, Note, Pages};
+use crate::medium::{Counter, Dram, LINE, Medium, Note, Pages};
 use crate::{Error, ErrorKind, PmU64, Result};
 
 /// Number of accesses that a thread may still make while it unwinds after its budget ran out.
@@ -26,13 +26,64 @@ const GRACE: u64 = 100_000;
 /// loads take no lock. An access outside the medium panics.
 ///
 /// It records from the beginning; [`pause`](Sim::pause) and [`checkpoint`](Sim::checkpoint) exclude
-/// parts that are not worth crashing.
+/// parts that are not worth crashing. [`in_memory`](Sim::in_memory) creates it without a recording, for tests without crashes: a
+/// structure is compiled once for each type of medium, so tests should not need another one.
 #[derive(Clone)]
 pub struct Sim {
     shared: Arc<Shared>,
 }
 
+/// An access to a [`Sim`] that is [observed](Sim::observed_by). Offsets are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub enum Access {
+    /// Before a word is loaded.
+    Load(u64),
+    /// Before words are stored that must persist.
+    Store(u64, u64),
+    /// Before a word is stored that need not persist.
+    StoreTransient(u64),
+    /// Before a word is compared and swapped.
+    Swap(u64),
+    /// After a word was compared and swapped successfully.
+    Swapped(u64),
+    /// Before this many bytes from the offset on are flushed.
+    Flush(u64, u64),
+    /// Before a fence.
+    Fence,
+    /// Before bytes are prefetched.
+    Prefetch(u64),
+    /// Before a part is read ahead.
+    ReadAhead,
+    /// A note of the structure.
+    Note(Note),
+}
+
+/// Is called at every access to a [`Sim`] by the thread that makes it, which may wait or panic.
+pub trait Observer: Send + Sync {
+    /// Called for each access, without any lock.
+    fn observe(&self, access: Access);
+}
+
+impl Observer for Counter {
+    fn observe(&self, access: Access) {
+        match access {
+            Access::Load(place) => self.load(place as usize, 1),
+            Access::Store(place, bytes) => self.store(place as usize, bytes as usize / 8),
+            Access::StoreTransient(place) => self.store_transient(place as usize),
+            Access::Swap(place) => self.cas(place as usize),
+            Access::Swapped(place) => self.swapped(place as usize),
+            Access::Flush(place, bytes) => self.flush(place as usize, bytes as usize),
+            Access::Fence => self.fence(),
+            Access::Note(note) => self.note(note),
+            Access::Prefetch(_) | Access::ReadAhead => {}
+        }
+    }
+}
+
 struct Shared {
+    /// Whether it is plain memory, without a recording.
+    plain: bool,
+    observer: OnceLock<Arc<dyn Observer>>,
     /// All of it is usable from the start. The structure under test may use `len` bytes.
     memory: Dram,
     len: AtomicU64,
@@ -151,13 +202,46 @@ impl Sim {
     ///
     /// Those of [`Dram::reserve`].
     pub fn new(capacity: u64) -> Result<Self> {
+        Sim::with(capacity, false)
+    }
+
+    /// Creates ordinary memory of any size, without a recording. Accesses of several threads are
+    /// concurrent, and are not checked.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Dram::reserve`].
+    pub fn in_memory(capacity: u64) -> Result<Self> {
+        Sim::with(capacity, true)
+    }
+
+    /// Sets the observer of this medium.
+    ///
+    /// # Panics
+    ///
+    /// If it has one.
+    pub fn observed_by(self, observer: Arc<dyn Observer>) -> Self {
+        assert!(self.shared.observer.set(observer).is_ok(), "a second observer");
+        self
+    }
+
+    fn with(capacity: u64, plain: bool) -> Result<Self> {
         let memory = Dram::reserve(capacity, Pages::Base)?;
         memory.grow(memory.capacity())?;
-        let lines = || Lines::new(memory.capacity());
-        let (read, undecided, quiet) = (lines(), lines(), lines());
-        let (len, steps) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
-        let shared = Shared { memory, len, steps, read, undecided, quiet, log: Mutex::default() };
-        Ok(Sim { shared: Arc::new(shared) })
+        let lines = || Lines::new(if plain { 0 } else { memory.capacity() });
+        Ok(Sim {
+            shared: Arc::new(Shared {
+                plain,
+                observer: OnceLock::new(),
+                len: AtomicU64::new(0),
+                steps: AtomicU64::new(u64::MAX),
+                read: lines(),
+                undecided: lines(),
+                quiet: lines(),
+                log: Mutex::new(Log { paused: plain, ..Log::default() }),
+                memory,
+            }),
+        })
     }
 
     /// Creates a medium that holds `image`, as after a crash, and records what recovery does with
@@ -337,6 +421,7 @@ impl Sim {
         (log.undecided, log.expected, log.order) = (None, None, 0);
         log.overwritten.clear();
         log.threads.clear();
+        shared.observer.take();
         for lines in [&mut shared.read, &mut shared.undecided, &mut shared.quiet] {
             lines.clear();
         }
@@ -365,6 +450,26 @@ impl Sim {
         self.shared.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells the observer of an access. Returns whether this is plain memory.
+    #[inline]
+    fn is_plain(&self, access: Access) -> bool {
+        if let Some(observer) = self.shared.observer.get() {
+            observer.observe(access);
+        }
+        self.shared.plain
+    }
+
+    /// Returns the distance of `addr` from the beginning, which may be outside.
+    #[inline]
+    fn distance(&self, addr: *const u8) -> u64 {
+        addr.addr().wrapping_sub(self.base().addr().get()) as u64
+    }
+
+    #[inline]
+    fn distance_of(&self, cell: &PmU64) -> u64 {
+        self.distance(std::ptr::from_ref(cell).cast())
+    }
+
     /// Counts an access and returns its offset.
     #[track_caller]
     #[inline]
@@ -376,8 +481,7 @@ impl Sim {
             self.stuck();
         }
         self.shared.steps.store(steps - 1, Relaxed);
-        let offset = addr.addr().wrapping_sub(self.base().addr().get()) as u64;
-        let len = self.len();
+        let (offset, len) = (self.distance(addr), self.len());
         if offset > len || bytes as u64 > len - offset {
             outside(what, offset, bytes, len);
         }
@@ -434,6 +538,12 @@ impl Sim {
 
     #[track_caller]
     fn store_word(&self, cell: &PmU64, new: u64, transient: bool) {
+        let place = self.distance_of(cell);
+        let access =
+            if transient { Access::StoreTransient(place) } else { Access::Store(place, 8) };
+        if self.is_plain(access) {
+            return cell.atomic().store(new, Release);
+        }
         let offset = self.access("store", std::ptr::from_ref(cell).cast(), 8);
         {
             let mut log = self.log();
@@ -446,6 +556,13 @@ impl Sim {
 
     #[track_caller]
     fn cas_word(&self, cell: &PmU64, old: u64, new: u64, transient: bool) -> Result<u64, u64> {
+        if self.is_plain(Access::Swap(self.distance_of(cell))) {
+            let swapped = self.shared.memory.cas(cell, old, new);
+            if swapped.is_ok() {
+                self.is_plain(Access::Swapped(self.distance_of(cell)));
+            }
+            return swapped;
+        }
         let offset = self.access("compare-and-swap", std::ptr::from_ref(cell).cast(), 8);
         self.track_load(offset);
         {
@@ -495,8 +612,13 @@ unsafe impl Medium for Sim {
         if len > self.capacity() {
             return Err(Error::no_space("capacity of the simulator", len - self.capacity()));
         }
+        let new = len.next_multiple_of(4096);
+        if self.shared.plain {
+            self.shared.len.fetch_max(new, Release);
+            return Ok(());
+        }
         let mut log = self.log();
-        let (old, new) = (self.len(), len.next_multiple_of(4096));
+        let old = self.len();
         if new > old {
             self.shared.len.store(new, Release);
             let words = log.span([Word { offset: LENGTH, old, new }]);
@@ -511,6 +633,9 @@ unsafe impl Medium for Sim {
         if start >= end || end > self.len() {
             return;
         }
+        if self.shared.plain {
+            return self.shared.memory.discard(start..end);
+        }
         let mut log = self.log();
         (start..end).step_by(8).for_each(|offset| self.track_store(offset, &mut log));
         let cells = &self.words(end)[start as usize / 8..];
@@ -520,6 +645,10 @@ unsafe impl Medium for Sim {
         });
         let words = log.span(words);
         log.push(Event::Discard { words }, Site::caller());
+    }
+
+    fn read_ahead(&self, _range: Range<u64>) {
+        self.is_plain(Access::ReadAhead);
     }
 
     fn sync(&self) -> Result<()> {
@@ -537,7 +666,14 @@ unsafe impl Medium for Sim {
         "sim"
     }
 
+    fn prefetch(&self, offset: u64) {
+        self.is_plain(Access::Prefetch(offset));
+    }
+
     fn flush_bytes(&self, addr: *const u8, len: usize) {
+        if self.is_plain(Access::Flush(self.distance(addr), len as u64)) {
+            return;
+        }
         let offset = self.access("flush", addr, len);
         if len > 0 {
             self.log().push(Event::Flush { offset, len: len as u64 }, Site::caller());
@@ -545,6 +681,9 @@ unsafe impl Medium for Sim {
     }
 
     fn fence(&self) {
+        if self.is_plain(Access::Fence) {
+            return self.shared.memory.fence();
+        }
         let site = Site::caller();
         let omitted = {
             let mut log = self.log();
@@ -557,6 +696,9 @@ unsafe impl Medium for Sim {
     }
 
     fn note(&self, note: Note) {
+        if self.is_plain(Access::Note(note)) {
+            return;
+        }
         self.log().push(Event::Note(note), Site::caller());
         match note {
             Note::Begin(_) => schedule::after(Progress::Begin),
@@ -567,17 +709,23 @@ unsafe impl Medium for Sim {
     }
 
     fn mutant(&self, name: &'static str) -> bool {
-        self.log().mutation == Some(Mutation::Planted(name))
+        !self.shared.plain && self.log().mutation == Some(Mutation::Planted(name))
     }
 
     // Not inlined: tests have a hundred thousand loads, and each would be compiled.
     fn load(&self, cell: &PmU64) -> u64 {
+        if self.is_plain(Access::Load(self.distance_of(cell))) {
+            return cell.atomic().load(Acquire);
+        }
         let offset = self.access("load", std::ptr::from_ref(cell).cast(), 8);
         self.track_load(offset);
         cell.atomic().load(Acquire)
     }
 
     fn load_relaxed(&self, cell: &PmU64) -> u64 {
+        if self.is_plain(Access::Load(self.distance_of(cell))) {
+            return cell.atomic().load(Relaxed);
+        }
         let offset = self.access("load", std::ptr::from_ref(cell).cast(), 8);
         self.track_load(offset);
         cell.atomic().load(Relaxed)
@@ -601,6 +749,10 @@ unsafe impl Medium for Sim {
 
     fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
         let cells = &cells[..bytes.len().div_ceil(8)];
+        let place = self.distance(cells.as_ptr().cast());
+        if self.is_plain(Access::Store(place, size_of_val(cells) as u64)) {
+            return self.shared.memory.write_bytes(cells, bytes);
+        }
         let start = self.access("bulk write", cells.as_ptr().cast(), size_of_val(cells));
         if bytes.is_empty() {
             return;

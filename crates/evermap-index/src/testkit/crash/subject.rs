@@ -64,7 +64,7 @@ pub struct Crashed<'s, K: Numbered> {
 }
 
 /// A subject of any type that several campaigns share.
-pub(super) type Shared<'s, K> = Arc<dyn AnyPoolSubject<K, Sim> + Send + 's>;
+pub(super) type Shared<'s, K> = Arc<dyn AnyPoolSubject<K> + Send + 's>;
 
 /// How thoroughly a recovered index is examined. Each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,7 +80,7 @@ pub enum Scrutiny {
 
 /// An open pool and its index.
 pub struct Live<K: Numbered> {
-    instance: PoolInstance<K, Sim>,
+    instance: PoolInstance<K>,
     workload: Workload,
     boot: u64,
     /// The possible words of keys that have not been looked up since recovery.

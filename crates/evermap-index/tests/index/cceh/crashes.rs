@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use evermap_index::testkit::tier;
 use evermap_pm::PmU64;
-use evermap_pm::medium::{Counted, Note};
+use evermap_pm::medium::{Counter, Note};
 use evermap_pm::sim::{Event, Image, ImageConfig, Sim, for_each_image};
 
 use super::*;
@@ -302,8 +302,9 @@ fn c9_locks_of_ended_processes_do_not_count() {
 fn lazy_opening_reads_the_same_whatever_the_size() {
     let lines = |keys: u64, recovery| {
         let capacity = 1 << 26;
-        let memory = Dram::reserve(capacity, Pages::Base).unwrap();
-        let pool = Pool::create(Counted::new(memory), &region(4096, capacity), Identity::default());
+        let counter = Arc::new(Counter::default());
+        let memory = Sim::in_memory(capacity).unwrap().observed_by(counter.clone());
+        let pool = Pool::create(memory, &region(4096, capacity), Identity::default());
         let pool = pool.unwrap();
         let config = Config { recovery, ..Config::default() };
         let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
@@ -312,11 +313,11 @@ fn lazy_opening_reads_the_same_whatever_the_size() {
         }
         let segments = index.stats(&pool.pin()).unwrap().segments;
         drop(index);
-        pool.medium().reset();
-        pool.medium().begin_op();
+        counter.reset();
+        counter.begin_op();
         let index = Tiny::<u64, _>::open(pool.clone(), pool.root(0)).unwrap();
-        pool.medium().end_op();
-        let lines = pool.medium().counts().lines_read;
+        counter.end_op();
+        let lines = counter.counts().lines_read;
         assert_eq!(index.get(5, &pool.pin()).unwrap(), Some(5));
         (lines, segments)
     };

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use evermap_index::hash::cceh::{Config, Locking, Recovery, Tiny};
 use evermap_index::testkit::Plain;
 use evermap_index::{Index, Key, Persistent};
-use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
+use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, Pool};
 
 /// Both kinds of locking.
@@ -25,8 +25,8 @@ fn region(extent_size: u64, capacity: u64) -> RegionConfig {
 }
 
 /// Creates a pool in ordinary memory.
-fn dram(extent_size: u64, capacity: u64) -> Arc<Pool<Dram>> {
-    let medium = Dram::reserve(capacity, Pages::Base).unwrap();
+fn dram(extent_size: u64, capacity: u64) -> Arc<Pool<Sim>> {
+    let medium = Sim::in_memory(capacity).unwrap();
     Pool::create(medium, &region(extent_size, capacity), Identity::default()).unwrap()
 }
 

@@ -43,13 +43,14 @@ fn apply<M: Medium>(index: &Chosen<M>, pool: &Pool<M>, history: &MapHistory<u64>
 /// point at which both threads have begun. Returns the number of images, or `None` if the first
 /// thread has no such access.
 fn play(scene: &Scene, second: &[Call], stop: u64, locking: Locking) -> Option<u64> {
-    let staged = Staged::new(Sim::new(CAPACITY).unwrap());
-    staged.sim().pause();
+    let staged = Arc::new(Staged::new());
+    let sim = Sim::new(CAPACITY).unwrap().observed_by(staged.clone());
+    sim.pause();
     let region = region(4096, CAPACITY);
-    let pool = Pool::create(staged.clone(), &region, Identity::default()).unwrap();
+    let pool = Pool::create(sim.clone(), &region, Identity::default()).unwrap();
     let index = Chosen::create(pool.clone(), pool.root(0), config(locking)).unwrap();
     put(&index, &pool, &scene.keys);
-    staged.sim().checkpoint();
+    sim.checkpoint();
     let before = scene.keys.iter().enumerate().map(|(word, &key)| (key, word as u64));
     let history = MapHistory::new(before);
     let stopped = staged.run(
@@ -84,7 +85,7 @@ fn play(scene: &Scene, second: &[Call], stop: u64, locking: Locking) -> Option<u
         assert_sound(&index, &pool);
         ControlFlow::Continue(())
     };
-    for_each_image(&staged.sim().trace(), &config, visit);
+    for_each_image(&sim.trace(), &config, visit);
     Some(images)
 }
 

@@ -5,14 +5,10 @@
 //! meanwhile, and everything that both did is recorded by the simulator and crashed.
 
 use std::cell::Cell;
-use std::ops::Range;
-use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use evermap_pm::medium::Note;
-use evermap_pm::sim::Sim;
-use evermap_pm::{Medium, PmU64, Result};
+use evermap_pm::sim::{Access, Observer};
 
 /// Accesses of the second thread after which it counts as waiting for the first.
 const PATIENCE: u64 = 3000;
@@ -65,22 +61,16 @@ struct State {
     stopped: bool,
 }
 
-/// The simulator, with accesses at which a thread can be stopped.
-#[derive(Clone)]
+/// Observes a medium, and stops a thread at its accesses.
 pub(crate) struct Staged {
-    sim: Sim,
-    stage: Arc<(Mutex<State>, Condvar)>,
+    stage: (Mutex<State>, Condvar),
 }
 
 impl Staged {
-    pub(crate) fn new(sim: Sim) -> Self {
+    pub(crate) fn new() -> Self {
         let state =
             State { turn: Turn::Both, stops: Stops::Changes, left: 0, taken: 0, stopped: false };
-        Staged { sim, stage: Arc::new((Mutex::new(state), Condvar::new())) }
-    }
-
-    pub(crate) fn sim(&self) -> &Sim {
-        &self.sim
+        Staged { stage: (Mutex::new(state), Condvar::new()) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -172,83 +162,16 @@ impl Drop for Leaves<'_> {
     }
 }
 
-// SAFETY: base, length and capacity are those of the simulator, which keeps the promises; all
-// accesses go through it.
-unsafe impl Medium for Staged {
-    fn base(&self) -> NonNull<u8> {
-        self.sim.base()
-    }
-
-    fn len(&self) -> u64 {
-        self.sim.len()
-    }
-
-    fn capacity(&self) -> u64 {
-        self.sim.capacity()
-    }
-
-    fn grow(&self, len: u64) -> Result<()> {
-        self.sim.grow(len)
-    }
-
-    fn discard(&self, range: Range<u64>) {
-        self.sim.discard(range);
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.sim.sync()
-    }
-
-    fn name(&self) -> &'static str {
-        "staged"
-    }
-
-    fn flush_bytes(&self, addr: *const u8, len: usize) {
-        self.step(true);
-        self.sim.flush_bytes(addr, len);
-    }
-
-    fn fence(&self) {
-        self.step(true);
-        self.sim.fence();
-    }
-
-    fn note(&self, note: Note) {
-        self.sim.note(note);
-    }
-
-    fn load(&self, cell: &PmU64) -> u64 {
-        self.step(false);
-        self.sim.load(cell)
-    }
-
-    fn load_relaxed(&self, cell: &PmU64) -> u64 {
-        self.step(false);
-        self.sim.load_relaxed(cell)
-    }
-
-    fn store(&self, cell: &PmU64, value: u64) {
-        self.step(true);
-        self.sim.store(cell, value);
-    }
-
-    fn store_transient(&self, cell: &PmU64, value: u64) {
-        self.step(true);
-        self.sim.store_transient(cell, value);
-    }
-
-    fn cas(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
-        self.step(true);
-        self.sim.cas(cell, old, new)
-    }
-
-    fn cas_transient(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
-        self.step(true);
-        self.sim.cas_transient(cell, old, new)
-    }
-
-    fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
-        self.step(true);
-        self.sim.write_bytes(cells, bytes);
+impl Observer for Staged {
+    fn observe(&self, access: Access) {
+        match access {
+            Access::Load(_) => self.step(false),
+            Access::Store(..)
+            | Access::StoreTransient(_)
+            | Access::Swap(_)
+            | Access::Flush(..)
+            | Access::Fence => self.step(true),
+            Access::Swapped(_) | Access::Prefetch(_) | Access::ReadAhead | Access::Note(_) => {}
+        }
     }
 }

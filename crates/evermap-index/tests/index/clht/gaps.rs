@@ -21,7 +21,7 @@ use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{self, CrashPoint, Failure, ImageConfig, Sim, Subject};
 use evermap_pm::{Medium, Pool};
 
-use super::watched::{Access, Watched};
+use super::watched::{Access, Watch};
 use super::{ROOT, tiny};
 
 /// How long the writer waits for the other thread, which may be waiting for the writer.
@@ -106,7 +106,7 @@ struct Gaps {
     grows: AtomicBool,
 }
 
-type Table = Clht<u64, Watched<Sim>>;
+type Table = Clht<u64, Sim>;
 
 fn text(error: Error) -> String {
     error.to_string()
@@ -192,13 +192,14 @@ impl Subject for Gaps {
     fn run(&self, sim: &Sim, calls: &[u64]) -> Result<MapHistory<u64>, Failure> {
         let seed = calls[0];
         let history = MapHistory::new([]);
-        let index: Table = tiny(Watched::new(sim.clone()));
+        let watch = Arc::new(Watch::default());
+        let index: Table = tiny(sim.clone().observed_by(watch.clone()));
         // Crashes of the creation are covered by another test.
         sim.checkpoint();
         let turns = Arc::new(Turns::default());
         let (giver, root) = (turns.clone(), sim.load(index.pool().root(ROOT)));
         let (random, rarely) = (Mutex::new(Rng::new(seed)), self.rarely());
-        index.pool().medium().watch(move |access| match access {
+        watch.begin(move |access| match access {
             _ if !WRITES.get() => {}
             Access::Load => {}
             Access::Store(offset) => PUBLISHES.set(offset / LINE == root / LINE),
@@ -223,7 +224,7 @@ impl Subject for Gaps {
             drop(end);
             wrote.and(other.join().map_err(|_| "the other thread panicked")?)
         });
-        index.pool().medium().unwatch();
+        watch.end();
         let stats = index.stats(&index.pool().pin()).map_err(text)?;
         assert!(stats.splits > 0 && stats.merges > 0, "{stats:?}");
         both?;

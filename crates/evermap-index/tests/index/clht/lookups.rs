@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use evermap_index::testkit::Plain;
 use evermap_index::{Clht, Index, Persistent};
-use evermap_pm::medium::Dram;
 
-use super::watched::{Access, Watched};
+use evermap_pm::sim::Sim;
+
+use super::watched::{Access, Watch};
 use super::{dram, get, put, remove, tiny, wait_until};
 
-type Table = Clht<Plain, Watched<Dram>>;
+type Table = Clht<Plain, Sim>;
 
 /// Returns keys of one chain, whatever the size of the table.
 fn key(number: u64) -> u64 {
@@ -29,7 +30,8 @@ fn look(
     act: fn(&Table, u64),
     (first, step, times): (u64, u64, u64),
 ) -> (Option<u64>, bool) {
-    let index = Arc::new(tiny::<Plain, _>(Watched::new(dram(1 << 20))));
+    let watch = Arc::new(Watch::default());
+    let index = Arc::new(tiny::<Plain, _>(dram(1 << 20).observed_by(watch.clone())));
     prepare(&index);
     let guard = index.pool().pin();
     let (loads, acts) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -43,9 +45,9 @@ fn look(
             }
         }
     };
-    index.pool().medium().watch(hook);
+    watch.begin(hook);
     let found = index.get(wanted, &guard).unwrap();
-    index.pool().medium().unwatch();
+    watch.end();
     drop(guard);
     assert_eq!(index.check(), Vec::<String>::new());
     (found, acts.load(Relaxed) > 0)
@@ -153,7 +155,7 @@ fn a_lookup_in_a_replaced_table_returns_a_past_state() {
         remove(index, 5);
     };
     everywhere(&prepare, 5, act, 1, &[Some(55), Some(56), None]);
-    let index = tiny::<Plain, _>(Watched::new(dram(1 << 20)));
+    let index = tiny::<Plain, _>(dram(1 << 20));
     prepare(&index);
     act(&index, 0);
     assert_eq!(get(&index, 5), None);
@@ -168,13 +170,14 @@ fn a_lookup_never_returns_a_word_that_is_not_durable() {
     const LOOKS: u64 = 1000;
     let (mut stopped, mut waited) = (0, 0);
     for stop in 0.. {
-        let index = Arc::new(tiny::<Plain, _>(Watched::new(dram(1 << 20))));
+        let watch = Arc::new(Watch::default());
+        let index = Arc::new(tiny::<Plain, _>(dram(1 << 20).observed_by(watch.clone())));
         (0..3).for_each(|number| put(&index, key(number), 1));
         let (loads, stage) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(BEGUN)));
         let looker = std::thread::current().id();
         {
             let (loads, stage) = (loads.clone(), stage.clone());
-            index.pool().medium().watch(move |access| {
+            watch.begin(move |access| {
                 if std::thread::current().id() != looker {
                     if access == Access::Fence {
                         stage.store(STORED, SeqCst);
@@ -200,7 +203,7 @@ fn a_lookup_never_returns_a_word_that_is_not_durable() {
             let before = stage.swap(CONTINUE, SeqCst);
             (found, before)
         });
-        index.pool().medium().unwatch();
+        watch.end();
         match found {
             // It was not stopped: every load has been tried.
             (_, BEGUN) => break,

@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 use evermap_index::hash::clht::Config;
 use evermap_index::{Clht, Index, Key, Persistent, Visitor};
-use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, Pool};
@@ -30,8 +29,8 @@ fn tiny<K: Key, M: Medium>(medium: M) -> Clht<K, M> {
     Clht::create(pool.clone(), pool.root(ROOT), Config { initial_buckets: 4 }).unwrap()
 }
 
-fn dram(capacity: u64) -> Dram {
-    Dram::reserve(capacity, Pages::Base).unwrap()
+fn dram(capacity: u64) -> Sim {
+    Sim::in_memory(capacity).unwrap()
 }
 
 /// Opens the index again, as after the death of the process.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use evermap_index::hash::clht::layout::{Bucket, Link, Root, Table};
 use evermap_index::testkit::Plain;
 use evermap_index::{Clht, Index};
-use evermap_pm::medium::Dram;
+use evermap_pm::sim::Sim;
 use evermap_pm::{ErrorKind, Medium};
 
-use super::watched::{Access, Watched};
+use super::watched::{Access, Watch};
 use super::{ROOT, dram, get, put, remove, tiny, verify, wait_until};
 
 fn table<M: Medium>(index: &Clht<Plain, M>) -> Table {
@@ -39,7 +39,8 @@ impl Drop for SetOnDrop<'_> {
 fn writers_help_and_readers_do_not_wait() {
     const KEYS: u64 = 1800;
     // Keys are their own hashes, so chains are filled evenly, and chain 0 is copied first.
-    let index = Arc::new(tiny::<Plain, _>(Watched::new(dram(4 << 20))));
+    let watch = Arc::new(Watch::default());
+    let index = Arc::new(tiny::<Plain, _>(dram(4 << 20).observed_by(watch.clone())));
     (0..KEYS).for_each(|key| put(&index, key, key + 1));
     let before = index.stats(&index.pool().pin()).unwrap();
     let first_chain = table(&index).home(0);
@@ -50,7 +51,7 @@ fn writers_help_and_readers_do_not_wait() {
         let (held_up, release) = (held_up.clone(), release.clone());
         let flushes_of_others = flushes_of_others.clone();
         let frozen = AtomicBool::new(false);
-        index.pool().medium().watch(move |access| match access {
+        watch.begin(move |access| match access {
             Access::Flush if held_up.load(SeqCst) => drop(flushes_of_others.fetch_add(1, SeqCst)),
             // The first writer inserts nothing into this chain, so it stores to it only to freeze
             // it.
@@ -85,7 +86,7 @@ fn writers_help_and_readers_do_not_wait() {
         }
         release.store(true, SeqCst);
     });
-    index.pool().medium().unwatch();
+    watch.end();
     assert_eq!(get(&index, 0), Some(2));
     for key in 1..KEYS {
         assert_eq!(get(&index, key), Some(key + 1));
@@ -142,7 +143,7 @@ fn equal_hashes_make_one_chain() {
 #[test]
 fn the_table_follows_the_number_of_pairs() {
     const KEYS: u64 = 100_000;
-    let index = tiny::<u64, Dram>(dram(64 << 20));
+    let index = tiny::<u64, Sim>(dram(64 << 20));
     let stats = || index.stats(&index.pool().pin()).unwrap();
     let mut least = 1f64;
     for key in 0..KEYS {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use evermap_index::hash::dash::{Config, DashEh, Tiny};
 use evermap_index::testkit::{Crowded, beside_readers};
 use evermap_index::{Index, Persistent, Visitor};
-use evermap_pm::medium::{Dram, Note, Pages};
+use evermap_pm::medium::Note;
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, Pool};
@@ -17,8 +17,8 @@ fn config(capacity: u64) -> RegionConfig {
     RegionConfig { extent_size: 4096, capacity, seed: Some(1) }
 }
 
-fn dram(capacity: u64) -> Arc<Pool<Dram>> {
-    let medium = Dram::reserve(capacity, Pages::Base).unwrap();
+fn dram(capacity: u64) -> Arc<Pool<Sim>> {
+    let medium = Sim::in_memory(capacity).unwrap();
     Pool::create(medium, &config(capacity), Identity::default()).unwrap()
 }
 

@@ -8,9 +8,9 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::{Arc, OnceLock};
 
-use evermap_pm::medium::{Dram, Note, Pages};
+use evermap_pm::medium::Note;
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
-use evermap_pm::sim::{ImageConfig, Model, Sim, for_each_image};
+use evermap_pm::sim::{Access, ImageConfig, Model, Observer, Sim, for_each_image};
 use evermap_pm::{Medium, Pool};
 
 use super::layout::{ARRAYS, Array, Extent};
@@ -19,7 +19,6 @@ use crate::hash::dash::Config;
 use crate::hash::dash::layout::{Bucket, Header, Segment, Version};
 use crate::hash::hash_prefix::HashPrefix;
 use crate::hash::segmented::{SegmentHeader, Segmented, chain};
-use crate::testkit::hooked::{Hook, Hooked};
 use crate::testkit::{Coarse, beside_readers};
 use crate::{Index, Persistent, Visitor};
 
@@ -33,8 +32,8 @@ fn pool_in<M: Medium>(medium: M) -> Arc<Pool<M>> {
     Pool::create(medium, &config(), Identity::default()).unwrap()
 }
 
-fn dram() -> Arc<Pool<Dram>> {
-    pool_in(Dram::reserve(CAPACITY, Pages::Base).unwrap())
+fn dram() -> Arc<Pool<Sim>> {
+    pool_in(Sim::in_memory(CAPACITY).unwrap())
 }
 
 fn tiny<M: Medium>(pool: &Arc<Pool<M>>) -> TinyLh<u64, M> {
@@ -95,11 +94,9 @@ fn all_there<M: Medium>(index: &TinyLh<u64, M>, keys: u64) {
 /// Calls a function before every fence.
 struct OnFence(OnceLock<Box<dyn Fn() + Send + Sync>>);
 
-impl Hook for OnFence {
-    fn before_load(&self, _word: u64) {}
-    fn before_store(&self) {}
-    fn before_fence(&self) {
-        if let Some(look) = self.0.get() {
+impl Observer for OnFence {
+    fn observe(&self, access: Access) {
+        if let (Access::Fence, Some(look)) = (access, self.0.get()) {
             look();
         }
     }
@@ -111,7 +108,7 @@ impl Hook for OnFence {
 #[test]
 fn p12_no_search_uses_an_extent_that_is_not_durable() {
     let on_fence = Arc::new(OnFence(OnceLock::new()));
-    let pool = pool_in(Hooked::reserve(CAPACITY, on_fence.clone()).unwrap());
+    let pool = pool_in(Sim::in_memory(CAPACITY).unwrap().observed_by(on_fence.clone()));
     let index = Arc::new(tiny(&pool));
     let watched = Arc::downgrade(&index);
     let expansions = Arc::new(std::sync::Mutex::new((1, 0)));
@@ -237,7 +234,7 @@ fn equal_hashes(upper: u64, keys: std::ops::Range<u64>) -> impl Iterator<Item = 
 #[test]
 fn p15_readers_follow_a_chain_that_grows_and_shrinks() {
     // Much more than is needed: a reader that is not scheduled delays the reuse of buckets.
-    let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
+    let medium = Sim::in_memory(64 << 20).unwrap();
     let region = RegionConfig { capacity: 64 << 20, ..config() };
     let pool = Pool::create(medium, &region, Identity::default()).unwrap();
     let index = TinyLh::<Coarse, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
@@ -319,7 +316,7 @@ fn p16_a_version_wraps_without_touching_anything_else() {
 /// on without end.
 #[test]
 fn p22_equal_hashes_do_not_expand_the_index() {
-    let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
+    let medium = Sim::in_memory(64 << 20).unwrap();
     let region = RegionConfig { extent_size: 2 << 20, capacity: 64 << 20, seed: Some(1) };
     let pool = Pool::create(medium, &region, Identity::default()).unwrap();
     let index = DashLh::<Coarse, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
@@ -346,7 +343,7 @@ fn p22_equal_hashes_do_not_expand_the_index() {
 fn p25_threads_expand_together() {
     const THREADS: u64 = 4;
     const KEYS: u64 = 3000;
-    let medium = Dram::reserve(16 << 20, Pages::Base).unwrap();
+    let medium = Sim::in_memory(16 << 20).unwrap();
     let region = RegionConfig { capacity: 16 << 20, ..config() };
     let pool = Pool::create(medium, &region, Identity::default()).unwrap();
     let index = tiny(&pool);
