@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::mutation::Mutation;
@@ -31,6 +31,8 @@ const GRACE: u64 = 100_000;
 #[derive(Clone)]
 pub struct Sim {
     shared: Arc<Shared>,
+    /// Whether this handle reports that the memory belongs to it alone.
+    exclusive: bool,
 }
 
 /// An access to a [`Sim`] that is [observed](Sim::observed_by). Offsets are in bytes.
@@ -83,6 +85,8 @@ impl Observer for Counter {
 struct Shared {
     /// Whether it is plain memory, without a recording.
     plain: bool,
+    /// Whether the structure is made to execute a mistake, so that the log must be asked which.
+    mutated: AtomicBool,
     observer: OnceLock<Arc<dyn Observer>>,
     /// All of it is usable from the start. The structure under test may use `len` bytes.
     memory: Dram,
@@ -225,13 +229,24 @@ impl Sim {
         self
     }
 
+    /// Returns a handle that reports that the memory is [exclusive](Medium::is_exclusive).
+    ///
+    /// # Safety
+    ///
+    /// While a structure uses the handle, nothing is stored through another one.
+    pub unsafe fn into_exclusive(self) -> Self {
+        Sim { exclusive: true, ..self }
+    }
+
     fn with(capacity: u64, plain: bool) -> Result<Self> {
         let memory = Dram::reserve(capacity, Pages::Base)?;
         memory.grow(memory.capacity())?;
         let lines = || Lines::new(if plain { 0 } else { memory.capacity() });
         Ok(Sim {
+            exclusive: false,
             shared: Arc::new(Shared {
                 plain,
+                mutated: AtomicBool::new(false),
                 observer: OnceLock::new(),
                 len: AtomicU64::new(0),
                 steps: AtomicU64::new(u64::MAX),
@@ -265,6 +280,7 @@ impl Sim {
     /// planted mistake. Other mutations apply to whole recordings: see [`Mutation::apply`].
     pub fn mutate(&self, mutation: Option<Mutation>) {
         self.log().mutation = mutation;
+        self.shared.mutated.store(mutation.is_some(), Release);
     }
 
     /// Makes threads that run [in parallel](Sim::in_parallel) pause where this mutation will have
@@ -608,6 +624,10 @@ unsafe impl Medium for Sim {
         self.shared.memory.capacity()
     }
 
+    fn is_exclusive(&self) -> bool {
+        self.exclusive
+    }
+
     fn grow(&self, len: u64) -> Result<()> {
         if len > self.capacity() {
             return Err(Error::no_space("capacity of the simulator", len - self.capacity()));
@@ -709,7 +729,7 @@ unsafe impl Medium for Sim {
     }
 
     fn mutant(&self, name: &'static str) -> bool {
-        !self.shared.plain && self.log().mutation == Some(Mutation::Planted(name))
+        self.shared.mutated.load(Acquire) && self.log().mutation == Some(Mutation::Planted(name))
     }
 
     // Not inlined: tests have a hundred thousand loads, and each would be compiled.

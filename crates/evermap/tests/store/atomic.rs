@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::common::{self, Kept};
 use evermap::{Applied, Batch, EXPIRY_MAX, Edit, Error, Item, Map, Marks, Meta, Outcome, counter};
+use evermap_pm::sim::Sim;
 
 #[test]
 fn counters_count_and_say_what_is_none() {
@@ -126,7 +127,7 @@ fn marks_belong_to_a_version_unless_they_are_given_again() {
 /// flush, when the flush has chosen its mark but other threads do not see it yet.
 #[test]
 fn nothing_is_computed_from_what_is_flushed() {
-    type Add = fn(&Map<Kept>);
+    type Add = fn(&Map<Sim>);
     let additions: [Add; 3] = [
         |store| assert!(store.fetch_add(b"count", 1).is_ok()),
         |store| assert!(store.append(b"count", &1i64.to_le_bytes()).is_ok()),

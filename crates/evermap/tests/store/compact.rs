@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::common::{self, is_value_of, value_of};
 use evermap::{Clock, Map};
-use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;
+use evermap_pm::sim::Sim;
 
 const KEYS: u64 = 3000;
 
-fn store(capacity: u64) -> Map<Dram> {
-    let medium = Dram::reserve(capacity, Pages::Base).unwrap();
+fn store(capacity: u64) -> Map<Sim> {
+    let medium = common::exclusive(capacity);
     let options = common::small(capacity).clock(Clock::manual(1000));
     common::open_medium(medium, Identity::default(), &options).unwrap()
 }

@@ -7,6 +7,7 @@ use std::thread;
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
 use evermap::{Edit, Error, IndexKind, Map, Meta, Options, Outcome};
+use evermap_pm::sim::Sim;
 
 fn small_extents() -> Options {
     common::options().capacity(256 << 20).extent_size(64 << 10)
@@ -202,7 +203,7 @@ fn iteration_shows_what_stays_exactly_once() {
 /// Changes a thread's own keys, and records what they must contain.
 type Own = BTreeMap<Vec<u8>, u64>;
 
-fn churn(store: &evermap::Map<Kept>, own: &mut Own, me: u64, random: &mut Random) {
+fn churn(store: &evermap::Map<Sim>, own: &mut Own, me: u64, random: &mut Random) {
     let key = format!("{me}/{}", random.below(4_000)).into_bytes();
     match random.below(5) {
         0 | 1 => {

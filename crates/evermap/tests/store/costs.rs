@@ -2,13 +2,10 @@
 
 use crate::common::{Kept, value_of};
 use evermap::Map;
+use evermap_pm::sim::Sim;
 
 /// Returns the numbers of fences of many operations, in ascending order.
-fn fences(
-    medium: &Kept,
-    store: &Map<Kept>,
-    mut operation: impl FnMut(&Map<Kept>, u64),
-) -> Vec<u64> {
+fn fences(medium: &Kept, store: &Map<Sim>, mut operation: impl FnMut(&Map<Sim>, u64)) -> Vec<u64> {
     let mut counts: Vec<_> = (0..20_000)
         .map(|number| {
             let before = medium.fences();
@@ -31,7 +28,7 @@ fn key_of(number: u64) -> Vec<u8> {
 fn a_put_waits_three_times() {
     let medium = Kept::new(64 << 20);
     let store = medium.open(&evermap::Options::new().capacity(64 << 20)).unwrap();
-    let put = |store: &Map<Kept>, number| {
+    let put = |store: &Map<Sim>, number| {
         store.put(&key_of(number), &value_of(&key_of(number), number, 100)).unwrap();
     };
     let inserts = fences(&medium, &store, put);

@@ -14,6 +14,7 @@ use crate::packed;
 use evermap::{Batch, Clock, Error, IndexKind, Map, MapOptions, Meta, Options};
 use evermap_index::testkit::tier;
 use evermap_pm::Medium;
+use evermap_pm::sim::Sim;
 
 const MIB: u64 = 1 << 20;
 
@@ -28,11 +29,11 @@ fn cache(limit: u64) -> Options {
 }
 
 /// Opens a cache in memory that outlives it, without threads.
-fn kept(limit: u64) -> (Kept, Map<Kept>) {
+fn kept(limit: u64) -> (Kept, Map<Sim>) {
     kept_over(IndexKind::default(), limit)
 }
 
-fn kept_over(index: IndexKind, limit: u64) -> (Kept, Map<Kept>) {
+fn kept_over(index: IndexKind, limit: u64) -> (Kept, Map<Sim>) {
     let memory = Kept::new(8 * limit);
     let map = memory.open(&cache(limit).index(index).capacity(8 * limit)).unwrap();
     (memory, map)
@@ -324,7 +325,7 @@ fn accesses_are_shown_as_they_were_before() {
     let clock = Clock::manual(1_000_000);
     let memory = Kept::new(64 * MIB);
     let map = memory.open(&cache(4 * MIB).clock(clock.clone())).unwrap();
-    let shown = |read: fn(&Map<Kept>) -> Option<(bool, u32)>| read(&map).unwrap();
+    let shown = |read: fn(&Map<Sim>) -> Option<(bool, u32)>| read(&map).unwrap();
     let peek = || shown(|map| map.peek(b"key", |item| (item.fetched, item.idle)).unwrap());
     map.put(b"key", b"value").unwrap();
     clock.set(1_000_080);

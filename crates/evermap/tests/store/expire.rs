@@ -6,6 +6,7 @@ use std::thread;
 use crate::common::{self, Kept, Random};
 use evermap::{Clock, EXPIRY_MAX, Meta, Options};
 use evermap_index::testkit::tier;
+use evermap_pm::sim::Sim;
 
 fn until(expires_at: u64) -> Meta {
     common::meta(0, expires_at)
@@ -143,7 +144,7 @@ fn what_has_expired_since_an_earlier_opening_makes_room() {
 /// A purge in the middle of a change does not make the store forget when the record expires.
 #[test]
 fn a_purge_in_the_middle_of_a_change_forgets_nothing() {
-    type Change = fn(&evermap::Map<Kept>);
+    type Change = fn(&evermap::Map<Sim>);
     let changes: [(&str, Change); 4] = [
         ("put", |store| {
             store.put_with(b"session", b"new", until(2000)).unwrap();

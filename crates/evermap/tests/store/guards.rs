@@ -11,12 +11,12 @@ use std::thread;
 
 use crate::common;
 use evermap::{Batch, Edit, Error, Map, MapOptions, Meta, Options, Result};
-use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;
+use evermap_pm::sim::Sim;
 
 /// Opens a store without background threads, so that all guards are the test's own.
-fn bare() -> Map<Dram> {
-    let medium = Dram::reserve(256 << 20, Pages::Base).unwrap();
+fn bare() -> Map<Sim> {
+    let medium = common::exclusive(256 << 20);
     let options = common::options().capacity(256 << 20).extent_size(64 << 10);
     common::create_medium(medium, Identity::default(), &options).unwrap()
 }

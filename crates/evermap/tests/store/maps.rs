@@ -9,6 +9,7 @@ use evermap::{
     Batch, Clock, Error, IndexKind, MAP_NAME_MAX, Map, MapOptions, Meta, Options, Order, SweepState,
 };
 use evermap_pm::Medium;
+use evermap_pm::sim::Sim;
 
 fn options() -> Options {
     common::options().capacity(256 << 20).extent_size(64 << 10).seed(5)
@@ -22,7 +23,7 @@ fn key_of(number: u64) -> Vec<u8> {
     format!("key {number}").into_bytes()
 }
 
-fn fill(store: &Map<Kept>, keys: std::ops::Range<u64>, version: u64) {
+fn fill(store: &Map<Sim>, keys: std::ops::Range<u64>, version: u64) {
     for number in keys {
         let key = key_of(number);
         store.put(&key, &value_of(&key, version, 20 + number as usize % 300)).unwrap();
@@ -30,7 +31,7 @@ fn fill(store: &Map<Kept>, keys: std::ops::Range<u64>, version: u64) {
 }
 
 /// Asserts that everything in the map has this version.
-fn assert_filled(store: &Map<Kept>, keys: std::ops::Range<u64>, version: u64) {
+fn assert_filled(store: &Map<Sim>, keys: std::ops::Range<u64>, version: u64) {
     let mut shown = 0;
     for pair in store.iter() {
         let (key, value) = pair.unwrap();
@@ -42,12 +43,12 @@ fn assert_filled(store: &Map<Kept>, keys: std::ops::Range<u64>, version: u64) {
     assert!(keys.into_iter().all(|number| store.contains(&key_of(number)).unwrap()));
 }
 
-fn assert_sound(store: &Map<Kept>) {
+fn assert_sound(store: &Map<Sim>) {
     let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
 }
 
-fn allocated(store: &Map<Kept>) -> u64 {
+fn allocated(store: &Map<Sim>) -> u64 {
     store.space().unwrap().allocated_bytes
 }
 
@@ -603,7 +604,7 @@ fn records_of_all_maps_move_together() {
     for number in (0..9000).filter(|number| number % 10 != 0) {
         assert!(maps[number as usize % 3].remove(&key_of(number)).unwrap());
     }
-    let cas = |map: &Map<Kept>| {
+    let cas = |map: &Map<Sim>| {
         let mut ids = BTreeMap::new();
         let shown = map.for_each(|item| {
             let item = item.unwrap();

@@ -7,6 +7,7 @@ use crate::common::{self, Kept, Random, value_of};
 use crate::ordered;
 use evermap::{Clock, Edit, Error, Map, MapOptions, Marks, Meta, Options, Outcome};
 use evermap_index::testkit::tier;
+use evermap_pm::sim::Sim;
 
 #[derive(Clone, Debug, PartialEq)]
 struct Entry {
@@ -72,7 +73,7 @@ fn key_of(random: &mut Random, keys: u64) -> Vec<u8> {
 }
 
 /// Asserts that every way of reading returns the contents of the model.
-fn compare(store: &Map<Kept>, model: &mut Model, keys: u64) {
+fn compare(store: &Map<Sim>, model: &mut Model, keys: u64) {
     model.settle();
     let mut shown = BTreeMap::new();
     store
@@ -121,7 +122,7 @@ fn compare(store: &Map<Kept>, model: &mut Model, keys: u64) {
 }
 
 /// Returns what a walk through all pages shows.
-fn pages_of(store: &Map<Kept>) -> BTreeMap<Vec<u8>, Entry> {
+fn pages_of(store: &Map<Sim>) -> BTreeMap<Vec<u8>, Entry> {
     let (mut shown, mut next) = (BTreeMap::new(), Some(0));
     while let Some(position) = next {
         next = store
@@ -143,7 +144,7 @@ fn pages_of(store: &Map<Kept>) -> BTreeMap<Vec<u8>, Entry> {
     shown
 }
 
-fn step(store: &Map<Kept>, model: &mut Model, random: &mut Random, clock: &Clock, keys: u64) {
+fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock, keys: u64) {
     let key = &key_of(random, keys)[..];
     let len = if random.below(100) == 0 { 20_000 } else { random.below(200) as usize };
     let value = value_of(key, random.next(), len);
@@ -235,7 +236,7 @@ fn step(store: &Map<Kept>, model: &mut Model, random: &mut Random, clock: &Clock
     }
 }
 
-fn modify(store: &Map<Kept>, model: &mut Model, key: &[u8], value: Vec<u8>, meta: Meta, how: u64) {
+fn modify(store: &Map<Sim>, model: &mut Model, key: &[u8], value: Vec<u8>, meta: Meta, how: u64) {
     let before = model.entries.get(key).cloned();
     let stored = store
         .modify(key, |item| {
@@ -299,7 +300,7 @@ struct Maps {
     memory: Kept,
     options: Options,
     clock: Clock,
-    stores: Vec<Map<Kept>>,
+    stores: Vec<Map<Sim>>,
     models: Vec<Model>,
     keys: u64,
 }
@@ -327,7 +328,7 @@ impl Maps {
     }
 
     /// Returns the default map.
-    fn first(&self) -> &Map<Kept> {
+    fn first(&self) -> &Map<Sim> {
         &self.stores[0]
     }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::common::{self, Kept, Random, is_value_of, value_of};
 use evermap::{Clock, Error, KeyRange, Map, Options, Order, OrderedState, OrderedUpdates};
 use evermap_index::testkit::tier;
+use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, PmU64};
 
 type Pair = (Vec<u8>, Vec<u8>);
@@ -487,7 +488,7 @@ fn purged_keys_leave_the_tree() {
 }
 
 /// Changes the word of a key's record that is this number of words after its CAS id.
-fn damage(memory: &Kept, store: &Map<Kept>, key: &[u8], behind: u64) {
+fn damage(memory: &Kept, store: &Map<Sim>, key: &[u8], behind: u64) {
     let cas = store.get_with(key, |item| item.cas).unwrap().unwrap();
     let word = |at: u64| memory.load(memory.at::<PmU64>(at * 8).unwrap());
     let begins = u64::from_le_bytes(*key.first_chunk().unwrap());
@@ -497,7 +498,7 @@ fn damage(memory: &Kept, store: &Map<Kept>, key: &[u8], behind: u64) {
     memory.store(memory.at::<PmU64>(at * 8).unwrap(), word(at) ^ 1);
 }
 
-fn a_hundred_records(options: &Options) -> (Kept, Map<Kept>) {
+fn a_hundred_records(options: &Options) -> (Kept, Map<Sim>) {
     let memory = Kept::new(64 << 20);
     let store = memory.open(options).unwrap();
     for number in 0..100 {

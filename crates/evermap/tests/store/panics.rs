@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::{self, Kept, Random, value_of};
 use evermap::{Clock, Edit, Error, ErrorKind, Map, OrderedUpdates};
+use evermap_pm::sim::Sim;
 
 type State = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -22,7 +23,7 @@ impl Step {
         Step { kind: random.below(12), key, value }
     }
 
-    fn run(&self, store: &Map<Kept>) -> evermap::Result<()> {
+    fn run(&self, store: &Map<Sim>) -> evermap::Result<()> {
         match self.kind {
             0 | 1 => store.remove(&self.key).map(drop),
             2 => store.modify(&self.key, |_| Edit::Value(self.value.clone())).map(drop),
@@ -41,7 +42,7 @@ impl Step {
     }
 }
 
-fn contents(store: &Map<Kept>) -> State {
+fn contents(store: &Map<Sim>) -> State {
     store.iter().map(|pair| pair.unwrap()).collect()
 }
 
@@ -120,7 +121,7 @@ fn an_expiry_that_a_dead_process_has_not_flushed_is_flushed_before_it_is_shown()
         map.db().recover().unwrap();
         map
     };
-    let expiry = |map: &Map<Kept>| map.get_with(b"key", |item| item.expires_at).unwrap();
+    let expiry = |map: &Map<Sim>| map.get_with(b"key", |item| item.expires_at).unwrap();
     let map = open();
     memory.panic_at_flush(0);
     let shown = catch_unwind(AssertUnwindSafe(|| expiry(&map)));

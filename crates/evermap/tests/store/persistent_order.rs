@@ -7,12 +7,13 @@ use crate::common::{self, Kept, value_of};
 use crate::ordered::{assert_scans, key_of, scan_agrees};
 use crate::saved::sound;
 use evermap::{Batch, Error, Map, MapOptions, Options, Order, OrderedState};
+use evermap_pm::sim::Sim;
 
 fn options(order: Order) -> Options {
     common::options().capacity(64 << 20).extent_size(64 << 10).ordered(order)
 }
 
-fn put(store: &Map<Kept>, numbers: impl IntoIterator<Item = u64>) {
+fn put(store: &Map<Sim>, numbers: impl IntoIterator<Item = u64>) {
     for number in numbers {
         let key = key_of(number);
         store.put(&key, &value_of(&key, number, 20)).unwrap();
@@ -24,7 +25,7 @@ fn pairs(numbers: impl IntoIterator<Item = u64>) -> Vec<(Vec<u8>, Vec<u8>)> {
     numbers.into_iter().map(pair).collect()
 }
 
-fn is_ready(store: &Map<Kept>) -> bool {
+fn is_ready(store: &Map<Sim>) -> bool {
     matches!(store.stat().persistent_order, Some(OrderedState::Ready(_)))
 }
 

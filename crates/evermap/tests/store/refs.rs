@@ -5,8 +5,9 @@ use std::thread;
 
 use crate::common::{self, Kept, value_of};
 use evermap::{Batch, Clock, Error, Map, MapOptions, OnSuspect, Options};
-use evermap_pm::medium::{Dram, Medium, Pages};
+use evermap_pm::medium::Medium;
 use evermap_pm::region::Identity;
+use evermap_pm::sim::Sim;
 
 const KEY: &[u8] = b"key";
 const LEN: usize = 10_000;
@@ -30,9 +31,9 @@ fn value() -> Vec<u8> {
 }
 
 /// Creates a store in memory, which lends values, and its clock.
-fn store() -> (Map<Dram>, Clock) {
+fn store() -> (Map<Sim>, Clock) {
     let clock = Clock::manual(NOW);
-    let medium = Dram::reserve(CAPACITY, Pages::Base).unwrap();
+    let medium = common::exclusive(CAPACITY);
     let options = options().clock(clock.clone());
     (common::create_medium(medium, Identity::default(), &options).unwrap(), clock)
 }
@@ -42,7 +43,7 @@ fn key_of(key: u64) -> Vec<u8> {
 }
 
 /// Reuses space that has become free, with bytes that differ from those of [`value`].
-fn reuse(store: &Map<Dram>) {
+fn reuse(store: &Map<Sim>) {
     let fillers = (0..300u32).map(u32::to_le_bytes);
     fillers.clone().for_each(|key| store.put(&key, &[0xee; LEN]).unwrap());
     fillers.for_each(|key| assert!(store.remove(&key).unwrap()));
@@ -52,8 +53,8 @@ fn reuse(store: &Map<Dram>) {
 /// `true`. The change may wait for the guard afterwards.
 fn held_through(
     name: &str,
-    store: &Map<Dram>,
-    map: &Map<Dram>,
+    store: &Map<Sim>,
+    map: &Map<Sim>,
     change: impl FnOnce() + Send,
     is_made: impl Fn() -> bool,
 ) {
@@ -89,7 +90,7 @@ fn held_through(
 
 #[test]
 fn a_borrowed_value_stays_through_every_change_of_its_key() {
-    type Change = fn(&Map<Dram>);
+    type Change = fn(&Map<Sim>);
     let changes: [(&str, Change); 7] = [
         ("put", |map| map.put(KEY, &[1; LEN]).unwrap()),
         ("remove", |map| assert!(map.remove(KEY).unwrap())),
@@ -271,7 +272,7 @@ fn a_suspect_store_lends_nothing() {
     memory.open(&promised()).unwrap().put(KEY, &value()).unwrap();
     let later = Identity { boot: [1, 2], ..Identity::default() };
     let options = promised().on_suspect(OnSuspect::Salvage);
-    let store = common::open_medium(memory, later, &options).unwrap();
+    let store = common::open_medium((*memory).clone(), later, &options).unwrap();
     assert!(store.stat().suspect);
     assert!(!store.get_ref(KEY).unwrap().unwrap().is_borrowed());
 }

@@ -8,6 +8,7 @@ use crate::ordered::scan_agrees;
 use evermap::{Map, MapOptions, Options, OrderedStat};
 use evermap_index::testkit::tier;
 use evermap_pm::Medium;
+use evermap_pm::sim::Sim;
 
 /// Root slot of the default map's saved keys, and where slots are: part of the format.
 const ROOT: u64 = 8192 + 8 * 64 + 13 * 8;
@@ -81,10 +82,10 @@ fn a_clean_shutdown_saves_the_keys() {
 #[test]
 fn saved_keys_are_used_only_if_nothing_came_after() {
     let memory = Kept::new(64 << 20);
-    let fill = |store: &Map<Kept>, from: u64| {
+    let fill = |store: &Map<Sim>, from: u64| {
         (from..from + 500).for_each(|number| store.put(&key_of(number), b"value").unwrap());
     };
-    let open_named = |store: &Map<Kept>| store.db().map("named", MapOptions::new()).unwrap();
+    let open_named = |store: &Map<Sim>| store.db().map("named", MapOptions::new()).unwrap();
     let store = memory.open(&options()).unwrap();
     fill(&store, 0);
     fill(&open_named(&store), 0);
@@ -170,7 +171,7 @@ fn saved_keys_are_freed_if_space_is_needed() {
     let memory = Kept::new(4 << 20);
     let options = options().capacity(4 << 20);
     let store = memory.open(&options).unwrap();
-    let put = |store: &Map<Kept>, number: u64| {
+    let put = |store: &Map<Sim>, number: u64| {
         let key = key_of(number);
         store.put(&key, &value_of(&key, number, 300))
     };

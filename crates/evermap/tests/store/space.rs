@@ -8,6 +8,7 @@ use std::path::Path;
 use crate::common::{self, Kept, Random};
 use evermap::{IndexKind, Map, MapOptions, Options};
 use evermap_pm::Medium;
+use evermap_pm::sim::Sim;
 
 const MIB: u64 = 1 << 20;
 
@@ -179,7 +180,7 @@ fn kills_do_not_enlarge_the_file_for_ever() {
         let mut random = Random::new(11);
         let store = memory.open(&options).unwrap();
         let (mut sizes, mut written) = (vec![0; 4800], 0);
-        let mut put = |store: &Map<Kept>, key: u64| {
+        let mut put = |store: &Map<Sim>, key: u64| {
             let len = uniform(&mut random);
             store.put(&key.to_le_bytes(), &value(len)).unwrap();
             sizes[key as usize] = 8 + len;

@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::common::{self, Kept, value_of};
 use evermap::{Clock, Error, Map, MapOptions, Meta, Options};
 use evermap_pm::Medium;
-use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;
+use evermap_pm::sim::Sim;
 
 const KEY: &[u8] = b"key";
 const CAPACITY: u64 = 16 << 20;
@@ -16,8 +16,8 @@ fn options() -> Options {
     common::small(CAPACITY)
 }
 
-fn store() -> Map<Dram> {
-    let medium = Dram::reserve(CAPACITY, Pages::Base).unwrap();
+fn store() -> Map<Sim> {
+    let medium = common::exclusive(CAPACITY);
     common::create_medium(medium, Identity::default(), &options()).unwrap()
 }
 
@@ -80,7 +80,7 @@ fn a_value_that_comes_in_pieces_replaces_one_at_its_end() {
 }
 
 /// Asserts that a value that is being written takes no space, and changes nothing, after `use_up`.
-fn assert_discarded(use_up: impl FnOnce(&Map<Dram>)) {
+fn assert_discarded(use_up: impl FnOnce(&Map<Sim>)) {
     let store = store();
     store.put(KEY, b"old").unwrap();
     let before = store.space().unwrap().allocated_bytes;
@@ -173,7 +173,7 @@ fn a_source_that_ends_or_fails_changes_nothing() {
 /// The source is code of the caller, and may use the store.
 #[test]
 fn a_source_may_use_the_store() {
-    struct Using<'s>(&'s Map<Dram>);
+    struct Using<'s>(&'s Map<Sim>);
     impl Read for Using<'_> {
         fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
             self.0.put(KEY, b"meanwhile").unwrap();
@@ -294,7 +294,7 @@ fn a_flush_of_the_map_in_the_middle_comes_before_the_value() {
 
 #[test]
 fn a_limit_holds_for_values_that_come_in_pieces() {
-    let medium = Dram::reserve(CAPACITY, Pages::Base).unwrap();
+    let medium = common::exclusive(CAPACITY);
     let options = options().max_bytes(100_000);
     let store = common::create_medium(medium, Identity::default(), &options).unwrap();
     let too_large = store.value_writer(KEY, 200_000, Meta::default());

@@ -2,6 +2,7 @@
 //! Each is interrupted in the middle, while iterators begin, pause and end, and the index grows.
 
 use evermap::{Clock, IndexKind, Map, Options};
+use evermap_pm::sim::Sim;
 
 use crate::common::{self, Kept};
 
@@ -22,7 +23,7 @@ fn key(number: u64) -> [u8; 16] {
     key
 }
 
-fn put(store: &Map<Kept>, numbers: std::ops::Range<u64>) {
+fn put(store: &Map<Sim>, numbers: std::ops::Range<u64>) {
     numbers.for_each(|number| store.put(&key(number), &[number as u8; 50]).unwrap());
 }
 
@@ -31,7 +32,7 @@ fn options(kind: IndexKind) -> Options {
 }
 
 /// A store with this number of records, whose process was killed.
-fn killed(options: &Options, records: u64) -> (Kept, Map<Kept>) {
+fn killed(options: &Options, records: u64) -> (Kept, Map<Sim>) {
     let memory = Kept::new(256 << 20);
     put(&memory.open(options).unwrap(), 0..records);
     let store = memory.open(options).unwrap();
@@ -41,7 +42,7 @@ fn killed(options: &Options, records: u64) -> (Kept, Map<Kept>) {
 /// Returns what is to interrupt a walk: iterators begin, half of them end, and records are added;
 /// then `then` is called.
 fn disturbance(
-    store: &Map<Kept>,
+    store: &Map<Sim>,
     added: std::ops::Range<u64>,
     then: impl FnOnce() + Send + 'static,
 ) -> impl FnOnce() + Send + 'static {

@@ -3,18 +3,17 @@
 pub(crate) mod child;
 
 use std::collections::HashSet;
-use std::ops::Range;
+use std::ops::Deref;
 use std::path::Path;
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use evermap::{Evermap, IndexKind, Map, Meta, Options};
 use evermap_index::testkit::Tier;
-use evermap_pm::PmU64;
-use evermap_pm::medium::{Dram, Medium, Pages};
+use evermap_pm::medium::Medium;
 use evermap_pm::region::Identity;
+use evermap_pm::sim::{Access, Mutation, Observer, Sim};
 
 /// Returns the index of the stores in the tests: that in `EVERMAP_TEST_INDEX`, otherwise the
 /// default one.
@@ -86,33 +85,37 @@ pub(crate) fn meta(flags: u32, expires_at: u64) -> Meta {
     Meta::new().with_flags(flags).with_expiry(Some(expires_at).filter(|&at| at != 0))
 }
 
+/// Returns memory that reports that it belongs to one store only.
+pub(crate) fn exclusive(capacity: u64) -> Sim {
+    // SAFETY: the tests have no other handle.
+    unsafe { Sim::in_memory(capacity).unwrap().into_exclusive() }
+}
+
 /// Memory that outlives the stores in it: dropping a store without closing it is the death of its
 /// process between two operations.
 #[derive(Clone)]
 pub(crate) struct Kept {
-    memory: Arc<Dram>,
-    /// The number of flushes until one panics; none does if it is negative.
-    flushes_until_panic: Arc<AtomicI64>,
-    fences: Arc<AtomicU64>,
-    at_fence: Arc<Mutex<Option<Interruption>>>,
-    at_prefetch: Arc<Mutex<Option<Interruption>>>,
-    at_read_ahead: Arc<Mutex<Option<Interruption>>>,
-    fails_after_changes: Arc<AtomicBool>,
-    claims_to_be_exclusive: bool,
-    watched: Arc<Watched>,
+    memory: Sim,
+    interruptions: Arc<Interruptions>,
 }
 
-/// The lines whose loads and prefetches are counted.
-#[derive(Default)]
-struct Watched {
-    lines: OnceLock<HashSet<u64>>,
+/// What happens at accesses to the memory.
+struct Interruptions {
+    /// The number of flushes until one panics; none does if it is negative.
+    flushes_until_panic: AtomicI64,
+    fences: AtomicU64,
+    at_fence: Mutex<Option<Interruption>>,
+    at_prefetch: Mutex<Option<Interruption>>,
+    at_read_ahead: Mutex<Option<Interruption>>,
+    /// The lines whose loads and prefetches are counted.
+    watched: OnceLock<HashSet<u64>>,
     touched: AtomicU64,
 }
 
-impl Watched {
+impl Interruptions {
     /// Counts an access to these bytes, if a watched line is among them.
     fn touch(&self, at: u64, bytes: u64) {
-        let Some(lines) = self.lines.get() else { return };
+        let Some(lines) = self.watched.get() else { return };
         let touched = (at / LINE..(at + bytes).div_ceil(LINE)).any(|line| lines.contains(&line));
         self.touched.fetch_add(u64::from(touched), SeqCst);
     }
@@ -125,27 +128,27 @@ type Interruption = Box<dyn FnOnce() + Send>;
 
 impl Kept {
     pub(crate) fn new(capacity: u64) -> Self {
-        let memory = Arc::new(Dram::reserve(capacity, Pages::Base).unwrap());
-        Kept {
-            memory,
-            flushes_until_panic: Arc::new(AtomicI64::new(-1)),
-            fences: Arc::default(),
-            at_fence: Arc::default(),
-            at_prefetch: Arc::default(),
-            at_read_ahead: Arc::default(),
-            fails_after_changes: Arc::default(),
-            claims_to_be_exclusive: false,
-            watched: Arc::default(),
-        }
+        let interruptions = Arc::new(Interruptions {
+            flushes_until_panic: AtomicI64::new(-1),
+            fences: AtomicU64::new(0),
+            at_fence: Mutex::default(),
+            at_prefetch: Mutex::default(),
+            at_read_ahead: Mutex::default(),
+            watched: OnceLock::new(),
+            touched: AtomicU64::new(0),
+        });
+        let memory = Sim::in_memory(capacity).unwrap().observed_by(interruptions.clone());
+        Kept { memory, interruptions }
     }
 
     /// Returns the same memory, which reports that it belongs to one store only.
     pub(crate) fn claiming_to_be_exclusive(self) -> Self {
-        Kept { claims_to_be_exclusive: true, ..self }
+        // SAFETY: the tests that call this store through nothing else while a store is open.
+        Kept { memory: unsafe { self.memory.into_exclusive() }, ..self }
     }
 
-    pub(crate) fn open(&self, options: &Options) -> evermap::Result<Map<Kept>> {
-        open_medium(self.clone(), Identity::default(), options)
+    pub(crate) fn open(&self, options: &Options) -> evermap::Result<Map<Sim>> {
+        open_medium(self.memory.clone(), Identity::default(), options)
     }
 
     /// Returns the word at this offset.
@@ -167,132 +170,84 @@ impl Kept {
 
     /// Counts accesses to these lines from now on.
     pub(crate) fn watch(&self, lines: HashSet<u64>) {
-        self.watched.lines.set(lines).expect("watched once");
+        self.interruptions.watched.set(lines).expect("watched once");
     }
 
     /// Returns the number of loads and prefetches of watched lines so far.
     pub(crate) fn touched(&self) -> u64 {
-        self.watched.touched.load(SeqCst)
+        self.interruptions.touched.load(SeqCst)
     }
 
     /// Returns the number of ordered persists so far.
     pub(crate) fn fences(&self) -> u64 {
-        self.fences.load(SeqCst)
+        self.interruptions.fences.load(SeqCst)
     }
 
     /// Calls `interruption` at the next fence, in the middle of the operation that executes it.
     pub(crate) fn at_next_fence(&self, interruption: impl FnOnce() + Send + 'static) {
-        *self.at_fence.lock().unwrap() = Some(Box::new(interruption));
+        *self.interruptions.at_fence.lock().unwrap() = Some(Box::new(interruption));
     }
 
     /// Calls `interruption` when the next record is prefetched, in the middle of a walk that has
     /// shown some records.
     pub(crate) fn at_next_prefetch(&self, interruption: impl FnOnce() + Send + 'static) {
-        *self.at_prefetch.lock().unwrap() = Some(Box::new(interruption));
+        *self.interruptions.at_prefetch.lock().unwrap() = Some(Box::new(interruption));
     }
 
     /// Calls `interruption` when a sweep next reads a part of an index ahead: after it has listed
     /// the maps, and before it visits them.
     pub(crate) fn at_next_read_ahead(&self, interruption: impl FnOnce() + Send + 'static) {
-        *self.at_read_ahead.lock().unwrap() = Some(Box::new(interruption));
+        *self.interruptions.at_read_ahead.lock().unwrap() = Some(Box::new(interruption));
     }
 
     /// Sets whether an index reports after each change that it is damaged.
     pub(crate) fn fail_after_changes(&self, fail: bool) {
-        self.fails_after_changes.store(fail, SeqCst);
+        self.memory.mutate(fail.then_some(Mutation::Planted("ST-1")));
     }
 
     /// Makes the flush after the next `flushes` panic.
     pub(crate) fn panic_at_flush(&self, flushes: i64) {
-        self.flushes_until_panic.store(flushes, SeqCst);
+        self.interruptions.flushes_until_panic.store(flushes, SeqCst);
     }
 
     /// Removes the planned panic. Returns whether it has happened.
     pub(crate) fn cancel_panic(&self) -> bool {
-        self.flushes_until_panic.swap(-1, SeqCst) < 0
+        self.interruptions.flushes_until_panic.swap(-1, SeqCst) < 0
     }
 }
 
-// SAFETY: all calls are passed on to the inner medium, which keeps the contract.
-unsafe impl Medium for Kept {
-    fn base(&self) -> NonNull<u8> {
-        self.memory.base()
-    }
+impl Deref for Kept {
+    type Target = Sim;
 
-    fn len(&self) -> u64 {
-        self.memory.len()
+    fn deref(&self) -> &Sim {
+        &self.memory
     }
+}
 
-    fn capacity(&self) -> u64 {
-        self.memory.capacity()
-    }
-
-    fn is_exclusive(&self) -> bool {
-        self.claims_to_be_exclusive
-    }
-
-    fn grow(&self, len: u64) -> evermap_pm::Result<()> {
-        self.memory.grow(len)
-    }
-
-    fn discard(&self, range: Range<u64>) {
-        self.memory.discard(range);
-    }
-
-    fn sync(&self) -> evermap_pm::Result<()> {
-        self.memory.sync()
-    }
-
-    fn name(&self) -> &'static str {
-        "kept"
-    }
-
-    fn mutant(&self, name: &'static str) -> bool {
-        name == "ST-1" && self.fails_after_changes.load(SeqCst)
-    }
-
-    fn flush_bytes(&self, _addr: *const u8, _len: usize) {
-        if self.flushes_until_panic.load(SeqCst) >= 0 {
-            assert_ne!(self.flushes_until_panic.fetch_sub(1, SeqCst), 0, "the planned panic");
+impl Observer for Interruptions {
+    fn observe(&self, access: Access) {
+        match access {
+            Access::Load(at) => self.touch(at, 8),
+            Access::Prefetch(at) => {
+                interrupt(&self.at_prefetch);
+                self.touch(at, 1);
+            }
+            Access::ReadAhead => interrupt(&self.at_read_ahead),
+            Access::Flush(..) if self.flushes_until_panic.load(SeqCst) >= 0 => {
+                assert_ne!(self.flushes_until_panic.fetch_sub(1, SeqCst), 0, "the planned panic");
+            }
+            Access::Fence => {
+                self.fences.fetch_add(1, SeqCst);
+                interrupt(&self.at_fence);
+            }
+            _ => {}
         }
     }
+}
 
-    fn fence(&self) {
-        self.fences.fetch_add(1, SeqCst);
-        let interruption = self.at_fence.lock().unwrap().take();
-        interruption.into_iter().for_each(|interrupt| interrupt());
-        self.memory.fence();
-    }
-
-    fn read_ahead(&self, range: Range<u64>) {
-        let interruption = self.at_read_ahead.lock().unwrap().take();
-        interruption.into_iter().for_each(|interrupt| interrupt());
-        self.memory.read_ahead(range);
-    }
-
-    fn prefetch(&self, offset: u64) {
-        let interruption = self.at_prefetch.lock().unwrap().take();
-        interruption.into_iter().for_each(|interrupt| interrupt());
-        self.watched.touch(offset, 1);
-        self.memory.prefetch(offset);
-    }
-
-    fn load(&self, cell: &PmU64) -> u64 {
-        self.watched.touch(self.offset_of(cell), 8);
-        self.memory.load(cell)
-    }
-
-    fn load_relaxed(&self, cell: &PmU64) -> u64 {
-        self.watched.touch(self.offset_of(cell), 8);
-        self.memory.load_relaxed(cell)
-    }
-
-    fn read_bytes(&self, cells: &[PmU64], out: &mut [u8]) {
-        if let Some(first) = cells.first() {
-            self.watched.touch(self.offset_of(first), out.len() as u64);
-        }
-        self.memory.read_bytes(cells, out);
-    }
+fn interrupt(place: &Mutex<Option<Interruption>>) {
+    let interruption = place.lock().unwrap().take();
+    interruption.into_iter().for_each(|interrupt| interrupt());
 }
 
 /// A random number generator with a fixed seed.
