@@ -208,7 +208,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use evermap_pm::medium::{Dram, Pages};
+    use evermap_pm::medium::{FlushKind, Mapped, Pages};
     use evermap_pm::region::Identity;
 
     use super::*;
@@ -227,8 +227,9 @@ mod tests {
             (OrderedUpdates::Batched, 20_000),
             (OrderedUpdates::Sync, 20_000),
         ] {
-            let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
             let options = Options::new().capacity(64 << 20).ordered(true).ordered_updates(updates);
+            // Without the thread that maintains it, which would be another handle.
+            let medium = Mapped::anonymous(64 << 20, Pages::Base, FlushKind::Process).unwrap();
             let db = Evermap::create_medium(medium, Identity::default(), &options).unwrap();
             let map = db.default_map();
             for number in 0..10_000 {

@@ -365,9 +365,6 @@ const _: () = assert!(BATCH.is_multiple_of(TOGETHER));
 
 #[cfg(test)]
 mod tests {
-    use evermap_pm::medium::{Dram, Pages};
-    use evermap_pm::region::Identity;
-
     use super::*;
     use crate::{Evermap, Options};
 
@@ -375,9 +372,8 @@ mod tests {
     /// posts its notice.
     #[test]
     fn a_removal_may_overtake_the_notice_of_an_insertion() {
-        let medium = Dram::reserve(64 << 20, Pages::Base).unwrap();
         let options = Options::new().capacity(64 << 20).ordered(true);
-        let db = Evermap::create_medium(medium, Identity::default(), &options).unwrap();
+        let db = Evermap::in_memory(options).unwrap();
         let map = db.default_map();
         let key = map.key(b"key").unwrap();
         let since = map.unbindings(key);
