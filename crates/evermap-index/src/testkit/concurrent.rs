@@ -88,7 +88,7 @@ pub fn histories<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Re
 }
 
 fn histories_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result<(), Failure> {
-    rounds("histories", config.rounds(6, 80), subject, config, |driver, universe, seed| {
+    rounds("histories", config.rounds(4, 80), subject, config, |driver, universe, seed| {
         let clock = Clock::default();
         let hot = &universe.keys[..1 + (seed % 4) as usize];
         let mut history: Vec<Event> = threads(config.threads, |thread| {
@@ -175,7 +175,7 @@ pub fn storm<K: Numbered, S: Subject<K>>(subject: &S, config: &Config) -> Result
 
 fn storm_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result<(), Failure> {
     let calls = config.tier.choose(3000, 8000);
-    rounds("storm", config.rounds(3, 6), subject, config, |driver, universe, seed| {
+    rounds("storm", config.rounds(2, 6), subject, config, |driver, universe, seed| {
         let keys = &universe.keys[..8];
         let changes = threads(config.threads, |thread| {
             storm_thread(
@@ -396,7 +396,7 @@ impl KeyRoles {
             let stays = place % every == 0 && stable.len() < most;
             if stays { stable.push(key) } else { transient.push(key) }
         }
-        let (calls, cycles_min) = (tier.choose(5_000, 20_000), tier.choose(1, 2));
+        let (calls, cycles_min) = (tier.choose(2_500, 20_000), tier.choose(1, 2));
         KeyRoles { stable, transient, places, hostile: universe.hostile, calls, cycles_min }
     }
 

@@ -33,7 +33,7 @@ pub fn damage<K: Numbered, P: PoolSubject<K>>(subject: &P, config: &Config) -> R
 }
 
 fn damage_of<K: Numbered>(subject: &dyn AnyPoolSubject<K>, config: &Config) -> Result<(), Failure> {
-    let trials = config.rounds(150, 3000);
+    let trials = config.rounds(100, 3000);
     for stop in [Stop::Clean, Stop::Unclean] {
         let name = if stop == Stop::Clean { "closed pool" } else { "pool not closed" };
         let fail = |what| Failure::new::<K>("damage", name, config.seed, what);

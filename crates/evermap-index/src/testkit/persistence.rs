@@ -382,7 +382,7 @@ fn live_and_sweep<K: Numbered>(
                     return storm_thread(
                         driver,
                         stormed,
-                        2000,
+                        config.tier.choose(1000, 2000),
                         life as usize,
                         universe.hostile,
                         random,

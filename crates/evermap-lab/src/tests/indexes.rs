@@ -31,7 +31,7 @@ fn our_indexes_pass_on_every_medium_and_leave_no_file() {
     std::fs::create_dir(&directory).unwrap();
     for medium in MediumKind::ALL {
         for lengths in [None, Some(KeyValueLengths::default())] {
-            let mut config = Config { lengths, ..config(medium, tier().choose(2000, 10_000)) };
+            let mut config = Config { lengths, ..config(medium, tier().choose(500, 10_000)) };
             config.location = Some(directory.clone());
             if lengths.is_some() {
                 config.indexes = vec!["dash-eh".into()];
@@ -58,7 +58,7 @@ fn our_indexes_pass_on_every_medium_and_leave_no_file() {
 /// counting.
 #[test]
 fn counters_of_dash_are_in_their_bounds() {
-    let config = Config { threads: 1, latency: false, ..config(MediumKind::Dram, 10_000) };
+    let config = Config { threads: 1, latency: false, ..config(MediumKind::Dram, 3000) };
     let driven = drive(&config, &mut Kept::default()).unwrap();
     for phase in &driven.subjects[0].phases {
         let record = &phase.summary;

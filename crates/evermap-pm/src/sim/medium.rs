@@ -26,8 +26,9 @@ const GRACE: u64 = 100_000;
 /// loads take no lock. An access outside the medium panics.
 ///
 /// It records from the beginning; [`pause`](Sim::pause) and [`checkpoint`](Sim::checkpoint) exclude
-/// parts that are not worth crashing. [`in_memory`](Sim::in_memory) creates it without a recording, for tests without crashes: a
-/// structure is compiled once for each type of medium, so tests should not need another one.
+/// parts that are not worth crashing. [`in_memory`](Sim::in_memory) creates it without a recording,
+/// for tests without crashes: a structure is compiled once for each type of medium, so tests should
+/// not need another one.
 #[derive(Clone)]
 pub struct Sim {
     shared: Arc<Shared>,

@@ -302,13 +302,13 @@ fn changes_of_other_threads_are_seen_too() {
 /// that of the second.
 #[test]
 fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
-    const KEYS: u64 = 200_000;
+    let keys = tier().choose(50_000, 200_000);
     for notices in NOTICES {
         let map = &common::in_memory(volatile(notices)).unwrap();
         let bound = &AtomicU64::new(0);
         thread::scope(|threads| {
             threads.spawn(move || {
-                for number in 0..KEYS {
+                for number in 0..keys {
                     // Sent before the insert, so that the other thread finds the key as soon as it
                     // is bound, acknowledged or not.
                     bound.store(number, SeqCst);
@@ -316,7 +316,7 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
                 }
             });
             threads.spawn(move || {
-                for number in 0..KEYS {
+                for number in 0..keys {
                     while bound.load(SeqCst) < number {
                         std::hint::spin_loop();
                     }
