@@ -6,21 +6,37 @@ use std::sync::Arc;
 
 use evermap_index::ordered::art::Art;
 use evermap_index::ordered::bplus::BPlus;
+use evermap_index::ordered::fast_fair::FastFair;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Pool, Result};
 
 use evermap_lab_core::LabError;
 use evermap_lab_core::subject::{
-    Counts, Entry, Found, Guards, Measured, Place, Setup, Size, Subject, Table,
+    Counts, Entry, Found, Guards, Measured, Place, Size, Subject, Table,
 };
 
 use crate::builder::IndexBuilder;
 use crate::family::ROOT;
 use crate::media::{Memory, Watched};
 
+/// Builds an ordered index in persistent memory, on any medium.
+macro_rules! persistent {
+    ($tree:ident) => {
+        |name, setup| {
+            setup.words_only(name)?;
+            let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
+            let built = builder.memory().and_then(|memory| match memory {
+                Memory::Plain(medium) => on::<_, $tree<_>>(&builder, medium, |_| None),
+                Memory::Watched(medium) => on::<_, $tree<_>>(&builder, medium, Watched::counts),
+            });
+            built.map_err(|error| LabError::index(name, error))
+        }
+    };
+}
+
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 2] = [
+pub static ENTRIES: [Entry; 3] = [
     Entry {
         name: "bplus",
         about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
@@ -35,23 +51,15 @@ pub static ENTRIES: [Entry; 2] = [
         name: "p-art",
         about: "P-ART: a radix tree whose nodes have four sizes, lock-free lookups",
         rival: false,
-        factory: persistent,
+        factory: persistent!(Art),
+    },
+    Entry {
+        name: "fast-fair",
+        about: "FAST & FAIR: a B+tree whose nodes are changed in place, lookups wait for writers",
+        rival: true,
+        factory: persistent!(FastFair),
     },
 ];
-
-/// Builds P-ART, on any medium.
-fn persistent(
-    name: &'static str,
-    setup: &Setup,
-) -> std::result::Result<Box<dyn Subject>, LabError> {
-    setup.words_only(name)?;
-    let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
-    let built = builder.memory().and_then(|memory| match memory {
-        Memory::Plain(medium) => on::<_, Art<_>>(&builder, medium, |_| None),
-        Memory::Watched(medium) => on::<_, Art<_>>(&builder, medium, Watched::counts),
-    });
-    built.map_err(|error| LabError::index(name, error))
-}
 
 /// Creates an ordered index in this medium, or opens the one in it.
 fn on<M: Medium, T: PersistentOrdered<M> + 'static>(

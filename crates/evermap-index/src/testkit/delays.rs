@@ -26,6 +26,9 @@ const TIMEOUT: Duration = Duration::from_micros(200);
 pub(crate) struct ThreadGroup {
     /// The number of completed operations.
     done: AtomicU64,
+    /// The smallest number of completed operations that a thread waits for, or less. Others wake
+    /// the waiting threads only then.
+    awaited: AtomicU64,
     members: AtomicUsize,
     waiting: AtomicUsize,
     /// Roughly the number of pauses in succession that ended by the timeout: then others wait for a
@@ -62,10 +65,15 @@ impl ThreadGroup {
         let alone = self.waiting.fetch_add(1, SeqCst) + 1 >= self.members.load(SeqCst);
         if !alone {
             let target = self.done.load(SeqCst) + operations;
+            // Asks to be woken before it checks: one of both sees the other.
+            let early = || {
+                self.awaited.fetch_min(target, SeqCst);
+                self.done.load(SeqCst) < target
+            };
             let guard = self.lock.lock().expect("no panics while guard");
             let (_guard, result) = self
                 .progress
-                .wait_timeout_while(guard, TIMEOUT, |()| self.done.load(SeqCst) < target)
+                .wait_timeout_while(guard, TIMEOUT, |()| early())
                 .expect("no panics while guard");
             let timeouts = self.timeouts.load(Relaxed);
             self.timeouts.store(
@@ -77,11 +85,12 @@ impl ThreadGroup {
     }
 
     fn note_progress(&self) {
-        self.done.fetch_add(1, SeqCst);
-        if self.waiting.load(SeqCst) > 0 {
+        let done = self.done.fetch_add(1, SeqCst) + 1;
+        if self.awaited.load(SeqCst) <= done {
             // Under the lock, so that no thread misses the notification between its check and its
-            // wait.
+            // wait. Those who still wait ask again.
             let _guard = self.lock.lock().expect("no panics while guard");
+            self.awaited.store(u64::MAX, SeqCst);
             self.progress.notify_all();
         }
     }
@@ -142,9 +151,8 @@ impl Member {
 /// Called at each access: the thread may pause here.
 #[inline(always)]
 pub(crate) fn step() {
-    let left = STEPS_LEFT.get();
-    STEPS_LEFT.set(left.wrapping_sub(1));
-    if left == 0 {
+    // `get` and `set` would be two calls.
+    if STEPS_LEFT.with(|left| left.replace(left.get().wrapping_sub(1))) == 0 {
         stop();
     }
 }

@@ -60,6 +60,8 @@ pub mod layout;
 mod scan;
 mod shift;
 mod split;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use access::{NodeRef, Search};

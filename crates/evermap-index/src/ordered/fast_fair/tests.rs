@@ -1,0 +1,86 @@
+//! States that crashes seldom leave, constructed.
+
+use std::sync::Arc;
+
+use evermap_pm::sim::{Mutation, Sim};
+use evermap_pm::{Medium, Pool};
+
+use super::FastFair;
+use super::layout::{Node, RECORDS_MAX};
+use crate::crash_states::{created, reopened};
+use crate::testkit::ordered::encoded::InOrder;
+use crate::{OrderedIndex, Persistent};
+
+type Tree = InOrder<u64, FastFair<Sim>>;
+
+/// As many keys as the first node has space for.
+const FULL: u64 = RECORDS_MAX as u64;
+
+fn insert(index: &Tree, keys: std::ops::Range<u64>) {
+    for key in keys {
+        assert!(index.index.insert(&key.to_be_bytes(), key).unwrap().inserted());
+    }
+}
+
+/// Checks that a tree has two levels and the keys below `keys`, and nothing else.
+fn assert_complete(index: &Tree, keys: u64) {
+    for key in 0..keys {
+        assert_eq!(index.index.get(&key.to_be_bytes()).unwrap(), Some(key), "key {key}");
+    }
+    assert_eq!(index.check(), Vec::<String>::new());
+    let stats = index.index.stats();
+    assert_eq!((stats.len, stats.depth), (keys, 2));
+}
+
+/// A process has died between the two stores of a split: both nodes have the upper half of the
+/// records.
+#[test]
+fn a_split_is_completed_after_a_crash() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..FULL);
+    sim.mutate(Some(Mutation::Planted("FF-3")));
+    insert(&index, FULL..FULL + 1);
+    sim.mutate(None);
+    let root = sim.load(&index.index.root_block().unwrap().tree);
+    let left = sim.load(&sim.at::<Node>(root).unwrap().header.leftmost);
+    let left = index.index.node_as_it_is(left, Some(0)).unwrap();
+    assert_eq!(left.count(&sim), RECORDS_MAX);
+    let offset = left.offset;
+    drop((pool, index));
+    let (_pool, index): (_, Tree) = reopened(&sim);
+    assert_complete(&index, FULL + 1);
+    let left = index.index.node_as_it_is(offset, Some(0)).unwrap();
+    assert!(left.count(&sim) < RECORDS_MAX);
+}
+
+/// A process has died when a root was split, before it put a new root above the two nodes.
+#[test]
+fn a_root_that_was_split_gets_one_above() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    let cell = &index.index.root_block().unwrap().tree;
+    insert(&index, 0..FULL);
+    let before = sim.load(cell);
+    insert(&index, FULL..FULL + 1);
+    sim.store(cell, before);
+    drop((pool, index));
+    let (_pool, index): (_, Tree) = reopened(&sim);
+    // It comes to the right node from the left one.
+    insert(&index, FULL + 1..FULL + 2);
+    assert_complete(&index, FULL + 2);
+}
+
+/// There is space for the new node of a split, and none for a root above it.
+#[test]
+fn a_split_without_space_for_a_root_is_complete() {
+    let (_sim, pool, index): (_, _, Tree) = created(1 << 20, ());
+    insert(&index, 0..FULL);
+    let bytes = size_of::<Node>() as u64;
+    let mut taken: Vec<u64> = std::iter::from_fn(|| pool.allocate_fixed(bytes).ok()).collect();
+    pool.free_unpublished(taken.pop().unwrap());
+    insert(&index, FULL..FULL + 1);
+    assert_eq!(index.index.stats().depth, 1);
+    assert_eq!(index.index.get(&FULL.to_be_bytes()).unwrap(), Some(FULL));
+    taken.into_iter().for_each(|block| pool.free_unpublished(block));
+    insert(&index, FULL + 1..FULL + 2);
+    assert_complete(&index, FULL + 2);
+}
