@@ -120,7 +120,8 @@ fn what_cannot_be_measured_is_named() {
     run(["run", "recovery", "--batch", "9"]).failure("`--batch` does not apply to recovery");
     run(["run", "ycsb", "--workloads", "e", "--index", "dash-eh", "--keys", "9"])
         .failure("keeps its keys in no order");
-    run(["run", "micro", "--index", "papaya-batch", "--key-bytes", "16", "--keys", "9"])
+    let lengths = ["--index", "papaya-batch", "--key-bytes", "16", "--keys", "9"];
+    run([&["run", "micro", "--patience", "0", "--no-limits"], &lengths[..]].concat())
         .failure("papaya-batch only takes keys and values of 8 bytes");
     run(["run", "micro", "--plugin", "/no/such.so"]).failure("load /no/such.so: No such file");
     let said = run(["run", "ycsb", "--value-bytes", "3"]);
