@@ -756,7 +756,7 @@ fn bind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) -> Result<()
         let (mut acted, mut entered) = (false, Ok(()));
         let change =
             step.store.inner.index.mutate(step.key, MutateMode::MayInsert, guard, &mut |_| {
-                entered = step.store.enter_order(step.key);
+                entered = step.store.enter_order(step.key, guard);
                 if entered.is_err() {
                     return Action::Keep;
                 }

@@ -99,7 +99,7 @@ impl<M: Medium> Map<M> {
             let since = self.unbindings(key);
             let mut round = Round::NotAsked;
             let done = self.inner.index.mutate(key, mode, guard, &mut |word| {
-                round = self.round(key, word, draft, permit.is_some(), decide);
+                round = self.round(key, word, draft, permit.is_some(), guard, decide);
                 round.action()
             });
             // What `decide` has decided is done, even if tidying up afterwards fails.
@@ -122,7 +122,7 @@ impl<M: Medium> Map<M> {
                 }
                 // Outside the lock, for its error. If there is space by now, the next round has it.
                 Round::Again(Obstacle::NotInOrder) => {
-                    self.enter_order(key)?;
+                    self.enter_order(key, guard)?;
                     continue;
                 }
                 // An earlier round may have shown a record that is gone by now.
@@ -153,7 +153,7 @@ impl<M: Medium> Map<M> {
         let early = self.db.file.pool.medium().mutant("EV-2");
         let mut round = Round::NotAsked;
         let done = self.inner.index.mutate(key, mode, guard, &mut |word| {
-            round = self.round(key, word, None, false, decide);
+            round = self.round(key, word, None, false, guard, decide);
             // A mistake, which tests have to notice: the block is given up while it is still bound.
             if early && let Some(change) = round.change().filter(Change::changed) {
                 self.account(key, change.old, None, guard);
@@ -180,6 +180,7 @@ impl<M: Medium> Map<M> {
         word: Option<u64>,
         draft: Option<&Draft<'_, M>>,
         has_permit: bool,
+        guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<Record<'_, M>>) -> Verdict,
     ) -> Round {
         if !has_permit && self.db.file.reservations.is_reserved(key.hash) {
@@ -200,7 +201,7 @@ impl<M: Medium> Map<M> {
                 return Round::Again(Obstacle::BornFlushed);
             }
             // A new key is part of the persistent ordered index before it is bound.
-            _ if binds && word.is_none() && self.enter_order(key).is_err() => {
+            _ if binds && word.is_none() && self.enter_order(key, guard).is_err() => {
                 return Round::Again(Obstacle::NotInOrder);
             }
             (Verdict::Publish, Some(draft)) => publish(draft),

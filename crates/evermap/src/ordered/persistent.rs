@@ -175,13 +175,18 @@ impl<M: Medium> PersistentOrder<M> {
     }
 
     /// Adds a key, durably, unless it is there.
-    fn enter(&self, key: BytesRef<'_>) -> evermap_pm::Result<()> {
-        self.tree.insert(key.bytes, key.hash).map(drop)
+    fn enter(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> evermap_pm::Result<()> {
+        let insert = &mut |word: Option<u64>| match word {
+            Some(_) => Action::Keep,
+            None => Action::Put(key.hash),
+        };
+        self.tree.mutate_under(key.bytes, MutateMode::MayInsert, guard, insert).map(drop)
     }
 
     /// Removes a key. If that fails, there is a key too many.
-    fn leave(&self, key: BytesRef<'_>) {
-        let _ = self.tree.remove(key.bytes);
+    fn leave(&self, key: BytesRef<'_>, guard: &Guard<'_>) {
+        let mode = MutateMode::ExistingOnly;
+        let _ = self.tree.mutate_under(key.bytes, mode, guard, &mut |_| Action::Remove);
     }
 
     pub(crate) fn tree(&self) -> &dyn OrderedIndex {
@@ -196,9 +201,13 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// `NoSpace`, or any error of the tree: then the key must not be bound.
     #[inline]
-    pub(crate) fn enter_order(&self, key: BytesRef<'_>) -> evermap_pm::Result<()> {
+    pub(crate) fn enter_order(
+        &self,
+        key: BytesRef<'_>,
+        guard: &Guard<'_>,
+    ) -> evermap_pm::Result<()> {
         match &self.inner.order {
-            Some(order) if !self.db.file.pool.medium().mutant("OR-1") => order.enter(key),
+            Some(order) if !self.db.file.pool.medium().mutant("OR-1") => order.enter(key, guard),
             _ => Ok(()),
         }
     }
@@ -209,12 +218,12 @@ impl<M: Medium> Map<M> {
     pub(crate) fn leave_order(&self, key: BytesRef<'_>, guard: &Guard<'_>) {
         let Some(order) = &self.inner.order else { return };
         if self.db.file.pool.medium().mutant("OR-2") {
-            return order.leave(key);
+            return order.leave(key, guard);
         }
         // If the index cannot be read, there is a key too many.
         let _ = self.inner.index.mutate(key, MutateMode::MayInsert, guard, &mut |word| {
             if word.is_none() {
-                order.leave(key);
+                order.leave(key, guard);
             }
             Action::Keep
         });
@@ -256,7 +265,7 @@ impl<M: Medium> Map<M> {
         let mut entered = Ok(());
         self.inner.index.mutate(key, MutateMode::ExistingOnly, guard, &mut |word| {
             if word.is_some() {
-                entered = order.enter(key);
+                entered = order.enter(key, guard);
             }
             Action::Keep
         })?;

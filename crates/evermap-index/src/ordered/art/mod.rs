@@ -50,7 +50,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use evermap_pm::region::Region;
-use evermap_pm::{Medium, PmU64, Pool, Result};
+use evermap_pm::{Guard, Medium, PmU64, Pool, Result};
 
 use super::leaf::LeafRef;
 use super::lock::Lock;
@@ -164,6 +164,29 @@ impl<M: Medium> Art<M> {
         }
         Ok(())
     }
+
+    /// As [`mutate`](OrderedIndex::mutate), for a caller that has a guard of the pool: a second one
+    /// costs two atomic exchanges.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`mutate`](OrderedIndex::mutate).
+    pub fn mutate_under(
+        &self,
+        key: &[u8],
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        self.region.ensure_writable()?;
+        if let Some(refused) = refuse_too_long(key, mode) {
+            return refused;
+        }
+        let poison = self.region.poison_on_panic();
+        let change = self.change(key, mode, guard, decide);
+        poison.disarm();
+        change
+    }
 }
 
 impl<M: Medium> OrderedIndex for Art<M> {
@@ -178,15 +201,7 @@ impl<M: Medium> OrderedIndex for Art<M> {
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.region.ensure_writable()?;
-        if let Some(refused) = refuse_too_long(key, mode) {
-            return refused;
-        }
-        let guard = self.pool.pin();
-        let poison = self.region.poison_on_panic();
-        let change = self.change(key, mode, &guard, decide);
-        poison.disarm();
-        change
+        self.mutate_under(key, mode, &self.pool.pin(), decide)
     }
 
     fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
