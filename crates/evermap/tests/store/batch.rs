@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
 use std::thread;
 
-use crate::common::{self, Kept, Random, is_value_of, value_of};
+use crate::common::{self, Kept, Random, assert_sound, is_value_of, value_of};
 use crate::ordered::scan_agrees;
 use evermap::{
     Applied, BATCH_MAX, Batch, Clock, EXPIRY_MAX, Error, ErrorKind, Map, MapOptions, OnSuspect,
@@ -24,8 +24,7 @@ fn count<M: Medium>(store: &Map<M>, key: &[u8]) -> i64 {
 }
 
 fn sound<M: Medium>(store: &Map<M>) {
-    let report = store.db().check(true).unwrap();
-    assert!(report.is_sound(), "{report}");
+    assert_sound(store);
     assert!(store.len().exact);
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use crate::common::{self, Kept, Random, is_value_of, value_of};
+use crate::common::{self, Kept, Random, assert_sound, is_value_of, value_of};
 use evermap::{
     Batch, Clock, Error, IndexKind, MAP_NAME_MAX, Map, MapOptions, Meta, Options, Order, SweepState,
 };
@@ -41,11 +41,6 @@ fn assert_filled(store: &Map<Sim>, keys: std::ops::Range<u64>, version: u64) {
     }
     assert_eq!(shown, keys.end - keys.start);
     assert!(keys.into_iter().all(|number| store.contains(&key_of(number)).unwrap()));
-}
-
-fn assert_sound(store: &Map<Sim>) {
-    let report = store.db().check(true).unwrap();
-    assert!(report.is_sound(), "{report}");
 }
 
 fn allocated(store: &Map<Sim>) -> u64 {

@@ -3,9 +3,8 @@
 
 use std::thread;
 
-use crate::common::{self, Kept, value_of};
+use crate::common::{self, Kept, assert_sound, value_of};
 use crate::ordered::{assert_scans, key_of, scan_agrees};
-use crate::saved::sound;
 use evermap::{Batch, Error, Map, MapOptions, Options, Order, OrderedState};
 use evermap_pm::sim::Sim;
 
@@ -54,7 +53,7 @@ fn scans_need_nothing_to_be_built() {
             let named = store.db().map("named", MapOptions::new()).unwrap();
             assert_scans(&named, &pairs(500..600));
             store.db().recover().unwrap();
-            sound(&store);
+            assert_sound(&store);
         }
         let store = memory.open(&options(Order::None)).unwrap();
         store.into_db().close().unwrap();
@@ -63,7 +62,7 @@ fn scans_need_nothing_to_be_built() {
         drop(named);
         assert!(store.db().drop_map("named").unwrap());
         store.db().reclaim_dropped().unwrap();
-        sound(&store);
+        assert_sound(&store);
     }
 }
 
@@ -93,7 +92,7 @@ fn a_file_without_order_is_filled_beside_writers() {
     assert!(is_ready(&store));
     let left = (0..1000).chain(2000..6000).filter(|&number| number != 7);
     assert_scans(&store, &pairs(left));
-    sound(&store);
+    assert_sound(&store);
 }
 
 /// Keys come and go on several threads, the same ones.
@@ -117,7 +116,7 @@ fn threads_that_undo_each_other_leave_an_order_that_agrees() {
             }
         });
         scan_agrees(&store).unwrap();
-        sound(&store);
+        assert_sound(&store);
     }
 }
 
@@ -136,12 +135,12 @@ fn a_full_file_has_all_of_its_keys_in_order() {
             let stored = (round * 100_000..).take_while(fits).count() as u64;
             assert!(stored > 10);
             scan_agrees(&store).unwrap();
-            sound(&store);
+            assert_sound(&store);
             for number in round * 100_000..round * 100_000 + stored {
                 assert!(store.remove(&key_of(number)).unwrap());
             }
             assert_eq!(store.scan(..).unwrap().count(), 0);
-            sound(&store);
+            assert_sound(&store);
         }
     }
 }
@@ -162,7 +161,7 @@ fn a_lost_order_is_made_anew() {
         let store = memory.open(&options(Order::Persistent)).unwrap();
         assert_scans(&store, &pairs(0..1000));
         store.db().recover().unwrap();
-        sound(&store);
+        assert_sound(&store);
     }
 }
 

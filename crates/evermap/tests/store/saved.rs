@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{self, Kept, Random, value_of};
+use crate::common::{self, Kept, Random, assert_sound, value_of};
 use crate::ordered::scan_agrees;
 use evermap::{Map, MapOptions, Options, OrderedStat};
 use evermap_index::testkit::tier;
@@ -21,11 +21,6 @@ fn options() -> Options {
 fn built<M: Medium>(store: &Map<M>) -> OrderedStat {
     scan_agrees(store).unwrap();
     store.stat().ordered.unwrap()
-}
-
-pub(crate) fn sound<M: Medium>(store: &Map<M>) {
-    let report = store.db().check(true).unwrap();
-    assert!(report.is_sound(), "{report}");
 }
 
 /// Returns keys of all lengths, which share much with their neighbours or nothing.
@@ -56,7 +51,7 @@ fn a_clean_shutdown_saves_the_keys() {
             let stat = built(store);
             assert_eq!(stat.from_saved, round > 0, "round {round}");
             assert_eq!(stat.keys_read, expected.len() as u64);
-            sound(store);
+            assert_sound(store);
             for _ in 0..1000 {
                 let key = key_of(random.below(3000));
                 if random.below(3) == 0 {
@@ -67,7 +62,7 @@ fn a_clean_shutdown_saves_the_keys() {
                 }
             }
         }
-        sound(&store);
+        assert_sound(&store);
         store.db().clone().close().unwrap();
         for (number, store) in [store, named].into_iter().enumerate() {
             assert!(store.scan(..).is_err(), "closed: {number}");
@@ -93,11 +88,11 @@ fn saved_keys_are_used_only_if_nothing_came_after() {
     // Without the tree, whatever changes.
     let store = memory.open(&options().ordered(false)).unwrap();
     assert!(store.remove(&key_of(7)).unwrap());
-    sound(&store);
+    assert_sound(&store);
     store.into_db().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert!(!built(&store).from_saved);
-    sound(&store);
+    assert_sound(&store);
     store.into_db().close().unwrap();
     // A map that was not opened meanwhile has not changed.
     let store = memory.open(&options()).unwrap();
@@ -115,18 +110,18 @@ fn saved_keys_are_used_only_if_nothing_came_after() {
         let store = memory.open(&options()).unwrap();
         store.db().recover().unwrap();
         assert!(!built(&store).from_saved);
-        sound(&store);
+        assert_sound(&store);
         store.into_db().close().unwrap();
     }
     let store = memory.open(&options()).unwrap();
     assert!(!built(&open_named(&store)).from_saved, "its blocks were swept");
-    sound(&store);
+    assert_sound(&store);
     store.into_db().close().unwrap();
     // Dropping a map frees its saved keys.
     let store = memory.open(&options()).unwrap();
     assert!(store.db().drop_map("named").unwrap());
     store.db().reclaim_dropped().unwrap();
-    sound(&store);
+    assert_sound(&store);
     store.put(b"another", b"value").unwrap();
     // The tree is not built yet: the shutdown has nothing to save.
     store.into_db().close().unwrap();
@@ -159,7 +154,7 @@ fn damaged_keys_are_read_from_the_hash_index() {
             store.into_db().close().unwrap();
             let store = memory.open(&options()).unwrap();
             store.db().recover().unwrap();
-            sound(&store);
+            assert_sound(&store);
         }
     }
     assert_eq!(used, 0, "every flipped bit was noticed");
@@ -187,7 +182,7 @@ fn saved_keys_are_freed_if_space_is_needed() {
     assert!(full_again > full - 200, "{full_again} of {full}");
     assert_eq!(memory.word(ROOT), 0);
     assert!(!built(&store).from_saved);
-    sound(&store);
+    assert_sound(&store);
 }
 
 #[test]
@@ -212,5 +207,5 @@ fn a_full_store_saves_nothing() {
     store.build_ordered(1).unwrap();
     assert!(!built(&store).from_saved);
     assert_eq!(store.scan(..).unwrap().count() as u64, stored - first);
-    sound(&store);
+    assert_sound(&store);
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::common::{self, Kept, value_of};
+use crate::common::{self, Kept, assert_sound, value_of};
 use evermap::{Clock, Error, Map, MapOptions, Meta, Options};
 use evermap_pm::Medium;
 use evermap_pm::region::Identity;
@@ -19,11 +19,6 @@ fn options() -> Options {
 fn store() -> Map<Sim> {
     let medium = common::exclusive(CAPACITY);
     common::create_medium(medium, Identity::default(), &options()).unwrap()
-}
-
-fn assert_sound<M: Medium>(store: &Map<M>) {
-    let report = store.db().check(true).unwrap();
-    assert!(report.is_sound(), "{report}");
 }
 
 /// Writes a value for [`KEY`] in pieces of `piece` bytes.

@@ -80,6 +80,12 @@ pub(crate) fn create_medium<M: Medium>(
     Evermap::create_medium(medium, identity, options).map(|db| db.default_map())
 }
 
+/// Checks every invariant of a store.
+pub(crate) fn assert_sound<M: Medium>(store: &Map<M>) {
+    let report = store.db().check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+}
+
 /// Returns metadata with these flags and this expiry, where 0 means never.
 pub(crate) fn meta(flags: u32, expires_at: u64) -> Meta {
     Meta::new().with_flags(flags).with_expiry(Some(expires_at).filter(|&at| at != 0))
