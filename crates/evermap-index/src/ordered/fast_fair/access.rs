@@ -319,6 +319,11 @@ impl<M: Medium> FastFair<M> {
             let lock = lock.expect("nodes never become obsolete");
             let locked = Locked { node, lock };
             match self.step(&node, search) {
+                // A shift would store what is before the first record in its place: the end.
+                Ok(Step::Here(_)) if m.load(&node.header().leftmost) == 0 => {
+                    locked.release(m);
+                    return Err(Error::damaged(node.offset, "a node of a tree has no beginning"));
+                }
                 Ok(Step::Here(place)) => return Ok((locked, place)),
                 Ok(Step::Right(offset)) => {
                     locked.release(m);

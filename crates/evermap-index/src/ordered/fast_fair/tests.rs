@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use evermap_pm::sim::{Mutation, Sim};
-use evermap_pm::{Medium, Pool};
+use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::FastFair;
 use super::layout::{Node, RECORDS_MAX};
@@ -83,4 +83,17 @@ fn a_split_without_space_for_a_root_is_complete() {
     taken.into_iter().for_each(|block| pool.free_unpublished(block));
     insert(&index, FULL + 1..FULL + 2);
     assert_complete(&index, FULL + 2);
+}
+
+/// A node whose first word is damaged is not changed.
+#[test]
+fn a_node_without_a_beginning_is_damaged() {
+    let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..3);
+    let root = sim.load(&index.index.root_block().unwrap().tree);
+    sim.store(&sim.at::<Node>(root).unwrap().header.leftmost, 0);
+    let key = 0u64.to_be_bytes();
+    let error = index.index.remove(&key).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");
+    assert_eq!(index.index.get(&key).unwrap(), Some(0));
 }
