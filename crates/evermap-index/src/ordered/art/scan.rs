@@ -20,29 +20,11 @@ const PAGE: usize = 64;
 pub(super) struct Walk<'m, M: Medium> {
     tree: &'m Art<M>,
     direction: Direction,
-    /// The nodes from the root down.
-    stack: Vec<Entered<'m>>,
-    /// The children of the small nodes on the stack that were not shown, the next one last.
-    waiting: Vec<Waiting<'m>>,
+    /// The nodes from the root down, and the edge in each: in ascending order the least rank that
+    /// was not shown, in descending order the last that was.
+    stack: Vec<(Node<'m>, u16)>,
     /// The locks of all nodes that were used, as they were before.
     seen: Vec<(&'m PmU64, u64)>,
-}
-
-/// A node on the stack of a walk.
-struct Entered<'m> {
-    node: Node<'m>,
-    /// In ascending order the least rank that was not shown, in descending order the last that was.
-    /// Of a small node, the waiting children say that.
-    edge: u16,
-    /// The number of children that wait for the nodes above to continue.
-    below: usize,
-}
-
-/// A child that was not shown.
-struct Waiting<'m> {
-    rank: u16,
-    cell: &'m PmU64,
-    child: Child,
 }
 
 /// What a walk shows.
@@ -59,8 +41,7 @@ pub(super) type Each<'f> = dyn FnMut(Item<'_>, usize) -> ControlFlow<()> + 'f;
 impl<'m, M: Medium> Walk<'m, M> {
     /// Begins a walk at a bound.
     pub(super) fn new(tree: &'m Art<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
-        let mut walk =
-            Walk { tree, direction, stack: Vec::new(), waiting: Vec::new(), seen: Vec::new() };
+        let mut walk = Walk { tree, direction, stack: Vec::new(), seen: Vec::new() };
         walk.enter(tree.root_node()?);
         match from {
             Bound::Unbounded => {}
@@ -75,44 +56,16 @@ impl<'m, M: Medium> Walk<'m, M> {
             Direction::Ascending => 0,
             Direction::Descending => RANKS,
         };
-        let m = self.tree.medium();
         // Before any child is loaded.
-        self.seen.push((&node.header.lock, m.load(&node.header.lock)));
-        let below = self.waiting.len();
-        if node.is_small() {
-            // Sorted once, because finding the next of them takes as long.
-            let all = node.cells(m);
-            self.waiting.extend(all.map(|(symbol, cell, child)| Waiting {
-                rank: rank(symbol),
-                cell,
-                child,
-            }));
-            self.waiting[below..].sort_unstable_by_key(|waiting| match self.direction {
-                Direction::Ascending => RANKS - waiting.rank,
-                Direction::Descending => waiting.rank,
-            });
-        }
-        self.stack.push(Entered { node, edge, below });
-    }
-
-    /// Moves the edge of the last node.
-    fn set_edge(&mut self, edge: u16) {
-        let entered = self.stack.last_mut().expect("the root was entered");
-        entered.edge = edge;
-        let kept = |waiting: &Waiting<'_>| match self.direction {
-            Direction::Ascending => waiting.rank >= edge,
-            Direction::Descending => waiting.rank < edge,
-        };
-        while self.waiting.len() > entered.below && !self.waiting.last().is_some_and(kept) {
-            self.waiting.pop();
-        }
+        self.seen.push((&node.header.lock, self.tree.medium().load(&node.header.lock)));
+        self.stack.push((node, edge));
     }
 
     /// Enters the nodes on the way of `key`, and puts the edge of each at `key`.
     fn seek(&mut self, key: &[u8], included: bool) -> Result<()> {
         let m = self.tree.medium();
         loop {
-            let node = self.stack.last().expect("the root was entered").node;
+            let (node, _) = *self.stack.last().expect("the root was entered");
             let symbol = key.get(node.level).copied();
             let mut on_the_way = None;
             let order = match self.tree.child(m, &node, symbol) {
@@ -134,7 +87,7 @@ impl<'m, M: Medium> Walk<'m, M> {
                 Ordering::Equal if on_the_way.is_some() => self.direction == Direction::Descending,
                 Ordering::Equal => included == (self.direction == Direction::Ascending),
             };
-            self.set_edge(rank(symbol) + u16::from(!before));
+            self.stack.last_mut().expect("as above").1 = rank(symbol) + u16::from(!before);
             match on_the_way {
                 Some(next) => self.enter(next),
                 None => return Ok(()),
@@ -154,22 +107,16 @@ impl<'m, M: Medium> Walk<'m, M> {
     /// Returns what comes next: a leaf, or a node, which is entered.
     fn next(&mut self) -> Result<Option<Child>> {
         let m = self.tree.medium();
-        while let Some(entered) = self.stack.last_mut() {
-            let node = entered.node;
-            let found = if node.is_small() {
-                let next = (self.waiting.len() > entered.below).then(|| self.waiting.pop());
-                next.flatten().map(|Waiting { rank, cell, child }| (rank, cell, child))
-            } else {
-                match self.direction {
-                    Direction::Ascending => node.first_from(m, entered.edge),
-                    Direction::Descending => node.last_before(m, entered.edge),
-                }
+        while let Some((node, edge)) = self.stack.last_mut() {
+            let found = match self.direction {
+                Direction::Ascending => node.first_from(m, *edge),
+                Direction::Descending => node.last_before(m, *edge),
             };
             let Some((rank, cell, child)) = found else {
                 self.stack.pop();
                 continue;
             };
-            entered.edge = rank + u16::from(self.direction == Direction::Ascending);
+            *edge = rank + u16::from(self.direction == Direction::Ascending);
             let child = self.tree.settled(cell, child);
             if !child.is_leaf() {
                 let next = self.tree.node(child, Some(node.level))?;
