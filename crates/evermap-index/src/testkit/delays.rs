@@ -66,14 +66,14 @@ impl ThreadGroup {
         if !alone {
             let target = self.done.load(SeqCst) + operations;
             // Asks to be woken before it checks: one of both sees the other.
-            let early = || {
+            let early = |(): &mut ()| {
                 self.awaited.fetch_min(target, SeqCst);
                 self.done.load(SeqCst) < target
             };
             let guard = self.lock.lock().expect("no panics while guard");
             let (_guard, result) = self
                 .progress
-                .wait_timeout_while(guard, TIMEOUT, |()| early())
+                .wait_timeout_while(guard, TIMEOUT, early)
                 .expect("no panics while guard");
             let timeouts = self.timeouts.load(Relaxed);
             self.timeouts.store(

@@ -120,20 +120,16 @@ const CAPACITY: u64 = 64 << 20;
 /// The root slot of the index under test.
 pub(crate) const ROOT: usize = 3;
 
-/// Creates a pool with an index in it.
+/// Creates a pool that takes all of a medium, with an index in it.
 pub(super) fn create<K: Numbered>(
     subject: &dyn AnyPoolSubject<K>,
     medium: Sim,
 ) -> Result<PoolInstance<K>> {
-    let pool = create_pool(medium, subject.extent_size())?;
+    let (extent_size, capacity) = (subject.extent_size(), medium.capacity());
+    let region = RegionConfig { extent_size, capacity, seed: Some(7) };
+    let pool = Pool::create(medium, &region, Identity::default())?;
     let index = subject.create(pool.clone())?;
     Ok(PoolInstance { pool, index })
-}
-
-/// Creates a pool that takes all of a medium.
-pub(super) fn create_pool(medium: Sim, extent_size: u64) -> Result<Arc<Pool<Sim>>> {
-    let region = RegionConfig { extent_size, capacity: medium.capacity(), seed: Some(7) };
-    Pool::create(medium, &region, Identity::default())
 }
 
 /// Opens the pool and the index that [`create`] made.

@@ -5,37 +5,15 @@ use std::sync::Arc;
 use evermap_index::ordered::art::{Art, MUTANTS};
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_index::testkit::crash::battery;
-use evermap_index::testkit::ordered::OrderedSubject;
 use evermap_index::testkit::tiny::PArt;
 use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{Visitor, conformance, crash_campaign, ordered_conformance};
 use evermap_pm::medium::Counter;
-use evermap_pm::region::{Identity, RegionConfig};
 use evermap_pm::sim::{Sim, mutants::Fate};
-use evermap_pm::{Medium, Pool, Result};
 
-fn art<M: Medium>(medium: M) -> Result<Art<M>> {
-    let capacity = medium.capacity();
-    let shape = RegionConfig { extent_size: 2 << 20, capacity, seed: Some(1) };
-    let pool: Arc<Pool<M>> = Pool::create(medium, &shape, Identity::default())?;
-    Art::create(pool.clone(), pool.root(0))
-}
+use crate::trees::{Make, SOUND, in_memory, memory, tree_in};
 
-fn in_memory() -> Art<Sim> {
-    art(Sim::in_memory(1 << 28).unwrap()).unwrap()
-}
-
-struct Make;
-
-impl OrderedSubject for Make {
-    type Index = Art<Sim>;
-
-    fn fresh(&self) -> Result<Art<Sim>> {
-        art(Sim::in_memory(1 << 28)?)
-    }
-}
-
-ordered_conformance!(ordered, Make);
+ordered_conformance!(ordered, Make::<Art<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
 conformance!(numbers, PArt, [u64, Plain, Coarse]);
 crash_campaign!(p_art, PArt);
@@ -53,15 +31,12 @@ fn planted_mistakes_are_noticed() {
     }
 }
 
-/// What `check` returns for a tree without problems.
-const SOUND: Vec<String> = Vec::new();
-
 /// Every key is the beginning of all that are longer, so there are as many nodes above each other
 /// as bytes in the longest.
 #[test]
 fn keys_can_be_the_beginning_of_others() {
     const LONGEST: usize = 3_000;
-    let tree = in_memory();
+    let tree: Art<Sim> = in_memory();
     let key = vec![7; LONGEST];
     for length in (0..=LONGEST).rev().step_by(7).chain((0..=LONGEST).step_by(7)) {
         tree.upsert(&key[..length], length as u64).unwrap();
@@ -100,7 +75,7 @@ impl Visitor for Few {
 
 #[test]
 fn a_visit_ends_when_the_visitor_is_done() {
-    let tree = in_memory();
+    let tree: Art<Sim> = in_memory();
     (0..5000u64).for_each(|key| assert!(tree.insert(&key.to_be_bytes(), key).unwrap().inserted()));
     let mut few = Few(Vec::new());
     tree.visit(&mut few).unwrap();
@@ -111,7 +86,7 @@ fn a_visit_ends_when_the_visitor_is_done() {
 /// inserted gives back all space.
 #[test]
 fn nodes_grow_and_shrink() {
-    let tree = in_memory();
+    let tree: Art<Sim> = in_memory();
     let empty = tree.stats();
     for prefix in [&b""[..], b"a", b"a common beginning of more than seven bytes"] {
         let key = |symbol: u8| [prefix, &[symbol]].concat();
@@ -145,8 +120,8 @@ fn nodes_grow_and_shrink() {
 fn inserts_flush_a_leaf_and_a_reference() {
     const KEYS: u64 = 50_000;
     let counter = Arc::new(Counter::default());
-    let medium = Sim::in_memory(1 << 28).unwrap().observed_by(counter.clone());
-    let tree = art(medium).unwrap();
+    let medium = memory().unwrap().observed_by(counter.clone());
+    let tree: Art<Sim> = tree_in(medium).unwrap();
     let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
     let count = |run: &dyn Fn(u64)| {
         counter.reset();

@@ -3,39 +3,17 @@
 use std::sync::Arc;
 
 use evermap_index::ordered::fast_fair::{FastFair, MUTANTS};
-use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
+use evermap_index::ordered::{Cursor, Direction, OrderedIndex};
 use evermap_index::testkit::crash::battery;
-use evermap_index::testkit::ordered::OrderedSubject;
 use evermap_index::testkit::tiny;
 use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_pm::medium::Counter;
-use evermap_pm::region::{Identity, RegionConfig};
 use evermap_pm::sim::{Sim, mutants::Fate};
-use evermap_pm::{Medium, Pool, Result};
 
-fn tree<M: Medium>(medium: M) -> Result<FastFair<M>> {
-    let capacity = medium.capacity();
-    let shape = RegionConfig { extent_size: 2 << 20, capacity, seed: Some(1) };
-    let pool: Arc<Pool<M>> = Pool::create(medium, &shape, Identity::default())?;
-    FastFair::create(pool.clone(), pool.root(0))
-}
+use crate::trees::{Make, SOUND, in_memory, memory, tree_in};
 
-fn in_memory() -> FastFair<Sim> {
-    tree(Sim::in_memory(1 << 28).unwrap()).unwrap()
-}
-
-struct Make;
-
-impl OrderedSubject for Make {
-    type Index = FastFair<Sim>;
-
-    fn fresh(&self) -> Result<FastFair<Sim>> {
-        tree(Sim::in_memory(1 << 28)?)
-    }
-}
-
-ordered_conformance!(ordered, Make);
+ordered_conformance!(ordered, Make::<FastFair<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
 conformance!(numbers, tiny::FastFair, [u64, Plain, Coarse]);
 crash_campaign!(fast_fair, tiny::FastFair);
@@ -51,9 +29,6 @@ fn planted_mistakes_are_noticed() {
     }
 }
 
-/// What `check` returns for a tree without problems.
-const SOUND: Vec<String> = Vec::new();
-
 /// Returns the keys of a tree in one direction.
 fn keys(tree: &FastFair<Sim>, direction: Direction) -> Vec<Vec<u8>> {
     let mut cursor = Cursor::new(tree, .., direction);
@@ -67,7 +42,7 @@ fn keys(tree: &FastFair<Sim>, direction: Direction) -> Vec<Vec<u8>> {
 /// Keys that only differ after their prefixes, some of which are the beginning of others.
 #[test]
 fn prefixes_need_not_tell_keys_apart() {
-    let tree = in_memory();
+    let tree: FastFair<Sim> = in_memory();
     let mut all: Vec<Vec<u8>> = (0..2000u32)
         .map(|number| [&b"a common beginning"[..], &number.to_be_bytes()[..]].concat())
         .chain((0..300).map(|length| vec![0; length]))
@@ -90,7 +65,7 @@ fn prefixes_need_not_tell_keys_apart() {
 /// value, and ends a node at the value 0.
 #[test]
 fn equal_words_and_zero_are_words_like_others() {
-    let tree = in_memory();
+    let tree: FastFair<Sim> = in_memory();
     for key in 0..1000u64 {
         assert!(tree.insert(&key.to_be_bytes(), key / 500).unwrap().inserted());
     }
@@ -107,7 +82,7 @@ fn the_tree_does_not_turn_into_a_list() {
     let orders: [fn(u64) -> u64; 3] =
         [|number| number, |number| KEYS - number, |number| number.wrapping_mul(0x9e37_79b9)];
     for order in orders {
-        let tree = in_memory();
+        let tree: FastFair<Sim> = in_memory();
         (0..KEYS).for_each(|number| {
             assert!(tree.insert(&order(number).to_be_bytes(), number).unwrap().inserted());
         });
@@ -123,8 +98,8 @@ fn the_tree_does_not_turn_into_a_list() {
 fn inserts_flush_what_they_shift() {
     const KEYS: u64 = 50_000;
     let counter = Arc::new(Counter::default());
-    let medium = Sim::in_memory(1 << 28).unwrap().observed_by(counter.clone());
-    let tree = tree(medium).unwrap();
+    let medium = memory().unwrap().observed_by(counter.clone());
+    let tree: FastFair<Sim> = tree_in(medium).unwrap();
     let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
     let count = |run: &dyn Fn(u64)| {
         counter.reset();

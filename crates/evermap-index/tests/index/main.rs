@@ -11,3 +11,4 @@ mod fast_fair;
 mod level;
 mod line;
 mod relativistic;
+mod trees;
