@@ -36,6 +36,13 @@ impl Lock {
         Lock(Self::fresh(generation).0 | Self::RECOVERING)
     }
 
+    /// Returns a word that makes a node stale for the opener with this generation and for all later
+    /// ones: generations only grow, and before they repeat, everything is made stale again. If it
+    /// were a later generation, the opener with that one would take the node for recovered.
+    pub fn stale(generation: u64) -> Self {
+        Self::fresh(generation.wrapping_sub(1))
+    }
+
     /// Returns `true` if the opener with this generation has created or recovered the node.
     #[inline(always)]
     pub fn is_of(self, generation: u64) -> bool {
@@ -146,5 +153,14 @@ mod tests {
         let gone = locked.obsolete();
         assert!(gone.is_obsolete() && !gone.is_locked() && gone.is_of(5));
         assert!(!gone.is_of(6) && !Lock::recovering(6).is_of(6));
+    }
+
+    #[test]
+    fn a_stale_lock_is_of_no_later_opener() {
+        for generation in [1, 2, 5, 0x1_0001] {
+            // Up to where the low bits of generations repeat, and all locks become stale again.
+            let later = (generation..).take_while(|later| later - generation < 0xffff);
+            assert!(later.map(|later| Lock::stale(generation).is_of(later)).all(|is_of| !is_of));
+        }
     }
 }

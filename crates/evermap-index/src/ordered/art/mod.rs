@@ -154,11 +154,11 @@ impl<M: Medium> Art<M> {
     /// Makes all nodes stale, so that they are recovered when they are first used.
     fn make_stale(&self) -> Result<()> {
         let m = self.medium();
-        let other = Lock::fresh(self.generation.wrapping_add(1));
+        let stale = Lock::stale(self.generation);
         let mut left = vec![(Child::node(self.tree, Kind::N256), None)];
         while let Some((child, above)) = left.pop() {
             let node = self.node_as_it_is(child, above)?;
-            m.store_transient(&node.header.lock, other.0);
+            m.store_transient(&node.header.lock, stale.0);
             let below = node.all(m).filter(|(_, child)| !child.is_leaf());
             left.extend(below.map(|(_, child)| (child, Some(node.level))));
         }

@@ -129,9 +129,9 @@ impl<M: Medium> FastFair<M> {
     /// Makes all nodes stale, so that they are recovered when they are first used.
     fn make_stale(&self) -> Result<()> {
         let m = self.medium();
-        let other = Lock::fresh(self.generation.wrapping_add(1));
+        let stale = Lock::stale(self.generation);
         self.each_node_as_it_is(&mut |node| {
-            m.store_transient(&node.header().lock, other.0);
+            m.store_transient(&node.header().lock, stale.0);
         })
     }
 }
