@@ -528,8 +528,11 @@ impl<'r, S: Subject> Run<'r, S> {
         let config = self.campaign.config;
         walk.go_to(step.record).expect("the step came from this recording");
         let path = fold(path, walk.look());
+        // Not from the contents of memory: they differ from run to run, by the number of a process
+        // for example.
+        let seed = fold(fold(config.images.seed, path), step.record as u64);
         let done = self.campaign.crash_and_record(level, walk, step, |nested| {
-            let (per_point, seed) = (config.nested.per_point, fold(config.images.seed, nested.id));
+            let per_point = config.nested.per_point;
             self.report.nested_traces += 1;
             self.record_sites(nested.trace);
             self.crash(nested, &ImageConfig { per_point, seed, ..nested.images(config) }, path);

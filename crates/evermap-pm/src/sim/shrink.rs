@@ -11,8 +11,8 @@ use super::subject::Subject;
 /// Maximum number of images tried for one shorter workload.
 const IMAGES: u64 = 2000;
 
-/// Maximum number of shorter workloads that are tried.
-const WORKLOADS: usize = 300;
+/// Maximum number of images tried for all of them. A failure should be reported within minutes.
+const IMAGES_OF_ALL: u64 = 50_000;
 
 /// Returns the violation with a workload from which no call can be omitted: delta debugging after
 /// Zeller and Hildebrandt (2002). It may come from another crash, but is of the same kind.
@@ -24,20 +24,26 @@ pub(crate) fn shrink<S: Subject>(
 ) -> Violation {
     let wanted = violation.kind();
     let config = &Config { max_failed: 1, max_images: IMAGES, shrink: false, ..*config };
-    let find = |calls: &[S::Call]| {
-        let found = run_calls(subject, config, seed, calls).violations.into_iter().next()?;
+    let mut images = 0;
+    let mut find = |calls: &[S::Call]| {
+        if images >= IMAGES_OF_ALL {
+            return None;
+        }
+        let report = run_calls(subject, config, seed, calls);
+        // A workload that cannot even be run has no images.
+        images += report.images.max(1);
+        let found = report.violations.into_iter().next()?;
         (found.kind() == wanted).then_some(found)
     };
     let Ok(calls) = calls_of(subject, &violation.replay) else { return violation };
     // A violation that needs more images than are tried here is not shrunk.
     let Some(mut least) = find(&calls) else { return violation };
     let mut calls = calls;
-    let (mut parts, mut tries) = (2, 0);
-    while calls.len() > 1 && tries < WORKLOADS {
+    let mut parts = 2;
+    while calls.len() > 1 {
         let size = calls.len().div_ceil(parts);
         let mut shorter = None;
         for start in (0..calls.len()).step_by(size) {
-            tries += 1;
             let mut without = calls.clone();
             without.drain(start..(start + size).min(calls.len()));
             if let Some(found) = find(&without) {
