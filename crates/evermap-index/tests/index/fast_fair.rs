@@ -11,12 +11,17 @@ use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_pm::medium::Counter;
 use evermap_pm::sim::{Sim, mutants::Fate};
 
-use crate::trees::{Make, SOUND, in_memory, memory, tree_in};
+use crate::trees::{Make, SOUND, in_memory, memory, nodes_stay_stale, tree_in};
 
 ordered_conformance!(ordered, Make::<FastFair<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
 conformance!(numbers, tiny::FastFair, [u64, Plain, Coarse]);
 crash_campaign!(fast_fair, tiny::FastFair);
+
+#[test]
+fn nodes_of_an_opener_that_died_are_recovered() {
+    nodes_stay_stale::<FastFair<Sim>>();
+}
 
 #[test]
 fn planted_mistakes_are_noticed() {

@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 
 use evermap_index::ordered::PersistentOrdered;
 use evermap_index::testkit::ordered::OrderedSubject;
-use evermap_pm::region::{Identity, RegionConfig};
+use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::Sim;
-use evermap_pm::{Medium, Pool, Result};
+use evermap_pm::{Medium, PmU64, Pool, Result};
 
 /// What `check` returns for a tree without problems.
 pub(crate) const SOUND: Vec<String> = Vec::new();
@@ -44,4 +44,28 @@ impl<T: PersistentOrdered<Sim> + 'static> OrderedSubject for Make<T> {
     fn fresh(&self) -> Result<T> {
         memory().and_then(tree_in)
     }
+}
+
+/// An opener that cannot trust any generation makes all nodes stale, and dies before it has used
+/// one. The next opener, whose generation is one more, has to recover them as well.
+pub(crate) fn nodes_stay_stale<T: PersistentOrdered<Sim>>() {
+    const KEYS: u64 = 1_000;
+    let medium = memory().unwrap();
+    let open = || {
+        let (pool, _) = Pool::open(medium.clone(), Identity::default(), OnSuspect::Refuse).unwrap();
+        (T::open(pool.clone(), pool.root(0)).unwrap(), pool.generation())
+    };
+    let created: T = tree_in(medium.clone()).unwrap();
+    (0..KEYS).for_each(|key| assert!(created.insert(&key.to_be_bytes(), key).unwrap().inserted()));
+    drop(created);
+    let (_, generation) = open();
+    // The header has the generation and its complement.
+    let mut cells = (0..medium.len()).step_by(8).map(|at| medium.at::<PmU64>(at).unwrap());
+    let complement = cells.find(|cell| medium.load(cell) == !generation).unwrap();
+    medium.store(complement, 0);
+    drop(open());
+    let (tree, last) = open();
+    assert_eq!(last, generation + 2);
+    (0..KEYS).for_each(|key| assert_eq!(tree.get(&key.to_be_bytes()).unwrap(), Some(key)));
+    assert!(tree.stats().recovered > 1, "{:?}", tree.stats());
 }
