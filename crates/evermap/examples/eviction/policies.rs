@@ -47,8 +47,9 @@ pub(crate) fn all(bytes: u64, per_second: u64) -> Vec<Box<dyn Policy>> {
         Box::new(queues("S3-FIFO", Rule::S3 { ghosts: true })),
         Box::new(queues("S3-FIFO, no ghosts", Rule::S3 { ghosts: false })),
         Box::new(Hashed::new(bytes, per_second)),
-        Box::new(queues("CLOCK", Rule::Hand { probation: None })),
-        Box::new(queues("hand", Rule::Hand { probation: Some(0.25) })),
+        Box::new(queues("CLOCK", Rule::Clock)),
+        Box::new(queues("hand, no sizes", Rule::Hand { sizes: false })),
+        Box::new(queues("hand", Rule::Hand { sizes: true })),
     ]
 }
 
@@ -184,10 +185,12 @@ enum Rule {
     Sieve,
     /// S3-FIFO (Yang et al., 2023): list 0 is the small queue, list 1 the main one.
     S3 { ghosts: bool },
+    /// CLOCK with two bits.
+    Clock,
     /// The hand of the store, in the order of insertion. Items that were never read go first while
-    /// they have more than this part of the bytes; `None`: CLOCK with two bits, which makes no such
-    /// difference.
-    Hand { probation: Option<f64> },
+    /// they have more than a quarter of the bytes. With `sizes`, a pass counts as many times as an
+    /// item is larger than the mean.
+    Hand { sizes: bool },
 }
 
 /// A policy of queues.
@@ -199,6 +202,8 @@ struct Queues {
     expiries: Expiries,
     /// Bytes of the items that were never read.
     unread: u64,
+    /// The number of items that the hand has passed over.
+    passed: u64,
     /// SIEVE: the next item to be examined.
     hand: usize,
     ghosts: HashSet<u64>,
@@ -214,6 +219,7 @@ impl Queues {
             lists: Lists::new(2),
             expiries: Expiries::new(per_second),
             unread: 0,
+            passed: 0,
             hand: NONE,
             ghosts: HashSet::new(),
             ghost_queue: VecDeque::new(),
@@ -238,32 +244,53 @@ impl Queues {
             }
             Rule::Sieve => self.evict_by_sieve(),
             Rule::S3 { ghosts } => self.evict_by_s3(ghosts),
-            Rule::Hand { probation } => self.evict_by_hand(probation),
+            Rule::Clock => self.evict_by_clock(),
+            Rule::Hand { sizes } => self.evict_by_hand(sizes),
         }
     }
 
-    fn evict_by_hand(&mut self, probation: Option<f64>) {
-        for passed in 0.. {
+    fn evict_by_clock(&mut self) {
+        loop {
             let at = self.lists.oldest(0).expect("something is there");
             let item = &mut self.lists.items[at];
-            // The store raises its bar when too few go.
-            let is_stuck = passed > 3 * self.lists.table.len();
-            let most = probation.map(|part| (part * self.capacity as f64) as u64);
-            let goes = match most {
-                _ if is_stuck => true,
-                None => item.frequency == 0,
-                Some(most) if self.unread > most => !item.read,
-                Some(_) => item.read && item.frequency == 0,
+            if item.frequency == 0 {
+                self.remove(at);
+                return;
+            }
+            item.frequency -= 1;
+            self.lists.relink(at, 0);
+        }
+    }
+
+    fn evict_by_hand(&mut self, sizes: bool) {
+        for passed in 0.. {
+            let at = self.lists.oldest(0).expect("something is there");
+            let times = if sizes { self.times(self.lists.items[at].bytes) } else { 1 };
+            let item = &mut self.lists.items[at];
+            let ends_probation = self.unread * 4 > self.capacity;
+            let goes = match ends_probation {
+                // The store raises its bar when too few go.
+                _ if passed > 8 * self.lists.table.len() => true,
+                true => !item.read && times > 0,
+                false => item.read && item.frequency == 0 && times > 0,
             };
             if goes {
                 self.remove(at);
                 return;
             }
-            if most.is_none_or(|most| self.unread <= most) {
-                item.frequency = item.frequency.saturating_sub(1);
+            if !ends_probation {
+                item.frequency = item.frequency.saturating_sub(times);
             }
             self.lists.relink(at, 0);
         }
+    }
+
+    /// Returns how many times a pass over the next item counts, which takes this many bytes.
+    fn times(&mut self, bytes: u64) -> u8 {
+        let mean = self.lists.lists[0].2 as f64 / self.lists.table.len() as f64;
+        self.passed += 1;
+        let fraction = (self.passed as f64 * 0.618_034).fract();
+        ((bytes as f64 / mean).clamp(0.25, 4.0) + fraction) as u8
     }
 
     fn evict_by_sieve(&mut self) {

@@ -100,9 +100,9 @@ impl AccessState {
         AccessState(frequency | FETCHED | time_code(now) << TIME_SHIFT)
     }
 
-    /// Returns the state after eviction has passed.
-    pub(crate) fn after_pass(self, now: u32) -> Self {
-        let frequency = self.frequency().saturating_sub(1);
+    /// Returns the state after eviction has passed this number of times.
+    pub(crate) fn after_passes(self, times: u16, now: u32) -> Self {
+        let frequency = self.frequency().saturating_sub(times);
         let time = if self.idle(now) >= LONG { LONG_AGO } else { self.time() };
         AccessState(frequency | self.0 & FETCHED | time << TIME_SHIFT)
     }
@@ -122,7 +122,7 @@ mod tests {
         }
         assert_eq!(state.after_read(1_000), state, "nothing to store");
         for wanted in [2, 1, 0, 0] {
-            state = state.after_pass(1_000);
+            state = state.after_passes(1, 1_000);
             assert_eq!((state.frequency(), state.is_fetched()), (wanted, true));
         }
         assert!(state.bits() < 1 << 15);
@@ -143,13 +143,13 @@ mod tests {
 
     #[test]
     fn what_eviction_passes_in_time_does_not_seem_recent_later() {
-        let state = AccessState::new(1_000).after_pass(1_000 + LONG);
+        let state = AccessState::new(1_000).after_passes(1, 1_000 + LONG);
         for later in [1_000 + LONG, 1_000 + PERIOD * UNIT, 1_000_000] {
             assert!(state.idle(later) >= LONG);
-            assert!(state.after_pass(later).idle(later) >= LONG);
+            assert!(state.after_passes(1, later).idle(later) >= LONG);
         }
         assert_eq!(state.after_read(5_000).idle(5_000), 0);
         // Not known is not long ago.
-        assert_eq!(AccessState::default().after_pass(1_000).bits(), 0);
+        assert_eq!(AccessState::default().after_passes(1, 1_000).bits(), 0);
     }
 }

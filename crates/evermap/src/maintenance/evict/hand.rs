@@ -6,6 +6,11 @@
 //! displaces nothing that is read often. Otherwise it leaves them alone, lowers the frequency of
 //! the others, and evicts those whose frequency was zero already, as CLOCK does.
 //!
+//! For one large record, several small ones can stay, each of which is as likely to be read. So a
+//! pass over a record counts as many times as the record is larger than the mean, from a quarter to
+//! four times: a fraction is a probability. That is the idea of GreedyDual-Size (Cao and Irani,
+//! USITS 1997), with bounds, so that what is large stays as well if it is read often.
+//!
 //! The order is that of extents, and of the blocks in each, instead of queues of records: so it
 //! takes no memory and needs no recovery. What is evicted together is free in one place, where the
 //! next records are stored together, behind the hand. So they are on probation for one round of the
@@ -38,6 +43,10 @@ const PROBATION_PART: u64 = 4;
 /// Their part is that of the bytes which the hand has passed over lately: the older half of a
 /// round counts less and less.
 const ROUND_PART: u64 = 2;
+/// How many times a pass over a record counts at most; at least, it counts as one in this many.
+const TIMES_MAX: u64 = 4;
+/// 1, in fixed point: see [`Judge::times`].
+const ONE: u64 = 1 << 16;
 
 /// Where the hand is.
 pub(super) struct Hand {
@@ -48,15 +57,19 @@ pub(super) struct Hand {
     /// The blocks of the extent that are still to be passed, the last one first.
     blocks: Vec<u64>,
     block_size: u64,
-    /// Bytes of records that it has passed over lately.
+    /// What it has passed over lately.
     lately: Share,
+    /// The number of live records that it has passed over.
+    records: u64,
 }
 
-/// The part of records that were never read, in bytes.
+/// Records that were passed over, and the part of those that were never read, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Share {
     unread: u64,
     all: u64,
+    /// The number of all.
+    records: u64,
 }
 
 impl Share {
@@ -64,9 +77,11 @@ impl Share {
     fn add(&mut self, passed: Share, most: u64) {
         self.unread += passed.unread;
         self.all += passed.all;
+        self.records += passed.records;
         if self.all > most {
             self.unread /= 2;
             self.all /= 2;
+            self.records /= 2;
         }
     }
 
@@ -78,7 +93,14 @@ impl Share {
 
 impl Hand {
     pub(super) fn new() -> Self {
-        Hand { next: 0, extent: 0, blocks: Vec::new(), block_size: 0, lately: Share::default() }
+        Hand {
+            next: 0,
+            extent: 0,
+            blocks: Vec::new(),
+            block_size: 0,
+            lately: Share::default(),
+            records: 0,
+        }
     }
 
     /// Goes on to the next extent, behind the last one to the first. Returns the bytes of free
@@ -125,6 +147,10 @@ struct Judge<'j> {
     bar: u16,
     /// Whether records on probation are evicted, and not others.
     ends_probation: bool,
+    /// The mean size of records, in bytes; 0 if it is not known.
+    mean: u64,
+    /// The number of records that the hand had passed over before.
+    records: u64,
     /// What was passed over.
     passed: Share,
     /// Records with this CAS id and later ones are new.
@@ -147,10 +173,26 @@ enum Chosen {
 }
 
 impl Judge<'_> {
-    fn verdict(&self, access: AccessState, cas: u64) -> Chosen {
+    /// Returns how many times the pass over the next record counts, which has this size: on average
+    /// as many as it is larger than the mean.
+    fn times(&self, bytes: u64) -> u16 {
+        let relative = bytes.saturating_mul(ONE).checked_div(self.mean).unwrap_or(ONE);
+        let relative = relative.clamp(ONE / TIMES_MAX, ONE * TIMES_MAX);
+        // Multiples of the golden ratio are spread evenly, so the fractions of records of one size
+        // make up whole times as soon as they can.
+        let number = self.records + self.passed.records;
+        let fraction = number.wrapping_mul(0x9e37) % ONE;
+        ((relative + fraction) / ONE) as u16
+    }
+
+    /// Decides about a record, if the pass over it counts this many times.
+    fn verdict(&self, access: AccessState, cas: u64, times: u16) -> Chosen {
         if self.bar > 0 {
             // Too few went. Then the least read go, whatever they are.
             return if access.frequency() <= self.bar { Chosen::Goes } else { Chosen::Ages };
+        }
+        if times == 0 {
+            return Chosen::Stays;
         }
         match (access.is_fetched(), self.ends_probation) {
             (false, true) if cas < self.new_from => Chosen::Goes,
@@ -181,6 +223,8 @@ impl<M: Medium> Evermap<M> {
         let mut judge = Judge {
             bar,
             ends_probation: hand.lately.is_large(),
+            mean: hand.lately.all.checked_div(hand.lately.records).unwrap_or(0),
+            records: hand.records,
             passed: Share::default(),
             new_from: self.file.cas_counter.next().saturating_sub(records / NEW_PART),
             mark: map.inner.flush.mark(),
@@ -196,6 +240,7 @@ impl<M: Medium> Evermap<M> {
             passed.bytes += blocks.len() as u64 * hand.block_size;
             map.examine_blocks(hand.extent, &blocks, &mut judge)?;
         }
+        hand.records = hand.records.wrapping_add(judge.passed.records);
         let all = map.inner.counters.most_bytes();
         hand.lately.add(judge.passed, all / ROUND_PART);
         Ok(passed)
@@ -255,14 +300,19 @@ impl<M: Medium> Map<M> {
             }
             Some(false) => {
                 let bytes = record.bytes();
+                let times = judge.times(bytes);
+                judge.passed.records += 1;
                 judge.passed.all += bytes;
                 judge.passed.unread += if access.is_fetched() { 0 } else { bytes };
-                match judge.verdict(access, record.cas()) {
-                    Chosen::Goes => self.evict(key, record, judge, guard)?,
-                    Chosen::Ages if access.after_pass(judge.now) != access => {
-                        record.set_access(access.after_pass(judge.now));
+                match judge.verdict(access, record.cas(), times) {
+                    Chosen::Goes => self.evict(key, record, times, judge, guard)?,
+                    Chosen::Ages => {
+                        let aged = access.after_passes(times.max(1), judge.now);
+                        if aged != access {
+                            record.set_access(aged);
+                        }
                     }
-                    Chosen::Ages | Chosen::Stays => {}
+                    Chosen::Stays => {}
                 }
             }
             // Damage: a thread that reads or changes the key finds out.
@@ -271,11 +321,13 @@ impl<M: Medium> Map<M> {
         Ok(())
     }
 
-    /// Removes `record` if it is still what `key` is bound to, and was not read meanwhile.
+    /// Removes `record` if it is still what `key` is bound to, and was not read meanwhile. The pass
+    /// over it counts this many times.
     fn evict(
         &self,
         key: BytesRef<'_>,
         record: &Record<'_, M>,
+        times: u16,
         judge: &mut Judge<'_>,
         guard: &Guard<'_>,
     ) -> Result<()> {
@@ -287,7 +339,8 @@ impl<M: Medium> Map<M> {
                 expires_at = live.expires_at();
                 // A mistake, which tests have to notice: whatever the key is bound to goes.
                 self.db.file.pool.medium().mutant("EV-1")
-                    || live.word() == word && judge.verdict(access, live.cas()) == Chosen::Goes
+                    || live.word() == word
+                        && judge.verdict(access, live.cas(), times) == Chosen::Goes
             });
             if chosen { Verdict::Remove } else { Verdict::Keep }
         })?;
@@ -331,6 +384,8 @@ mod tests {
         Judge {
             bar: 0,
             ends_probation: true,
+            mean: 0,
+            records: 0,
             passed: Share::default(),
             new_from: u64::MAX,
             mark: 0,
@@ -344,7 +399,7 @@ mod tests {
     fn what_was_never_read_goes_while_there_is_much_of_it() {
         let unread = AccessState::new(1_000);
         let read = unread.after_read(1_000);
-        let cold = read.after_pass(1_000);
+        let cold = read.after_passes(1, 1_000);
         for (ends_probation, bar, access, cas, chosen) in [
             (true, 0, unread, 5, Chosen::Goes),
             (true, 0, unread, 10, Chosen::Stays),
@@ -360,19 +415,54 @@ mod tests {
             (false, 3, read.after_read(1_000), 5, Chosen::Goes),
         ] {
             let judge = Judge { ends_probation, bar, new_from: 10, ..judge() };
-            assert_eq!(judge.verdict(access, cas), chosen, "{ends_probation} {bar} {access:?}");
+            assert_eq!(judge.verdict(access, cas, 1), chosen, "{ends_probation} {bar} {access:?}");
         }
+    }
+
+    /// A pass over a small record counts less often, so that of as many bytes more records stay.
+    #[test]
+    fn a_pass_counts_as_many_times_as_a_record_is_large() {
+        let mut judge = Judge { mean: 1_000, ..judge() };
+        for (bytes, hundred) in [
+            (1, 25),
+            (250, 25),
+            (500, 50),
+            (1_000, 100),
+            (1_500, 150),
+            (4_000, 400),
+            (u64::MAX, 400),
+        ] {
+            let mut sum = 0;
+            for _ in 0..100 {
+                let times = judge.times(bytes);
+                assert!((u64::from(times) * 1_000).abs_diff(bytes.clamp(250, 4_000)) < 1_000);
+                sum += times;
+                judge.passed.records += 1;
+            }
+            assert!(sum.abs_diff(hundred) <= 1, "{sum} times for {bytes} bytes");
+        }
+        judge.mean = 0;
+        assert_eq!((judge.times(1), judge.times(u64::MAX)), (1, 1), "nothing is known");
+        // It stays if the pass does not count, and may not have to go before it has aged.
+        let read = (0..3).fold(AccessState::new(1_000), |state, _| state.after_read(1_000));
+        let cold = read.after_passes(4, 1_000);
+        judge.ends_probation = false;
+        assert_eq!(judge.verdict(cold, 0, 0), Chosen::Stays);
+        assert_eq!(judge.verdict(read, 0, 4), Chosen::Ages);
+        assert_eq!(judge.verdict(cold, 0, 4), Chosen::Goes);
+        judge.ends_probation = true;
+        assert_eq!(judge.verdict(AccessState::new(1_000), 0, 0), Chosen::Stays);
     }
 
     #[test]
     fn the_share_of_what_was_never_read_is_that_of_lately() {
         let mut share = Share::default();
         assert!(!share.is_large(), "nothing is known");
-        (0..10).for_each(|_| share.add(Share { unread: 10, all: 100 }, 1_000));
+        (0..10).for_each(|_| share.add(Share { unread: 10, all: 100, records: 1 }, 1_000));
         assert!(!share.is_large());
-        (0..10).for_each(|_| share.add(Share { unread: 60, all: 100 }, 1_000));
+        (0..10).for_each(|_| share.add(Share { unread: 60, all: 100, records: 1 }, 1_000));
         assert!(share.is_large() && share.all <= 1_000);
-        (0..20).for_each(|_| share.add(Share { unread: 10, all: 100 }, 1_000));
+        (0..20).for_each(|_| share.add(Share { unread: 10, all: 100, records: 1 }, 1_000));
         assert!(!share.is_large());
     }
 
@@ -398,7 +488,7 @@ mod tests {
             let record = Record::at(map.db.file.pool.medium(), word).unwrap();
             happens(&map);
             let there = map.contains(b"key").unwrap();
-            map.evict(key, &record, &mut judge(), &guard).unwrap();
+            map.evict(key, &record, 1, &mut judge(), &guard).unwrap();
             assert_eq!(map.stat().evictions - before, u64::from(goes));
             assert_eq!(map.contains(b"key").unwrap(), there && !goes);
         }
@@ -415,10 +505,10 @@ mod tests {
         let record = Record::at(map.db.file.pool.medium(), word).unwrap();
         let permit = map.db.file.reservations.permit();
         let reservation = map.db.file.reservations.reserve(&permit, &[key]);
-        map.evict(key, &record, &mut judge(), &guard).unwrap();
+        map.evict(key, &record, 1, &mut judge(), &guard).unwrap();
         assert!(map.contains(b"key").unwrap());
         drop((reservation, permit));
-        map.evict(key, &record, &mut judge(), &guard).unwrap();
+        map.evict(key, &record, 1, &mut judge(), &guard).unwrap();
         assert!(!map.contains(b"key").unwrap());
         drop(guard);
         let mut batch = Batch::new();
