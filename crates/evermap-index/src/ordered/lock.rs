@@ -1,7 +1,7 @@
 //! The locks of nodes of trees.
 
 use evermap_pm::medium::Note;
-use evermap_pm::region::Region;
+use evermap_pm::region::{self, Region};
 use evermap_pm::{Medium, PmU64, Result};
 
 use crate::lock_wait::LockWait;
@@ -36,11 +36,10 @@ impl Lock {
         Lock(Self::fresh(generation).0 | Self::RECOVERING)
     }
 
-    /// Returns a word that makes a node stale for the opener with this generation and for all later
-    /// ones: generations only grow, and before they repeat, everything is made stale again. If it
-    /// were a later generation, the opener with that one would take the node for recovered.
+    /// Returns a word that makes a node [stale](region::stale) for the opener with this generation
+    /// and for all later ones.
     pub fn stale(generation: u64) -> Self {
-        Self::fresh(generation.wrapping_sub(1))
+        Self::fresh(region::stale(generation))
     }
 
     /// Returns `true` if the opener with this generation has created or recovered the node.

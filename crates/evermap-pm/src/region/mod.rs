@@ -530,6 +530,15 @@ const fn unit_of(extent_size: u64) -> u64 {
     }
 }
 
+/// Returns a generation that is an earlier one for the opener with `generation`, and for all later
+/// ones: generations only grow, and before they repeat, everything is
+/// [recovered](Opened::recover_all). What is to be recovered later is tagged with it. With a later
+/// generation, the opener that has that one would take it for recovered.
+#[inline]
+pub fn stale(generation: u64) -> u64 {
+    generation.wrapping_sub(1)
+}
+
 /// A guard that poisons a region. See [`Region::poison_on_panic`].
 pub struct PoisonOnPanic<'r>(&'r AtomicBool);
 

@@ -138,13 +138,25 @@ fn evictions_are_counted() {
     assert!(present > 8_000, "{present} records of about 150 bytes in {}", 2 * MIB);
 }
 
-/// Values of each length in turn fill the cache, although their predecessors had other lengths.
 #[test]
 fn space_follows_the_sizes_of_values() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path().join("map");
     let limit = tier().choose(12, 24) * MIB;
     let map = common::open_file(&path, cache(limit)).unwrap();
+    follows_the_sizes_of_values(&map, limit, || space_of(&path));
+}
+
+/// Without a thread in the background, mutations make all of the space.
+#[test]
+fn mutations_make_space_for_values_of_all_sizes() {
+    let limit = 12 * MIB;
+    let (_memory, map) = kept(limit);
+    follows_the_sizes_of_values(&map, limit, || used(&map));
+}
+
+/// Values of each length in turn fill the cache, although their predecessors had other lengths.
+fn follows_the_sizes_of_values<M: Medium>(map: &Map<M>, limit: u64, taken: impl Fn() -> u64) {
     let mut next = 0;
     let all = [100, 10_000, 300_000, 50, 1_000_000, 3_000, 64];
     for &len in tier().choose(&all[..5], &all[..]) {
@@ -155,7 +167,7 @@ fn space_follows_the_sizes_of_values() {
             next += 1;
             if next % 64 == 0 {
                 assert!(used(&map) <= limit);
-                assert!(space_of(&path) <= limit, "{} of {limit}", space_of(&path));
+                assert!(taken() <= limit, "{} of {limit}", taken());
             }
         }
         let (stat, space) = (map.stat(), map.space().unwrap());

@@ -7,7 +7,7 @@
 //! have the segment's prefix.
 
 use evermap_pm::medium::Note;
-use evermap_pm::{Medium, Result};
+use evermap_pm::{Medium, Result, region};
 
 use super::Cceh;
 use super::layout::Segment;
@@ -51,8 +51,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Recoverable for Cceh<K, 
 
     fn recovery_failed(&self, segment: &Segment<B>) {
         // Damage may have set the stamp of this opener: make the segment stale for all threads.
-        let earlier = self.core.generation.wrapping_sub(1);
-        self.medium().store_transient(&segment.header.lock, Lock::fresh(earlier).0);
+        let stale = region::stale(self.core.generation);
+        self.medium().store_transient(&segment.header.lock, Lock::fresh(stale).0);
     }
 }
 
@@ -70,11 +70,11 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// Makes every segment stale, so that each is recovered before it is used.
     pub(super) fn make_all_stale(&self) {
-        let (m, earlier) = (self.medium(), self.core.generation.wrapping_sub(1));
+        let (m, stale) = (self.medium(), region::stale(self.core.generation));
         for_each_named(self, |offset| {
             if let Some(segment) = m.at::<Segment<B>>(offset) {
-                m.store_transient(&segment.header.generation, earlier);
-                m.store_transient(&segment.header.lock, Lock::fresh(earlier).0);
+                m.store_transient(&segment.header.generation, stale);
+                m.store_transient(&segment.header.lock, Lock::fresh(stale).0);
             }
         });
     }

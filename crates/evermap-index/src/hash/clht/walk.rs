@@ -5,7 +5,7 @@
 //! reversed hash continues there, whatever the table is by then: pairs below have been shown, and
 //! pairs above have not.
 
-use evermap_pm::{Guard, Medium, Result};
+use evermap_pm::{Guard, Medium, Result, region};
 
 use super::Clht;
 use super::bucket::{StoredPair, pairs_in};
@@ -102,7 +102,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
     /// Marks every bucket as one of an earlier opener. There must be no concurrent operations.
     pub(super) fn make_stale(&self) -> Result<()> {
         let (m, table) = (self.medium(), self.table());
-        let stale = Control::fresh(self.generation.wrapping_sub(1), 0).0;
+        let stale = Control::fresh(region::stale(self.generation), 0).0;
         for number in 0..table.buckets() {
             let home = self.home(table, number)?;
             m.store_transient(&home.control, stale);

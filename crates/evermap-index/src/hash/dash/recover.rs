@@ -8,8 +8,8 @@
 //! * any values in the parts of headers that are never flushed (filters, overflow fingerprints,
 //!   locks): they are computed from the slots.
 
-use evermap_pm::Medium;
 use evermap_pm::medium::Note;
+use evermap_pm::{Medium, region};
 
 use super::layout::{Bucket, HashPrefix, Segment, Version};
 use super::{Dash, Expansion};
@@ -27,10 +27,10 @@ where
 {
     /// Makes a segment and all of its buckets stale, so that it is recovered before it is used.
     pub(super) fn make_stale(&self, segment: &Segment<B, S>) {
-        let (m, earlier) = (self.medium(), self.core.generation.wrapping_sub(1));
-        m.store_transient(&segment.header.generation, earlier);
+        let (m, stale) = (self.medium(), region::stale(self.core.generation));
+        m.store_transient(&segment.header.generation, stale);
         for bucket in segment.normal.iter().chain(&segment.stash) {
-            m.store_transient(&bucket.version, Version::fresh(earlier).0);
+            m.store_transient(&bucket.version, Version::fresh(stale).0);
         }
     }
 

@@ -15,7 +15,7 @@
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use evermap_pm::sync::{Mutex, MutexGuard};
-use evermap_pm::{Medium, Result};
+use evermap_pm::{Medium, Result, region};
 
 use super::Level;
 use super::bucket::{KeyHashes, Locks, Record};
@@ -243,7 +243,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Makes every version word stale, so that each bucket is recovered before it is used.
     pub(super) fn make_all_stale(&self) -> Result<()> {
         let (m, view) = (self.medium(), self.levels.view());
-        let stale = Version::fresh(self.generation.wrapping_sub(1));
+        let stale = Version::fresh(region::stale(self.generation));
         for level in view.lowest()..=view.highest() {
             for index in 0..1 << level {
                 let site = self.levels.site(level, index)?;

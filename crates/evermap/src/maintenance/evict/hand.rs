@@ -14,7 +14,8 @@
 //! The order is that of extents, and of the blocks in each, instead of queues of records: so it
 //! takes no memory and needs no recovery. What is evicted together is free in one place, where the
 //! next records are stored together, behind the hand. So they are on probation for one round of the
-//! hand, as in a queue.
+//! hand, as in a queue. Where space of other sizes becomes free, or the file grows, records are
+//! stored ahead of it as well: those it passes over until its next round.
 //!
 //! A block may be anything: a record, of this map or another, one that was removed, or a part of an
 //! index. So the key that a record in it would have is looked up. Only if the index names this very
@@ -36,7 +37,7 @@ use crate::{Evermap, Map, Result};
 /// The maximum number of blocks that are examined before other threads get their turn.
 const TOGETHER: u64 = 8 * BATCH_KEYS as u64;
 /// A record that was stored after this part of all records, counted in changes, is new: a reader
-/// may still come for it.
+/// may still come for it. So is what was stored since the hand began its round.
 const NEW_PART: u64 = 20;
 /// Records that were never read are evicted while they take more than one part in this many.
 const PROBATION_PART: u64 = 4;
@@ -61,6 +62,8 @@ pub(super) struct Hand {
     lately: Share,
     /// The number of live records that it has passed over.
     records: u64,
+    /// The CAS id that was next when it began its round.
+    round: u64,
 }
 
 /// Records that were passed over, and the part of those that were never read, in bytes.
@@ -100,6 +103,7 @@ impl Hand {
             block_size: 0,
             lately: Share::default(),
             records: 0,
+            round: 0,
         }
     }
 
@@ -107,7 +111,10 @@ impl Hand {
     /// blocks in it, or `None` if there is no extent.
     fn advance<M: Medium>(&mut self, db: &Evermap<M>) -> Option<u64> {
         let heap = db.file.pool.heap();
-        let extent = heap.extent_from(self.next).or_else(|| heap.extent_from(0))?;
+        let extent = heap.extent_from(self.next).filter(|_| self.next > 0).or_else(|| {
+            self.round = db.file.cas_counter.next();
+            heap.extent_from(0)
+        })?;
         (self.next, self.extent) = (extent.next, extent.extent);
         self.block_size = extent.block_size;
         self.blocks.clear();
@@ -226,7 +233,9 @@ impl<M: Medium> Evermap<M> {
             mean: hand.lately.all.checked_div(hand.lately.records).unwrap_or(0),
             records: hand.records,
             passed: Share::default(),
-            new_from: self.file.cas_counter.next().saturating_sub(records / NEW_PART),
+            new_from: hand
+                .round
+                .min(self.file.cas_counter.next().saturating_sub(records / NEW_PART)),
             mark: map.inner.flush.mark(),
             now: self.file.clock.now(),
             manner,

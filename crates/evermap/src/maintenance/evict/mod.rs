@@ -355,7 +355,9 @@ impl<M: Medium> Evermap<M> {
         events: &mut Vec<hand::Event>,
     ) -> Result<bool> {
         let heap = self.file.pool.heap();
-        match demands.need(heap, &passes.goal, self.file.pool.epoch_stats().bytes_waiting as u64) {
+        let waiting = || self.file.pool.epoch_stats().bytes_waiting as u64;
+        let before = waiting();
+        match demands.need(heap, &passes.goal, before) {
             Need::Nothing { budget } => {
                 heap.set_budget(Some(budget));
                 return Ok(false);
@@ -364,13 +366,13 @@ impl<M: Medium> Evermap<M> {
             Need::Readers => {
                 let wait = if manner == Manner::Ahead { READERS } else { READER_WAIT };
                 self.file.pool.epoch().drain_within(wait);
-                passes.waits += 1;
+                passes.waits += u32::from(waiting() >= before);
                 return Ok(passes.waits < need::READER_WAITS);
             }
-            Need::Units { sparse } => {
+            Need::Units { missing, sparse } => {
                 passes.steps += 1;
                 if let Some(size) = sparse
-                    && self.empty_extents(size, passes.goal.high)? > 0
+                    && self.empty_extents(size, passes.goal.step().max(missing))? > 0
                 {
                     return Ok(true);
                 }
@@ -383,7 +385,7 @@ impl<M: Medium> Evermap<M> {
             return Ok(true);
         }
         let bar = passes.bar();
-        let passed = self.pass(hand, passes.goal.high / 4, bar, manner, events)?;
+        let passed = self.pass(hand, passes.goal.step(), bar, manner, events)?;
         passes.passed += passed.bytes;
         self.file.pool.epoch().drain_within(READERS);
         Ok(passed.bytes > 0 && passes.passed <= passes.goal.most_passed())
@@ -396,7 +398,7 @@ struct Passes {
     /// Bytes of extents that the hand has passed over.
     passed: u64,
     steps: u32,
-    /// How often readers were waited for.
+    /// How often readers were waited for without effect.
     waits: u32,
 }
 

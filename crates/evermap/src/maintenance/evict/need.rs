@@ -23,7 +23,7 @@ const BAR_PART: u64 = 4;
 const DIRECT_BAR: u64 = 4 << 20;
 /// The number of times that a mutation makes some space before it looks whether that is enough.
 pub(super) const DIRECT_STEPS: u32 = 4096;
-/// How often readers are waited for.
+/// How often readers are waited for without effect.
 pub(super) const READER_WAITS: u32 = 2;
 /// Bytes of free units that are returned to the system at a time.
 pub(super) const RETURNED_AT_ONCE: u64 = 8 << 20;
@@ -36,7 +36,7 @@ pub(super) struct Goal {
     /// The limit.
     limit: u64,
     /// Bytes that mutations should be able to claim.
-    pub(super) high: u64,
+    high: u64,
     /// Bytes that they should be able to claim in units.
     room: u64,
     /// Bytes to be passed over before the bar is raised.
@@ -62,6 +62,12 @@ impl Goal {
         Goal { room: ahead.room.max(wanted), per_bar, ..ahead }
     }
 
+    /// Returns the number of bytes that are made available before it is looked again what is
+    /// needed.
+    pub(super) fn step(&self) -> u64 {
+        self.high / 4
+    }
+
     pub(super) fn passed_per_bar(&self) -> u64 {
         self.per_bar
     }
@@ -79,9 +85,9 @@ pub(super) enum Need {
     Nothing { budget: u64 },
     /// Enough was removed, but readers may still see it.
     Readers,
-    /// There are too few units. Extents with blocks of the size `sparse` have more free blocks than
-    /// are in demand.
-    Units { sparse: Option<u64> },
+    /// There are too few units by this number of bytes. Extents with blocks of the size `sparse`
+    /// have more free blocks than are in demand.
+    Units { missing: u64, sparse: Option<u64> },
     /// There are too few free blocks.
     Blocks,
 }
@@ -141,17 +147,18 @@ impl Demands {
         if headroom >= goal.high && left >= goal.room {
             return Need::Nothing { budget: headroom - goal.high / 2 };
         }
-        if waiting >= goal.high.max(goal.room.saturating_sub(left)) {
+        let missing = goal.room.saturating_sub(left);
+        if waiting >= goal.high.saturating_sub(headroom).max(missing) {
             return Need::Readers;
         }
-        if left >= goal.room {
+        if missing == 0 {
             return Need::Blocks;
         }
         let excess = |it: &SizeDemand| it.free - useful(it);
         let most = sizes.iter().max_by_key(|it| excess(it));
         // Worth a search: as much as should be free in units, or most of an extent.
-        let sparse = most.filter(|it| excess(it) >= (goal.high / 4).max(2 * it.block_size));
-        Need::Units { sparse: sparse.map(|it| it.block_size) }
+        let sparse = most.filter(|it| excess(it) >= goal.step().max(2 * it.block_size));
+        Need::Units { missing, sparse: sparse.map(|it| it.block_size) }
     }
 }
 
@@ -186,14 +193,19 @@ mod tests {
     #[test]
     fn too_few_units_ask_for_the_size_that_has_the_most_to_spare() {
         let sizes = [size(64, 600 << 10, 0), size(128, 400 << 10, 0), size(256, 1 << 20, 500)];
-        assert_eq!(need(&sizes, 0, 0), Need::Units { sparse: Some(64) });
-        assert_eq!(need(&sizes[2..], 0, 0), Need::Units { sparse: None });
+        let missing = LIMIT / UNITS_PART;
+        assert_eq!(need(&sizes, 0, 0), Need::Units { missing, sparse: Some(64) });
+        assert_eq!(need(&sizes[2..], 0, 0), Need::Units { missing, sparse: None });
     }
 
     #[test]
     fn what_waits_for_readers_is_not_evicted_twice() {
         assert_eq!(need(&[size(64, 0, 1)], 0, 2 << 20), Need::Readers);
-        assert_eq!(need(&[size(64, 0, 1)], 0, 1 << 19), Need::Units { sparse: None });
+        let missing = LIMIT / UNITS_PART;
+        assert_eq!(need(&[size(64, 0, 1)], 0, 1 << 19), Need::Units { missing, sparse: None });
+        // Together with what is free already, it is enough.
+        assert_eq!(need(&[size(64, 0, 1)], 1 << 19, 1 << 19), Need::Readers);
+        assert_eq!(need(&[size(64, 0, 1)], 1 << 19, 1 << 18), Need::Blocks);
     }
 
     #[test]
