@@ -166,7 +166,7 @@ fn follows_the_sizes_of_values<M: Medium>(map: &Map<M>, limit: u64, taken: impl 
             map.put(&key, &value_of(&key, next, len)).unwrap();
             next += 1;
             if next % 64 == 0 {
-                assert!(used(&map) <= limit);
+                assert!(used(map) <= limit);
                 assert!(taken() <= limit, "{} of {limit}", taken());
             }
         }
