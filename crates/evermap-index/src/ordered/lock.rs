@@ -2,7 +2,7 @@
 
 use evermap_pm::medium::Note;
 use evermap_pm::region::{self, Region};
-use evermap_pm::{Medium, PmU64, Result};
+use evermap_pm::{Error, Medium, PmU64, Result};
 
 use crate::lock_wait::LockWait;
 
@@ -82,6 +82,29 @@ impl Lock {
     #[inline(always)]
     pub fn obsolete(self) -> Self {
         Lock(self.changed().0 | Self::OBSOLETE)
+    }
+}
+
+/// The obsolete node that the last attempt of an operation met.
+///
+/// What refers to a node is replaced before the node is obsolete, so an attempt that begins later
+/// does not get to it any more. If it does, the tree is damaged, and would never let it pass.
+#[derive(Default)]
+pub(crate) struct LastObsolete(Option<u64>);
+
+impl LastObsolete {
+    /// Records the obsolete node that another attempt met, from the root down.
+    ///
+    /// # Errors
+    /// `Damaged` if it is the same one again.
+    pub(crate) fn meet(&mut self, offset: Option<u64>) -> Result<()> {
+        match offset.filter(|_| self.0 == offset) {
+            Some(offset) => Err(Error::damaged(offset, "a tree leads to a node that it replaced")),
+            None => {
+                self.0 = offset;
+                Ok(())
+            }
+        }
     }
 }
 

@@ -105,13 +105,13 @@ impl<M: Medium> Art<M> {
         }
     }
 
-    /// Returns the first leaf below a node, or `None` if the node is empty, which only the root is.
+    /// Returns any leaf below a node, or `None` if the node is empty, which only the root is.
     pub(super) fn any_leaf_below<'m>(&'m self, mut node: Node<'m>) -> Result<Option<LeafRef<'m>>> {
         loop {
-            let Some((_, cell, first)) = node.first_from(self.medium(), 0) else {
+            let Some((_, cell, child)) = node.cells(self.medium()).next() else {
                 return Ok(None);
             };
-            let child = self.settled(cell, first);
+            let child = self.settled(cell, child);
             if child.is_leaf() {
                 return self.leaf(child).map(Some);
             }

@@ -14,6 +14,7 @@ use super::node::Node;
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode};
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
+use crate::ordered::lock::{LastObsolete, Lock};
 use crate::recipe;
 
 /// Where the search for a key ended.
@@ -54,6 +55,7 @@ impl<M: Medium> Art<M> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let (mut below, mut detours) = (usize::MAX, 0);
+        let mut obsolete = LastObsolete::default();
         loop {
             let end = self.descend(key, below)?;
             let place = self.place(key, &end)?;
@@ -79,6 +81,7 @@ impl<M: Medium> Art<M> {
                 return Ok(change);
             }
             // Another thread was here in the meantime.
+            obsolete.meet(self.obsolete(&end.node))?;
             (below, detours) = (usize::MAX, 0);
         }
     }
@@ -153,6 +156,13 @@ impl<M: Medium> Art<M> {
         })
     }
 
+    /// Returns the offset of a node if it is obsolete.
+    fn obsolete(&self, node: &Node<'_>) -> Option<u64> {
+        let m = self.medium();
+        let lock = Lock(m.load(&node.header.lock));
+        lock.is_obsolete().then(|| m.offset_of(node.header))
+    }
+
     /// Locks the node in which a search ended. Returns `None` if anything has changed since.
     fn lock_end<'m>(&'m self, key: &[u8], end: &End<'m>) -> Result<Option<Locked<'m>>> {
         let m = self.medium();
@@ -181,6 +191,7 @@ impl<M: Medium> Art<M> {
         let m = self.medium();
         let here = m.offset_of(end.node.header);
         let mut parent = end.parent.expect("the root is never replaced");
+        let mut obsolete = LastObsolete::default();
         loop {
             if let Some(locked) = self.lock(parent)? {
                 match self.child(m, &parent, key.get(parent.level).copied()) {
@@ -191,6 +202,7 @@ impl<M: Medium> Art<M> {
                 }
             }
             // Another node was inserted between them, or replaced the parent.
+            obsolete.meet(self.obsolete(&parent))?;
             parent = self.parent_of(key, here)?;
         }
     }

@@ -195,10 +195,19 @@ impl<'m> Node<'m> {
         &self,
         m: &'a M,
     ) -> impl Iterator<Item = (Option<u8>, Child)> + use<'a, 'm, M> {
-        let end = Child(m.load(&self.header.end));
-        let rest = self.children.iter().map(move |cell| Child(m.load(cell)));
-        let rest = rest.map(|child| (Some(child.symbol()), child));
-        std::iter::once((None, end)).chain(rest).filter(|(_, child)| !child.is_none())
+        self.cells(m).map(|(symbol, _, child)| (symbol, child))
+    }
+
+    /// Returns the children as [`all`](Node::all), with the words that refer to them.
+    pub(super) fn cells<'a, M: Medium>(
+        &self,
+        m: &'a M,
+    ) -> impl Iterator<Item = (Option<u8>, &'m PmU64, Child)> + use<'a, 'm, M> {
+        let end = &self.header.end;
+        let rest = self.children.iter().map(move |cell| (cell, Child(m.load(cell))));
+        let rest = rest.map(|(cell, child)| (Some(child.symbol()), cell, child));
+        let all = std::iter::once((None, end, Child(m.load(end)))).chain(rest);
+        all.filter(|(_, _, child)| !child.is_none())
     }
 
     /// Returns the number of children.
@@ -206,14 +215,19 @@ impl<'m> Node<'m> {
         self.all(m).count()
     }
 
-    /// Returns the first child whose [`rank`] is at least `from`, and the rank.
+    /// Returns whether the node has few children, in any order.
+    pub(super) fn is_small(&self) -> bool {
+        matches!(self.kind, Kind::N4 | Kind::N16)
+    }
+
+    /// Returns the first child whose [`rank`] is at least `from`, and the rank. O(1) for each
+    /// symbol of a node that is not small.
     pub(super) fn first_from<M: Medium>(
         &self,
         m: &M,
         from: u16,
     ) -> Option<(u16, &'m PmU64, Child)> {
-        let better = |one: u16, other: u16| one < other;
-        self.nearest(m, (from..RANKS).map(symbol_at), |rank| rank >= from, better)
+        (from..RANKS).find_map(|rank| self.of_rank(m, rank))
     }
 
     /// Returns the last child whose [`rank`] is below `before`, and the rank.
@@ -222,35 +236,11 @@ impl<'m> Node<'m> {
         m: &M,
         before: u16,
     ) -> Option<(u16, &'m PmU64, Child)> {
-        let better = |one: u16, other: u16| one > other;
-        self.nearest(m, (0..before).rev().map(symbol_at), |rank| rank < before, better)
+        (0..before).rev().find_map(|rank| self.of_rank(m, rank))
     }
 
-    /// Returns the child that comes first in `order`. In small nodes all children are compared:
-    /// it is the best of those that are `eligible`.
-    fn nearest<M: Medium>(
-        &self,
-        m: &M,
-        mut order: impl Iterator<Item = Option<u8>>,
-        eligible: impl Fn(u16) -> bool,
-        better: impl Fn(u16, u16) -> bool,
-    ) -> Option<(u16, &'m PmU64, Child)> {
-        if matches!(self.kind, Kind::N48 | Kind::N256) {
-            let found = |symbol| {
-                let (cell, child) = self.find(m, symbol)?;
-                (!child.is_none()).then_some((rank(symbol), cell, child))
-            };
-            return order.find_map(found);
-        }
-        let cells = std::iter::once(&self.header.end).chain(self.children);
-        let mut best: Option<(u16, &'m PmU64, Child)> = None;
-        for (at, cell) in cells.enumerate() {
-            let child = Child(m.load(cell));
-            let rank = if at == 0 { 0 } else { rank(Some(child.symbol())) };
-            if !child.is_none() && eligible(rank) && best.is_none_or(|best| better(rank, best.0)) {
-                best = Some((rank, cell, child));
-            }
-        }
-        best
+    fn of_rank<M: Medium>(&self, m: &M, rank: u16) -> Option<(u16, &'m PmU64, Child)> {
+        let (cell, child) = self.find(m, symbol_at(rank))?;
+        (!child.is_none()).then_some((rank, cell, child))
     }
 }

@@ -10,7 +10,7 @@ use super::Art;
 use super::layout::Child;
 use super::node::{Node, RANKS, rank};
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
-use crate::ordered::lock::Lock;
+use crate::ordered::lock::{LastObsolete, Lock};
 use crate::ordered::{Direction, Page};
 
 /// The number of pairs in a page, if no other thread changes the tree meanwhile.
@@ -20,11 +20,29 @@ const PAGE: usize = 64;
 pub(super) struct Walk<'m, M: Medium> {
     tree: &'m Art<M>,
     direction: Direction,
-    /// The nodes from the root down, and the edge in each: in ascending order the least rank that
-    /// was not shown, in descending order the last that was.
-    stack: Vec<(Node<'m>, u16)>,
+    /// The nodes from the root down.
+    stack: Vec<Entered<'m>>,
+    /// The children of the small nodes on the stack that were not shown, the next one last.
+    waiting: Vec<Waiting<'m>>,
     /// The locks of all nodes that were used, as they were before.
     seen: Vec<(&'m PmU64, u64)>,
+}
+
+/// A node on the stack of a walk.
+struct Entered<'m> {
+    node: Node<'m>,
+    /// In ascending order the least rank that was not shown, in descending order the last that was.
+    /// Of a small node, the waiting children say that.
+    edge: u16,
+    /// The number of children that wait for the nodes above to continue.
+    below: usize,
+}
+
+/// A child that was not shown.
+struct Waiting<'m> {
+    rank: u16,
+    cell: &'m PmU64,
+    child: Child,
 }
 
 /// What a walk shows.
@@ -41,7 +59,8 @@ pub(super) type Each<'f> = dyn FnMut(Item<'_>, usize) -> ControlFlow<()> + 'f;
 impl<'m, M: Medium> Walk<'m, M> {
     /// Begins a walk at a bound.
     pub(super) fn new(tree: &'m Art<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
-        let mut walk = Walk { tree, direction, stack: Vec::new(), seen: Vec::new() };
+        let mut walk =
+            Walk { tree, direction, stack: Vec::new(), waiting: Vec::new(), seen: Vec::new() };
         walk.enter(tree.root_node()?);
         match from {
             Bound::Unbounded => {}
@@ -56,16 +75,44 @@ impl<'m, M: Medium> Walk<'m, M> {
             Direction::Ascending => 0,
             Direction::Descending => RANKS,
         };
+        let m = self.tree.medium();
         // Before any child is loaded.
-        self.seen.push((&node.header.lock, self.tree.medium().load(&node.header.lock)));
-        self.stack.push((node, edge));
+        self.seen.push((&node.header.lock, m.load(&node.header.lock)));
+        let below = self.waiting.len();
+        if node.is_small() {
+            // Sorted once, because finding the next of them takes as long.
+            let all = node.cells(m);
+            self.waiting.extend(all.map(|(symbol, cell, child)| Waiting {
+                rank: rank(symbol),
+                cell,
+                child,
+            }));
+            self.waiting[below..].sort_unstable_by_key(|waiting| match self.direction {
+                Direction::Ascending => RANKS - waiting.rank,
+                Direction::Descending => waiting.rank,
+            });
+        }
+        self.stack.push(Entered { node, edge, below });
+    }
+
+    /// Moves the edge of the last node.
+    fn set_edge(&mut self, edge: u16) {
+        let entered = self.stack.last_mut().expect("the root was entered");
+        entered.edge = edge;
+        let kept = |waiting: &Waiting<'_>| match self.direction {
+            Direction::Ascending => waiting.rank >= edge,
+            Direction::Descending => waiting.rank < edge,
+        };
+        while self.waiting.len() > entered.below && !self.waiting.last().is_some_and(kept) {
+            self.waiting.pop();
+        }
     }
 
     /// Enters the nodes on the way of `key`, and puts the edge of each at `key`.
     fn seek(&mut self, key: &[u8], included: bool) -> Result<()> {
         let m = self.tree.medium();
         loop {
-            let (node, _) = *self.stack.last().expect("the root was entered");
+            let node = self.stack.last().expect("the root was entered").node;
             let symbol = key.get(node.level).copied();
             let mut on_the_way = None;
             let order = match self.tree.child(m, &node, symbol) {
@@ -87,7 +134,7 @@ impl<'m, M: Medium> Walk<'m, M> {
                 Ordering::Equal if on_the_way.is_some() => self.direction == Direction::Descending,
                 Ordering::Equal => included == (self.direction == Direction::Ascending),
             };
-            self.stack.last_mut().expect("as above").1 = rank(symbol) + u16::from(!before);
+            self.set_edge(rank(symbol) + u16::from(!before));
             match on_the_way {
                 Some(next) => self.enter(next),
                 None => return Ok(()),
@@ -107,16 +154,22 @@ impl<'m, M: Medium> Walk<'m, M> {
     /// Returns what comes next: a leaf, or a node, which is entered.
     fn next(&mut self) -> Result<Option<Child>> {
         let m = self.tree.medium();
-        while let Some((node, edge)) = self.stack.last_mut() {
-            let found = match self.direction {
-                Direction::Ascending => node.first_from(m, *edge),
-                Direction::Descending => node.last_before(m, *edge),
+        while let Some(entered) = self.stack.last_mut() {
+            let node = entered.node;
+            let found = if node.is_small() {
+                let next = (self.waiting.len() > entered.below).then(|| self.waiting.pop());
+                next.flatten().map(|Waiting { rank, cell, child }| (rank, cell, child))
+            } else {
+                match self.direction {
+                    Direction::Ascending => node.first_from(m, entered.edge),
+                    Direction::Descending => node.last_before(m, entered.edge),
+                }
             };
             let Some((rank, cell, child)) = found else {
                 self.stack.pop();
                 continue;
             };
-            *edge = rank + u16::from(self.direction == Direction::Ascending);
+            entered.edge = rank + u16::from(self.direction == Direction::Ascending);
             let child = self.tree.settled(cell, child);
             if !child.is_leaf() {
                 let next = self.tree.node(child, Some(node.level))?;
@@ -148,12 +201,21 @@ impl<'m, M: Medium> Walk<'m, M> {
 
     /// Returns `true` if no node that was used has changed since: then all that was shown was in
     /// the tree at this moment.
-    fn is_valid(&self) -> bool {
+    ///
+    /// # Errors
+    /// `Damaged` if a node was obsolete for the last attempt too.
+    fn is_valid(&self, last: &mut LastObsolete) -> Result<bool> {
         let m = self.tree.medium();
-        self.seen.iter().all(|&(cell, then)| {
-            let lock = Lock(then);
-            m.load(cell) == then && !lock.is_locked() && !lock.is_obsolete()
-        })
+        let (mut valid, mut obsolete) = (true, None);
+        for &(cell, then) in &self.seen {
+            let now = Lock(m.load(cell));
+            valid &= now.0 == then && !now.is_locked() && !now.is_obsolete();
+            if now.is_obsolete() && obsolete.is_none() {
+                obsolete = Some(m.offset_of(cell));
+            }
+        }
+        last.meet(obsolete)?;
+        Ok(valid)
     }
 }
 
@@ -167,8 +229,8 @@ impl<M: Medium> Art<M> {
         page: &mut Page,
     ) -> Result<()> {
         let mut backoff = Backoff::default();
-        let mut most = PAGE;
-        while !self.try_page(from, direction, most, page)? {
+        let (mut most, mut last) = (PAGE, LastObsolete::default());
+        while !self.try_page(from, direction, most, page, &mut last)? {
             self.region.ensure_sound()?;
             most = (most / 2).max(1);
             backoff.wait();
@@ -183,6 +245,7 @@ impl<M: Medium> Art<M> {
         direction: Direction,
         most: usize,
         page: &mut Page,
+        last: &mut LastObsolete,
     ) -> Result<bool> {
         let m = self.medium();
         let mut walk = Walk::new(self, from, direction)?;
@@ -203,7 +266,7 @@ impl<M: Medium> Art<M> {
         // them.
         let read = |child| self.leaf(child).map(|leaf| (leaf, leaf.word(self.medium())));
         let mut leaves = children.into_iter().map(read).collect::<Result<Vec<_>>>()?;
-        if !walk.is_valid() {
+        if !walk.is_valid(last)? {
             return Ok(false);
         }
         page.clear();

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use evermap_pm::sim::Sim;
-use evermap_pm::{Medium, PmU64, Pool};
+use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 
 use super::Art;
 use super::layout::Child;
 use crate::crash_states::{are_kept, as_operation, created, look_up_after_death};
 use crate::ordered::leaf::LeafState;
 use crate::testkit::ordered::encoded::InOrder;
-use crate::{Index, OrderedIndex};
+use crate::{Cursor, Direction, Index, OrderedIndex, Result};
 
 type Tree = InOrder<u64, Art<Sim>>;
 
@@ -77,4 +77,41 @@ fn a_lookup_makes_a_removal_durable() {
         assert_eq!(index.get(KEY, &pool.pin()).unwrap(), None);
     });
     are_kept(&sim, [cell], !mark);
+}
+
+/// A reference that was replaced is there again. No operation waits for the obsolete node behind it
+/// to become part of the tree.
+#[test]
+fn a_reference_to_an_obsolete_node_is_damage() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    let tree = &*index.index;
+    // The guard keeps what is replaced from being reused.
+    let _guard = pool.pin();
+    let insert = |last: u8| tree.insert(&[b'a', last], 1);
+    for last in 0..4 {
+        insert(last).unwrap();
+    }
+    let (cell, child) = tree.root_node().unwrap().find(&sim, Some(b'a')).unwrap();
+    insert(4).unwrap();
+    assert_ne!(Child(sim.load(cell)).offset(), child.offset(), "the node was full");
+    let scan = |direction| -> Result<usize> {
+        let (mut cursor, mut count) = (Cursor::new(tree, .., direction), 0);
+        while cursor.next()?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    };
+    assert_eq!(scan(Direction::Ascending).unwrap(), 5);
+    sim.store(cell, child.0);
+    let met = [
+        scan(Direction::Ascending).map(drop),
+        scan(Direction::Descending).map(drop),
+        insert(5).map(drop),
+        tree.upsert(&[b'a', 0], 2).map(drop),
+        tree.remove(&[b'a', 0]).map(drop),
+    ];
+    for result in met {
+        let error = result.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");
+    }
 }
