@@ -1,0 +1,1 @@
+//! States that crashes seldom leave, constructed.
