@@ -165,10 +165,12 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Returns a word that was loaded from `cell`, without its mark, once it is durable.
     #[inline(always)]
     pub(super) fn settled(&self, cell: &PmU64, word: u64, mark: u64) -> u64 {
-        if self.medium().mutant("BW-1") {
+        let m = self.medium();
+        if m.mutant("BW-1") && word & mark != 0 {
+            let _ = m.cas_transient(cell, word, word & !mark);
             return word & !mark;
         }
-        recipe::help(self.medium(), cell, word, mark)
+        recipe::help(m, cell, word, mark)
     }
 
     /// Returns the word of a node in the mapping table, once it is durable.
@@ -260,7 +262,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             return false;
         }
         let order = match m.load_relaxed(&node.base.header.high_prefix).cmp(&search.prefix) {
-            Ordering::Equal => node.base.bounds(m).high.as_slice().cmp(search.key),
+            Ordering::Equal => node.base.high(m).as_deref().cmp(&Some(search.key)),
             order => order,
         };
         search.admits(order)

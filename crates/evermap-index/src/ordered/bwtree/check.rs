@@ -48,8 +48,14 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 if found.is_none_or(|leaf| leaf.offset != entry.at + RECORD_HEADER) {
                     wrong("a search for a key does not find it");
                 }
-            } else if self.node(entry.child, Some(node.level() - 1))?.base.low(m) != key {
-                wrong("a child has another least key");
+            } else {
+                let child = self.node(entry.child, Some(node.level() - 1))?;
+                if child.is_frozen() {
+                    wrong("a child is being merged, and there is no intent");
+                }
+                if child.base.low(m) != key {
+                    wrong("a child has another least key");
+                }
             }
             last = Some(key);
         }

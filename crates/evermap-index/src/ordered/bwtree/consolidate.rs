@@ -324,6 +324,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Takes the block that is kept in reserve.
     fn take_reserve(&self) -> Result<Option<u64>> {
+        // A sweep that runs now would not come to the block where it is used.
+        if !self.pool.is_swept() {
+            return Ok(None);
+        }
         let (m, cell) = (self.medium(), &self.root_block()?.reserve);
         let block = m.load(cell);
         let bytes = Some(self.pool.block_size(Self::NODE_BYTES));

@@ -112,7 +112,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     }
 
     /// Freezes a node for which there is an intent.
-    fn freeze(
+    pub(super) fn freeze(
         &self,
         level: u8,
         id: u64,

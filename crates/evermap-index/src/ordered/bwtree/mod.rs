@@ -117,10 +117,11 @@ struct Events {
 /// * BW-1: readers and writers act on words that are not durable;
 /// * BW-2: a node is split before the word of the new node is durable;
 /// * BW-3: a delta becomes durable after the word that names it;
-/// * BW-4: a merge is taken for complete before the left node has the keys;
-/// * BW-5: a frozen node is changed;
-/// * BW-6: the level above is told of a node that was merged meanwhile.
-pub const MUTANTS: &[&str] = &["BW-1", "BW-2", "BW-3", "BW-4", "BW-5", "BW-6"];
+/// * BW-4: a merge is taken for complete before the left node has the keys.
+///
+/// Two more only show in few orders of several threads, and have tests of their own: BW-5, a frozen
+/// node is changed, and BW-6, the level above is told of a node that was merged meanwhile.
+pub const MUTANTS: &[&str] = &["BW-1", "BW-2", "BW-3", "BW-4"];
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     const SHAPE: () = assert!(8 <= ITEMS && ITEMS <= 254 && ITEMS % 2 == 0);

@@ -96,12 +96,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Returns the number of entries that are before a bound: a scan in this direction begins
     /// there.
-    fn after(
-        &self,
-        entries: &[Entry],
-        from: Bound<&[u8]>,
-        direction: Direction,
-    ) -> Result<usize> {
+    fn after(&self, entries: &[Entry], from: Bound<&[u8]>, direction: Direction) -> Result<usize> {
         let (key, with_key) = match (from, direction) {
             (Bound::Unbounded, Direction::Ascending) => return Ok(0),
             (Bound::Unbounded, Direction::Descending) => return Ok(entries.len()),

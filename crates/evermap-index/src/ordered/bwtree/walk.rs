@@ -27,10 +27,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// to every record that is in the tree throughout, and to none twice, however nodes are split
     /// and merged. If it comes to a node that begins earlier, the node was merged since, and its
     /// base node is new.
-    pub(super) fn each_node(
-        &self,
-        each: &mut dyn FnMut(&Shown<'_>) -> Result<bool>,
-    ) -> Result<()> {
+    pub(super) fn each_node(&self, each: &mut dyn FnMut(&Shown<'_>) -> Result<bool>) -> Result<()> {
         let top = {
             let _guard = self.pool.pin();
             self.root_node()?.level()
