@@ -42,6 +42,16 @@
 //!    process that stored them may have died before they were durable.
 //! 5. Retire what was unlinked only after `commit` has returned.
 //!
+//! # Converting an index that meets condition 2
+//!
+//! 1. Make each step one [`exchange_marked`] of a word, and allocate and flush before it what the
+//!    step refers to, as for condition 1.
+//! 2. Pass each word that is loaded through [`help`] before anything depends on it, in writers and
+//!    in readers. So no step is durable before one that it builds on, whichever thread has made that.
+//! 3. Let a writer find out from the words alone which step is next: it may be of another process.
+//!    What only the first thread knows has to be in a word that the first step stores.
+//! 4. If a step needs space, let every other change be possible without it.
+//!
 //! # What readers may see
 //!
 //! A store is visible before it is durable. If a reader acts on it in between (by answering a

@@ -3,6 +3,7 @@
 //! None of this is needed for the change that caused it, and any of it can be done by any thread
 //! later. So if there is no space, or another thread was faster, it is left undone.
 
+use std::cmp;
 use std::sync::atomic::Ordering;
 
 use evermap_pm::{Guard, Medium, PmU64, Result};
@@ -114,7 +115,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         while low < high {
             let middle = low.midpoint(high);
             match self.compare(&entries[middle], key, prefix)? {
-                std::cmp::Ordering::Less => low = middle + 1,
+                cmp::Ordering::Less => low = middle + 1,
                 order => {
                     is_present = order.is_eq();
                     high = middle;
@@ -154,23 +155,19 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
         let low = node.base.low(m);
         let bounds = Bounds { low, ..frozen.as_ref().unwrap_or(&node).base.bounds(m) };
-        let entries = &contents.entries;
-        let Some((block, new)) = self.replace(&node, bounds, entries)? else { return Ok(false) };
+        let replaced = self.replace(&node, bounds, &contents.entries)?;
+        let Some((block, new)) = replaced else { return Ok(false) };
         self.retire_parts(nodes(), guard);
-        for at in contents.gone {
-            self.retire_record(at, guard);
-        }
+        contents.gone.iter().for_each(|&at| self.retire_record(at, guard));
         if let Some(child) = merged {
-            let entry = node.base.entries(m).find(|entry| entry.child == child);
-            entry.into_iter().for_each(|entry| self.retire_record(entry.at, guard));
-            self.retire_id(child);
+            self.retire_child(&node, child, guard);
         }
         if frozen.is_some() {
             self.events.merges.fetch_add(1, Ordering::Relaxed);
         }
         // Keys may have been removed while the contents were copied.
-        let now: u64 = nodes().map(|node| node.base.removed(m)).sum();
-        if let Some(missed) = now.checked_sub(counted).filter(|&missed| missed > 0) {
+        let missed = nodes().map(|node| node.base.removed(m)).sum::<u64>().saturating_sub(counted);
+        if missed > 0 {
             BaseRef::at(m, block, Some(level))?.add_removed(m, missed);
         }
         match new {
@@ -300,6 +297,14 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 self.pool.retire(intent, INTENT_BYTES, guard);
             }
         }
+    }
+
+    /// Retires what only belonged to a child that was merged: its record in the node above, and its
+    /// id.
+    fn retire_child(&self, above: &Node<'_>, child: u64, guard: &Guard<'_>) {
+        let entry = above.base.entries(self.medium()).find(|entry| entry.child == child);
+        entry.into_iter().for_each(|entry| self.retire_record(entry.at, guard));
+        self.retire_id(child);
     }
 
     /// Retires a record that no node refers to any more.

@@ -25,9 +25,9 @@
 //! | a key is added | the word of its node |
 //! | a key is bound to another word, or removed | the state of its leaf |
 //! | a node is consolidated | the word of the node |
-//! | a node is split | the words of the new node and of the old one; later that of the node above |
-//! | the root is split | the words of the new root and of the tree, after that of the split |
-//! | a node is merged into the one before it | the words of the node above, of the node, of the one before it, and of the node above |
+//! | a node is split | the words of the new node, of the old one, and of the node above |
+//! | the root is split | the words of the new node, of the old one, of the root, and of the tree |
+//! | a node is merged | the words of the node above, of both nodes, and of the node above again |
 //!
 //! The first three meet the first condition of [`recipe`](crate::recipe), splits and merges the
 //! second: after each store, every key is found, and any writer that meets a change that is not
@@ -36,7 +36,7 @@
 //! What is different from the published code, and why:
 //!
 //! * **A key is bound to another word, and removed, in its record**, so that needs no space. Deltas
-//!   only add keys. A removed record is dropped when the node is consolidated, and never used again.
+//!   only add keys. A removed record is dropped when its node is consolidated, and not used again.
 //! * **`decide` is called once**, so two changes of one key cannot both go on: a lock in ordinary
 //!   memory keeps them apart.
 //! * **A node is split when it is consolidated**, by one store for both: there is no delta for a
@@ -124,7 +124,7 @@ struct Events {
 pub const MUTANTS: &[&str] = &["BW-1", "BW-2", "BW-3", "BW-4"];
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
-    const SHAPE: () = assert!(8 <= ITEMS && ITEMS <= 254 && ITEMS % 2 == 0);
+    const SHAPE: () = assert!(8 <= ITEMS && ITEMS <= 254 && ITEMS.is_multiple_of(2));
 
     /// The first word of the root. Its seventh byte is the number of keys of a leaf node.
     const KIND: u64 = {
@@ -178,8 +178,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 }
 
 impl<M: Medium, const ITEMS: usize> OrderedIndex for BwTree<M, ITEMS> {
-    /// Returns the word bound to `key`. O(log n); takes no lock. Stores only if it finds a word that
-    /// another thread has stored and not yet made durable.
+    /// Returns the word bound to `key`. O(log n); takes no lock. Stores only to remove the mark
+    /// of a word that it finds, and that is not durable yet.
     fn get(&self, key: &[u8]) -> Result<Option<u64>> {
         let _guard = self.pool.pin();
         let leaf = self.find(&self.descend(&Search::at(key), 0)?, key)?;
