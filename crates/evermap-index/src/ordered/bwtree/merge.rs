@@ -99,12 +99,11 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             if end.frozen.is_some() {
                 return Ok(false);
             }
-            // It ends further to the right: it has taken the child over.
-            if end.node.base.high(m).is_none_or(|high| high > low) {
+            // It ends elsewhere, or another node is next to it: it has taken the child over, and may
+            // have been split since, even at the same key.
+            let base = &end.node.base;
+            if base.sibling != child || base.high(m).is_none_or(|high| high != low) {
                 return Ok(true);
-            }
-            if end.node.base.sibling != child {
-                return Err(damaged());
             }
             self.consolidate(level, end.node.id, guard, todo)?;
         }

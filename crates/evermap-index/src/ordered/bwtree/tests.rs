@@ -169,6 +169,41 @@ fn a_merge_is_completed_by_any_writer() {
     }
 }
 
+/// A node takes over its neighbour, and is split again where that began. The new node has another
+/// id, so the merge is complete.
+#[test]
+fn a_merge_that_ends_in_a_split_at_the_same_key_is_complete() {
+    let ((sim, pool, index), right, low, mut keys) = merging(Stage::Frozen);
+    let tree = &*index.index;
+    let high = u64::from_be_bytes(
+        tree.node(right, Some(0)).unwrap().base.high(&sim).unwrap().try_into().unwrap(),
+    );
+    // Until both have five keys, of which the right one's first is its least.
+    let mut add = |range: std::ops::Range<u64>| {
+        for key in range.clone() {
+            if keys.range(range.clone()).count() < 5 && keys.insert(key) {
+                let put = &mut |_| Action::Put(key);
+                tree.change(&bytes(key), MutateMode::MayInsert, put).unwrap();
+            }
+        }
+    };
+    add(0..low);
+    add(low..high);
+    let (guard, todo) = (pool.pin(), &mut Vec::new());
+    let left = leaf_of(tree, 0);
+    assert!(tree.consolidate(0, left, &guard, todo).unwrap());
+    let base = tree.node(left, Some(0)).unwrap().base;
+    assert_eq!(base.high(&sim).unwrap(), bytes(low));
+    assert_ne!(base.sibling, right);
+    assert_holds(tree, &keys);
+    drop(guard);
+    insert(tree, [low + 9]);
+    keys.insert(low + 9);
+    assert_eq!(tree.root_node().unwrap().intent, None);
+    assert_holds(tree, &keys);
+    assert_no_leak(&pool, tree);
+}
+
 /// Without space, a merge stays where it is, and all keys can be changed and removed.
 #[test]
 fn no_change_needs_a_merge_to_be_completed() {
