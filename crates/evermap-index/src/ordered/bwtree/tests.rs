@@ -1,9 +1,10 @@
 //! States that crashes and other threads seldom leave, constructed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::schedule::{Schedule, Strategy};
 use evermap_pm::sim::{Mutation, Sim};
 use evermap_pm::{Medium, PmU64, Pool};
@@ -201,6 +202,43 @@ fn a_merge_that_ends_in_a_split_at_the_same_key_is_complete() {
     keys.insert(low + 9);
     assert_eq!(tree.root_node().unwrap().intent, None);
     assert_holds(tree, &keys);
+    assert_no_leak(&pool, tree);
+}
+
+/// Every change of one thread is complete when it returns: there is no intent, and the level above
+/// of each level has all of its nodes.
+#[test]
+fn one_thread_leaves_nothing_incomplete() {
+    let (_sim, pool, index) = tree();
+    let (tree, mut rng) = (&*index.index, Rng::new(7));
+    for round in 0..20_000u64 {
+        let key = &bytes(rng.below(400));
+        // There are times of growth and of shrinking.
+        if rng.below(10) < 2 + round / 500 % 2 * 6 {
+            tree.upsert(key, 1).unwrap();
+        } else {
+            tree.remove(key).unwrap();
+        }
+        if round % 40 == 0 {
+            let (mut nodes, mut children) = (BTreeMap::new(), BTreeMap::new());
+            tree.each_node(&mut |shown| {
+                let node = shown.end.target();
+                assert_eq!(node.intent, None, "round {round}");
+                *nodes.entry(node.level()).or_insert(0) += 1;
+                if let Some(below) = node.level().checked_sub(1) {
+                    let inserted = tree.inserts(node).count();
+                    *children.entry(below).or_insert(0) += node.base.len() + inserted;
+                }
+                Ok(true)
+            })
+            .unwrap();
+            let root = nodes.pop_last();
+            assert_eq!((root.unwrap().1, nodes), (1, children), "round {round}");
+        }
+    }
+    assert_eq!(tree.check(), SOUND);
+    let stats = tree.stats();
+    assert!(stats.splits > 200 && stats.merges > 200, "{stats:?}");
     assert_no_leak(&pool, tree);
 }
 
