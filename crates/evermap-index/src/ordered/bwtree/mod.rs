@@ -16,9 +16,9 @@
 //! 3 ──▶ base  level 0  ┌ "kiwi" ─ "pear" ┐
 //! ```
 //!
-//! No thread waits for another one, except that changes of one key are made one after the other:
-//! lookups and scans take no lock, and changes of different keys try again if one of them was
-//! faster.
+//! Lookups and scans take no lock and wait for no thread. Changes of one key are made one after the
+//! other; of changes of different keys that meet, one tries again. Only ids of new nodes are handed
+//! out under a lock, in ordinary memory.
 //!
 //! | change | the stores that commit it |
 //! |---|---|
