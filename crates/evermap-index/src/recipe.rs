@@ -47,7 +47,8 @@
 //! 1. Make each step one [`exchange_marked`] of a word, and allocate and flush before it what the
 //!    step refers to, as for condition 1.
 //! 2. Pass each word that is loaded through [`help`] before anything depends on it, in writers and
-//!    in readers. So no step is durable before one that it builds on, whichever thread has made that.
+//!    in readers. So no step is durable before those that it builds on, which may be of other
+//!    threads.
 //! 3. Let a writer find out from the words alone which step is next: it may be of another process.
 //!    What only the first thread knows has to be in a word that the first step stores.
 //! 4. If a step needs space, let every other change be possible without it.

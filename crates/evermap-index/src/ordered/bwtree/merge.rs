@@ -99,8 +99,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             if end.frozen.is_some() {
                 return Ok(false);
             }
-            // It ends elsewhere, or another node is next to it: it has taken the child over, and may
-            // have been split since, even at the same key.
+            // If it ends elsewhere, or another node is next to it, it has taken the child over. It
+            // may have been split since, even at the same key.
             let base = &end.node.base;
             if base.sibling != child || base.high(m).is_none_or(|high| high != low) {
                 return Ok(true);
