@@ -1,5 +1,6 @@
 //! Changing the binding of one key.
 
+use evermap_pm::medium::Note;
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Error, Medium, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -96,6 +97,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 Some(word)
             }
             Action::Remove => {
+                m.note(Note::Harmless("torn, it is one bit that means something"));
                 leaf.remove(m);
                 todo.extend(self.count_removed(end));
                 None

@@ -6,6 +6,7 @@
 use std::cmp;
 use std::sync::atomic::Ordering;
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, PmU64, Result};
 
 use super::BwTree;
@@ -227,6 +228,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         BaseRef::write(m, block, level, &bounds, left);
         m.fence();
         let word = Link::base(block).0;
+        m.note(Note::Harmless(
+            "late, it matters where blocks of the old node are used soon: \
+             `every_word_is_durable_when_a_change_returns`",
+        ));
         if recipe::exchange_marked(m, node.cell, node.word.0, word, Link::MARK).is_err() {
             new.iter().for_each(|new| self.discard(new));
             return Ok(None);

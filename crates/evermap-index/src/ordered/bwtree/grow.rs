@@ -3,6 +3,7 @@
 //! A node that was split off is found from its left neighbour at once. Its entry in the node above
 //! is added by the thread that has split it, or by any writer that has come to it from the left.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, Result};
 
 use super::BwTree;
@@ -100,6 +101,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let new = self.new_node(block)?;
         m.fence();
         let cell = &self.root_block()?.tree;
+        m.note(Note::Harmless("without it, all nodes are found from the first one of their level"));
         match recipe::exchange_marked(m, cell, root.id, new.id, TREE_MARK) {
             Ok(()) => {
                 blocks.keep();

@@ -10,6 +10,7 @@
 //! intent makes the next step. A node above that has an intent is neither split nor merged, so both
 //! nodes stay below it, and the node that is merged is not its first child.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::BwTree;
@@ -132,6 +133,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 continue;
             }
             let frozen = word.plain().0 | Link::FROZEN;
+            m.note(Note::Harmless(
+                "needed where blocks of the node are used for others before the merge is complete: \
+                 `a_merge_survives_every_crash`",
+            ));
             if recipe::exchange_marked(m, cell, word.0, frozen, Link::MARK).is_ok() {
                 return Ok(true);
             }

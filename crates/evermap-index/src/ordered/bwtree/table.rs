@@ -10,12 +10,16 @@
 
 use std::collections::VecDeque;
 
+use evermap_pm::medium::Note;
 use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Error, GracePeriod, Medium, PmU64, Result};
 
 use super::BwTree;
 use super::access::Search;
 use super::layout::{FIRST_SEGMENT, IDS, Link, SEGMENTS};
+
+/// Why a crash may take it back that the word of an id was removed.
+const LOST_IDS: &str = "the next opener finds out again that no node refers to the id";
 
 /// Which ids are free.
 #[derive(Default)]
@@ -92,6 +96,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let m = self.medium();
         // An earlier process may have stored the offset of a segment, and died before it was
         // durable. Words of that segment are referred to from now on.
+        m.note(Note::Harmless(
+            "needed where the process died then: \
+             `a_segment_is_durable_before_its_ids_are_used`",
+        ));
         m.persist(self.root_block()?);
         let (mut ids, mut all) = (Ids { next: 1, ..Ids::default() }, 1);
         for (at, bytes) in self.segments()? {
@@ -136,6 +144,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             _ => {}
         }
         if m.load(cell) == 0 {
+            m.note(Note::Harmless(LOST_IDS));
             m.flush(cell);
         }
         Ok(!matches!(linked, Ok(false)))
@@ -168,8 +177,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             && self.pool.epoch().is_over(period)
         {
             ids.waiting.pop_front();
-            // If this is lost, the next opener finds out.
             m.store(self.cell(id)?, 0);
+            m.note(Note::Harmless(LOST_IDS));
             m.flush(self.cell(id)?);
             ids.free.push(id);
         }

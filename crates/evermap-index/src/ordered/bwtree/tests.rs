@@ -13,6 +13,7 @@ use super::access::Search;
 use super::consolidate::Work;
 use super::layout::{Link, Part, TREE_MARK};
 use super::node::{BaseRef, Bounds};
+use super::walk::Shown;
 use super::{BwTree, Tiny};
 use crate::crash_states::{
     are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened,
@@ -109,6 +110,10 @@ enum Stage {
 fn merging(stage: Stage) -> (Open, u64, u64, BTreeSet<u64>) {
     let (sim, pool, index) = tree();
     let tree = &*index.index;
+    // The words of the first node and of the others are in different lines, which become durable in
+    // any order.
+    assert!(tree.knows_ids().unwrap());
+    (0..8).for_each(|_| assert!(tree.new_id().is_ok()));
     insert(tree, (0..24).map(|key| 10 * key));
     let keys: BTreeSet<u64> = (0..24).map(|key| 10 * key).filter(|key| key % 40 == 0).collect();
     (0..24).map(|key| 10 * key).filter(|key| key % 40 != 0).for_each(|key| remove_only(tree, key));
@@ -277,11 +282,17 @@ fn no_change_needs_a_merge_to_be_completed() {
 /// A crash at any store of a merge: what recovery finds is completed.
 #[test]
 fn a_merge_survives_every_crash() {
-    let ((sim, _pool, index), _, low, mut keys) = merging(Stage::Intended);
+    let ((sim, _pool, index), right, low, mut keys) = merging(Stage::Intended);
+    let left = leaf_of(&index.index, 0);
     record(&sim, || insert(&index.index, [low + 1]));
     for_each_image(&sim, false, |image| {
         let crashed = Sim::from_image(image.bytes, 1 << 20).unwrap();
         let (_pool, index): (_, Tree) = reopened(&crashed);
+        // Once the left node has taken its neighbour over, that must be frozen: the thread that
+        // completes the merge must not look at its blocks.
+        let has_taken_over = index.index.node(left, Some(0)).unwrap().base.sibling != right;
+        let word = Link(crashed.load(index.index.cell(right).unwrap()));
+        assert!(word.is_frozen() || word.is_none() || !has_taken_over);
         let mut keys = keys.clone();
         if index.index.get(&bytes(low + 1)).unwrap().is_some() {
             keys.insert(low + 1);
@@ -384,6 +395,29 @@ fn a_lookup_makes_a_removal_durable() {
     are_kept(&sim, [cell], !LeafState::MARK);
 }
 
+/// Words of nodes are durable before what they replace can be used for something else.
+#[test]
+fn every_word_is_durable_when_a_change_returns() {
+    let (sim, _pool, index) = tree();
+    let tree = &*index.index;
+    for round in 0..120 {
+        record(&sim, || match round {
+            0..60 => insert(tree, [round]),
+            _ => assert!(tree.remove(&bytes(round - 60)).unwrap().removed()),
+        });
+        let mut words = vec![];
+        let each = &mut |shown: &Shown<'_>| {
+            words.push(sim.offset_of(shown.end.target().cell));
+            Ok(true)
+        };
+        tree.each_node(each).unwrap();
+        let cells = words.into_iter().map(|at| sim.at::<PmU64>(at).unwrap());
+        are_kept(&sim, cells, !(Link::MARK | Link::NEW));
+        are_kept(&sim, [&tree.root_block().unwrap().tree], !TREE_MARK);
+    }
+    assert!(tree.stats().splits > 5 && tree.stats().merges > 5, "{:?}", tree.stats());
+}
+
 /// Everything that creation stores is durable when it returns.
 #[test]
 fn a_new_tree_is_durable() {
@@ -440,9 +474,29 @@ fn a_crash_loses_no_ids() {
     let (_pool, index): (_, Tree) = reopened(&sim);
     let tree = &*index.index;
     assert!(tree.knows_ids().unwrap());
-    let ids: BTreeSet<u64> = std::iter::from_fn(|| tree.new_id().ok()).take(10).collect();
+    let ids: BTreeSet<u64> = std::iter::from_fn(|| tree.new_id().ok()).take(20).collect();
     assert!(ids.contains(&merged), "{merged} is not in {ids:?}");
     assert_holds(tree, &keys);
+}
+
+/// A process has stored the offset of a segment of the mapping table, and has died before it was
+/// durable. Nodes with ids of that segment are only referred to once it is.
+#[test]
+fn a_segment_is_durable_before_its_ids_are_used() {
+    let (sim, pool, index) = tree();
+    insert(&index.index, 0..1_000);
+    let at = sim.offset_of(&index.index.root_block().unwrap().segments[1]);
+    drop((pool, index));
+    let cell: &PmU64 = sim.at(at).unwrap();
+    let stored = sim.load(cell);
+    assert_ne!(stored, 0);
+    // An image that lacks the word is one with another word there.
+    sim.store(cell, !stored);
+    sim.checkpoint();
+    sim.store(cell, stored);
+    let (_pool, index): (_, Tree) = reopened(&sim);
+    as_operation(&sim, || assert!(index.index.knows_ids().unwrap()));
+    are_kept(&sim, [cell], !0);
 }
 
 /// Ids of nodes that were merged are used again. The published code has a million of them.
