@@ -38,6 +38,12 @@ impl<'p, M: Medium> Fresh<'p, M> {
         self.note(self.pool.allocate_exact(size)?)
     }
 
+    /// Adds a block that the index has had for such a case. Returns its offset.
+    pub(crate) fn adopt(&mut self, block: u64) -> u64 {
+        self.blocks.push(block);
+        block
+    }
+
     fn note(&mut self, block: u64) -> Result<u64> {
         self.blocks.push(block);
         Ok(block)

@@ -9,8 +9,8 @@
 //! 1. Every change becomes visible by one store of 8 bytes. It is made persistent by a
 //!    [`Preparation`], or by [`commit`] if nothing is prepared.
 //! 2. A change is several such stores, and any writer that finds it incomplete completes it. Each
-//!    step is committed, and a word that was loaded is made durable before it is acted on, by
-//!    [`help`].
+//!    step is committed, by [`exchange_marked`], and a word that was loaded is made durable before
+//!    it is acted on, by [`help`].
 //! 3. A change is several such stores, which only the holder of a lock completes. Each step is
 //!    committed, and the thread that gets the lock of an incomplete change after a crash completes
 //!    it, by a function to be named `resume`.
@@ -41,6 +41,17 @@
 //! 4. Flush the contents of a node before acting on them for the first time after opening: the
 //!    process that stored them may have died before they were durable.
 //! 5. Retire what was unlinked only after `commit` has returned.
+//!
+//! # Converting an index that meets condition 2
+//!
+//! 1. Make each step one [`exchange_marked`] of a word, and allocate and flush before it what the
+//!    step refers to, as for condition 1.
+//! 2. Pass each word that is loaded through [`help`] before anything depends on it, in writers and
+//!    in readers. So no step is durable before those that it builds on, which may be of other
+//!    threads.
+//! 3. Let a writer find out from the words alone which step is next: it may be of another process.
+//!    What only the first thread knows has to be in a word that the first step stores.
+//! 4. If a step needs space, let every other change be possible without it.
 //!
 //! # What readers may see
 //!
@@ -223,6 +234,30 @@ pub fn commit_marked<M: Medium>(medium: &M, cell: &PmU64, value: u64, mark: u64)
     medium.store_transient(cell, value);
 }
 
+/// Commits one step of a change that any thread may complete, if no other thread has changed the
+/// word: replaces `old` by `new` and makes that durable before it returns. The word has the bit
+/// `mark` until then, as in [`commit_marked`].
+///
+/// `old` is what [`help`] has returned, so what `new` builds on is durable.
+///
+/// # Errors
+/// The word found, if it was not `old`.
+#[inline(always)]
+#[track_caller]
+pub fn exchange_marked<M: Medium>(
+    medium: &M,
+    cell: &PmU64,
+    old: u64,
+    new: u64,
+    mark: u64,
+) -> Result<(), u64> {
+    medium.cas(cell, old, new | mark)?;
+    medium.persist(cell);
+    // Fails if a thread that has found the word has removed the mark, or has made the next step.
+    let _ = medium.cas_transient(cell, new | mark, new);
+    Ok(())
+}
+
 /// Returns `word`, which was loaded from `cell`, without the bit `mark`. If it has that, which
 /// [`commit_marked`] gives to words that may not be durable, makes it durable first. So a thread
 /// never acts on something that a crash could take back, and never waits for the thread that has
@@ -312,5 +347,14 @@ mod tests {
         let sim = sim();
         commit(&sim, cell(&sim, 8), 6);
         assert_eq!(events(&sim), "s0 f0 |");
+    }
+
+    #[test]
+    fn a_step_that_comes_too_late_changes_nothing() {
+        let sim = sim();
+        assert_eq!(exchange_marked(&sim, cell(&sim, 8), 0, 6, 1), Ok(()));
+        assert_eq!(exchange_marked(&sim, cell(&sim, 8), 0, 4, 1), Err(6));
+        assert_eq!(events(&sim), "s0 f0 | s0");
+        assert_eq!(sim.load(cell(&sim, 8)), 6);
     }
 }

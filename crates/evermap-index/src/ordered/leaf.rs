@@ -23,7 +23,8 @@ pod! {
 /// ```text
 /// bit  0..17  length of the key in bytes
 /// bit 17      this word may not be durable yet: see `recipe::help`
-/// bit 18..64  version: counts changes; its lowest bit chooses the word
+/// bit 18..63  version: counts changes; its lowest bit chooses the word
+/// bit 63      the key is not bound any more, and will not be by this leaf
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeafState(pub u64);
@@ -32,6 +33,7 @@ impl LeafState {
     /// The bit of a word that may not be durable yet.
     pub const MARK: u64 = 1 << 17;
     const ONE: u64 = 1 << 18;
+    const REMOVED: u64 = 1 << 63;
 
     /// Returns the word of a new leaf.
     pub fn new(length: usize) -> Self {
@@ -53,6 +55,17 @@ impl LeafState {
     /// Returns the state after the next change.
     pub fn next(self) -> Self {
         LeafState((self.0 & !Self::MARK).wrapping_add(Self::ONE))
+    }
+
+    /// Returns the state once the key is not bound any more.
+    pub fn removed(self) -> Self {
+        LeafState(self.0 & !Self::MARK | Self::REMOVED)
+    }
+
+    /// Returns `true` if the key is not bound any more.
+    #[inline(always)]
+    pub fn is_removed(self) -> bool {
+        self.0 & Self::REMOVED != 0
     }
 }
 
@@ -99,18 +112,30 @@ impl<'m> LeafRef<'m> {
     /// Returns the word of the leaf, once it is durable.
     #[inline(always)]
     pub(crate) fn word<M: Medium>(&self, m: &M) -> u64 {
-        let state = |cell| recipe::help(m, cell, m.load(cell), LeafState::MARK);
-        let mut now = state(&self.leaf.state);
+        self.read(m).1
+    }
+
+    /// Returns the state of the leaf and its word, once they are durable.
+    #[inline(always)]
+    pub(crate) fn read<M: Medium>(&self, m: &M) -> (LeafState, u64) {
+        let mut now = self.state(m);
         loop {
             // Acquire: the state is loaded again after the word.
-            let word = m.load(&self.leaf.words[LeafState(now).current()]);
-            let then = state(&self.leaf.state);
+            let word = m.load(&self.leaf.words[now.current()]);
+            let then = self.state(m);
             if then == now {
-                return word;
+                return (now, word);
             }
             // The place of the word may have been used for a newer one, which is not durable.
             now = then;
         }
+    }
+
+    /// Returns the state of the leaf, once it is durable.
+    #[inline(always)]
+    pub(crate) fn state<M: Medium>(&self, m: &M) -> LeafState {
+        let cell = &self.leaf.state;
+        LeafState(recipe::help(m, cell, m.load(cell), LeafState::MARK))
     }
 
     /// Binds the key to another word, durably. No other thread does so at the same time.
@@ -120,6 +145,19 @@ impl<'m> LeafRef<'m> {
         let mut change = Preparation::new(m, &self.leaf.state);
         change.store(&self.leaf.words[state.current()], word);
         change.commit_marked(state.0, LeafState::MARK);
+    }
+
+    /// Unbinds the key for good, durably. No other thread changes the leaf at the same time.
+    #[track_caller]
+    pub(crate) fn remove<M: Medium>(&self, m: &M) {
+        let state = LeafState(m.load(&self.leaf.state)).removed();
+        recipe::commit_marked(m, &self.leaf.state, state.0, LeafState::MARK);
+    }
+
+    /// Returns the [`prefix`] of the key.
+    #[inline(always)]
+    pub(crate) fn prefix<M: Medium>(&self, m: &M) -> u64 {
+        self.cells.first().map_or(0, |cell| m.load_relaxed(cell).swap_bytes())
     }
 
     /// Returns the number of bytes of the block.
@@ -182,4 +220,16 @@ impl<'m> LeafRef<'m> {
 /// Returns the size in bytes of a leaf whose key has this length.
 pub(crate) fn leaf_bytes(length: usize) -> u64 {
     size_of::<Leaf>() as u64 + (length as u64).next_multiple_of(8)
+}
+
+/// Returns the first eight bytes of a key as a number, so that numbers are ordered as the keys are.
+/// A shorter key is padded with zeros.
+#[inline(always)]
+pub fn prefix(key: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    match key.first_chunk() {
+        Some(first) => bytes = *first,
+        None => bytes[..key.len()].copy_from_slice(key),
+    }
+    u64::from_be_bytes(bytes)
 }

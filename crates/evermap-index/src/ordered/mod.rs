@@ -14,6 +14,7 @@ use crate::{Action, Change, MutateMode, Stats, Visitor};
 
 pub mod art;
 pub mod bplus;
+pub mod bwtree;
 mod cursor;
 pub mod fast_fair;
 pub mod leaf;

@@ -2,6 +2,7 @@
 
 mod art;
 mod bplus;
+mod bwtree;
 mod cceh;
 mod clht;
 mod conformance;

@@ -2,6 +2,8 @@
 
 use evermap_pm::{PmU64, pod};
 
+pub use crate::ordered::leaf::prefix;
+
 /// The number of records that a node has space for. The last one is never used: a node ends with a
 /// reference that is 0.
 pub const RECORDS: usize = 28;
@@ -77,18 +79,6 @@ pod! {
 /// What leaf nodes have as the reference before their first record. It is not 0, with which a node
 /// ends, so the first record can be inserted and removed like any other.
 pub const NO_CHILD: u64 = 1;
-
-/// Returns the first eight bytes of a key as a number, so that numbers are ordered as the keys are.
-/// A shorter key is padded with zeros.
-#[inline(always)]
-pub fn prefix(key: &[u8]) -> u64 {
-    let mut bytes = [0; 8];
-    match key.first_chunk() {
-        Some(first) => bytes = *first,
-        None => bytes[..key.len()].copy_from_slice(key),
-    }
-    u64::from_be_bytes(bytes)
-}
 
 /// What the prefix of a least key does not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,446 @@
+//! Nodes as one word of the mapping table describes them, and searching.
+
+use std::cmp::Ordering;
+
+use evermap_pm::sync::Backoff;
+use evermap_pm::{Error, Medium, PmU64, Result};
+
+use super::BwTree;
+use super::layout::{Intent, Link, Part, RECORD_HEADER, TREE_MARK};
+use super::node::{BaseRef, Entry};
+use crate::ordered::leaf::{LeafRef, prefix};
+use crate::recipe;
+
+/// A search finds another node to be merged each time that it starts anew: more often than a few
+/// times in a row only because of damage.
+const RESTARTS_MAX: u32 = 200;
+
+/// What to search for.
+#[derive(Clone, Copy)]
+pub(super) struct Search<'k> {
+    key: &'k [u8],
+    prefix: u64,
+    target: Target,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Target {
+    /// The node into which the key belongs.
+    At,
+    /// The node into which what is right before the key belongs.
+    Before,
+    /// The last node.
+    Last,
+}
+
+impl<'k> Search<'k> {
+    /// Returns a search for the node into which `key` belongs.
+    #[inline(always)]
+    pub(super) fn at(key: &'k [u8]) -> Self {
+        Search { key, prefix: prefix(key), target: Target::At }
+    }
+
+    /// Returns a search for the node with what is right before `key`.
+    pub(super) fn before(key: &'k [u8]) -> Self {
+        Search { target: Target::Before, ..Self::at(key) }
+    }
+
+    /// Returns a search for the last node.
+    pub(super) fn last() -> Self {
+        Search { target: Target::Last, ..Self::at(&[]) }
+    }
+
+    /// Returns `true` if a node whose least key compares to the key like this can have what is
+    /// searched for.
+    #[inline(always)]
+    fn admits(&self, low: Ordering) -> bool {
+        match self.target {
+            Target::At => low != Ordering::Greater,
+            Target::Before => low == Ordering::Less,
+            Target::Last => true,
+        }
+    }
+}
+
+/// A node as it was when its word of the mapping table was loaded, which was durable then. What
+/// belongs to it never changes, but for the words and the states of its records.
+#[derive(Clone, Copy)]
+pub(super) struct Node<'m> {
+    pub(super) id: u64,
+    /// The word of the mapping table.
+    pub(super) cell: &'m PmU64,
+    /// What was found there, without its mark.
+    pub(super) word: Link,
+    pub(super) base: BaseRef<'m>,
+    /// The offset of the intent, and the child that is to be merged into the one before it.
+    pub(super) intent: Option<(u64, u64)>,
+}
+
+impl Node<'_> {
+    /// Returns `true` if the node is being merged into its left neighbour.
+    pub(super) fn is_frozen(&self) -> bool {
+        self.word.is_frozen()
+    }
+
+    /// Returns the level.
+    pub(super) fn level(&self) -> u8 {
+        self.base.level
+    }
+}
+
+/// Where a search ended.
+pub(super) struct End<'m> {
+    /// The node. It is frozen only if it was found from the level above, and got so since; then its
+    /// keys were there at some moment during the search, but must not be changed there.
+    pub(super) node: Node<'m>,
+    /// The right neighbour of `node`, if the key belongs there and that is being merged into
+    /// `node`. Its keys are changed by deltas of `node`.
+    pub(super) frozen: Option<Node<'m>>,
+    /// The level and the id of a node that was found from its left neighbour.
+    pub(super) passed: Option<(u8, u64)>,
+    /// The level and the id of a node one of whose children is to be merged.
+    pub(super) unfinished: Option<(u8, u64)>,
+}
+
+impl<'m> End<'m> {
+    /// Returns the node into whose range the key belongs.
+    #[inline(always)]
+    pub(super) fn target(&self) -> &Node<'m> {
+        self.frozen.as_ref().unwrap_or(&self.node)
+    }
+
+    /// Returns the nodes whose deltas may have the key, those with the newest first.
+    #[inline(always)]
+    pub(super) fn parts(&self) -> impl Iterator<Item = &Node<'m>> {
+        std::iter::once(&self.node).chain(&self.frozen)
+    }
+}
+
+/// The records that are deltas of a node, the newest first.
+pub(super) struct Inserts<'m, M: Medium, const ITEMS: usize> {
+    tree: &'m BwTree<M, ITEMS>,
+    link: Link,
+}
+
+impl<'m, M: Medium, const ITEMS: usize> Iterator for Inserts<'m, M, ITEMS> {
+    type Item = Result<(u64, LeafRef<'m>)>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.link.part() != Part::Insert {
+            return None;
+        }
+        let at = self.link.offset();
+        let record = self.tree.next_of(self.link).and_then(|next| {
+            self.link = next;
+            Ok((at, self.tree.record(at)?))
+        });
+        if record.is_err() {
+            self.link = Link(0);
+        }
+        Some(record)
+    }
+}
+
+impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
+    /// Returns the leaf of the record at an offset.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    #[inline(always)]
+    pub(super) fn record(&self, at: u64) -> Result<LeafRef<'_>> {
+        LeafRef::at(self.medium(), at.saturating_add(RECORD_HEADER))
+    }
+
+    /// Returns what a node was before its newest delta.
+    #[inline(always)]
+    pub(super) fn next_of(&self, link: Link) -> Result<Link> {
+        let m = self.medium();
+        let next = m.at::<PmU64>(link.offset()).map(|cell| Link(m.load(cell)));
+        // Each has one delta less, so a walk ends.
+        next.filter(|next| next.depth() + 1 == link.depth() && *next == next.plain())
+            .ok_or_else(|| Error::damaged(link.offset(), "a delta of a tree follows nothing"))
+    }
+
+    /// Returns a word that was loaded from `cell`, without its mark, once it is durable.
+    #[inline(always)]
+    pub(super) fn settled(&self, cell: &PmU64, word: u64, mark: u64) -> u64 {
+        let m = self.medium();
+        if m.mutant("BW-1") && word & mark != 0 {
+            let _ = m.cas_transient(cell, word, word & !mark);
+            return word & !mark;
+        }
+        recipe::help(m, cell, word, mark)
+    }
+
+    /// Returns the word of a node in the mapping table, once it is durable.
+    #[inline(always)]
+    pub(super) fn word_in(&self, cell: &PmU64) -> Link {
+        Link(self.settled(cell, self.medium().load(cell), Link::MARK))
+    }
+
+    /// Returns the node with an id.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    #[inline(always)]
+    pub(super) fn node(&self, id: u64, level: Option<u8>) -> Result<Node<'_>> {
+        let cell = self.cell(id)?;
+        self.node_of(id, cell, self.word_in(cell), level)
+    }
+
+    /// Returns the node that a word of the mapping table describes.
+    #[inline(always)]
+    pub(super) fn node_of<'m>(
+        &'m self,
+        id: u64,
+        cell: &'m PmU64,
+        word: Link,
+        level: Option<u8>,
+    ) -> Result<Node<'m>> {
+        let m = self.medium();
+        let damaged = || {
+            let what = "there is no such node in the mapping table of a tree";
+            Error::damaged(m.offset_of(cell), what)
+        };
+        if word.is_none() {
+            return Err(damaged());
+        }
+        let (mut link, mut intent) = (word, None);
+        loop {
+            match link.part() {
+                Part::Base if link.depth() == 0 => break,
+                Part::Insert if intent.is_none() => {}
+                Part::Intent if intent.is_none() => {
+                    let found = m.at::<Intent>(link.offset()).ok_or_else(damaged)?;
+                    intent = Some((link.offset(), m.load_relaxed(&found.child)));
+                }
+                _ => return Err(damaged()),
+            }
+            link = self.next_of(link)?;
+        }
+        let base = BaseRef::at(m, link.offset(), level)?;
+        Ok(Node { id, cell, word, base, intent })
+    }
+
+    /// Returns the root node.
+    #[inline(always)]
+    pub(super) fn root_node(&self) -> Result<Node<'_>> {
+        let cell = &self.root_block()?.tree;
+        self.node(self.settled(cell, self.medium().load(cell), TREE_MARK), None)
+    }
+
+    /// Returns the records that are deltas of a node, the newest first.
+    #[inline(always)]
+    pub(super) fn inserts<'m>(&'m self, node: &Node<'m>) -> Inserts<'m, M, ITEMS> {
+        Inserts { tree: self, link: node.word }
+    }
+
+    /// Returns the key of an entry.
+    pub(super) fn key_of(&self, entry: &Entry) -> Result<Vec<u8>> {
+        match entry.at {
+            0 => Ok(Vec::new()),
+            at => Ok(self.record(at)?.key(self.medium())),
+        }
+    }
+
+    /// Compares the key of an entry with another one.
+    #[inline(always)]
+    pub(super) fn compare(&self, entry: &Entry, key: &[u8], prefix: u64) -> Result<Ordering> {
+        Ok(match entry.prefix.cmp(&prefix) {
+            Ordering::Equal if entry.at == 0 => [].as_slice().cmp(key),
+            Ordering::Equal => self.record(entry.at)?.compare(self.medium(), key),
+            order => order,
+        })
+    }
+
+    /// Returns `true` if what is searched for is in a node after this one.
+    #[inline(always)]
+    fn is_beyond(&self, node: &Node<'_>, search: &Search<'_>) -> bool {
+        let m = self.medium();
+        if node.base.sibling == 0 {
+            return false;
+        }
+        let order = match m.load_relaxed(&node.base.header.high_prefix).cmp(&search.prefix) {
+            Ordering::Equal => node.base.high(m).as_deref().cmp(&Some(search.key)),
+            order => order,
+        };
+        search.admits(order)
+    }
+
+    /// Returns the right neighbour of a node. It begins where that ends; otherwise damaged
+    /// references could lead a search round and round.
+    pub(super) fn next_node(&self, node: &Node<'_>) -> Result<Node<'_>> {
+        let m = self.medium();
+        let next = self.node(node.base.sibling, Some(node.level()))?;
+        let low = next.base.low(m);
+        if node.base.high(m).is_some_and(|high| high == low) && node.base.low(m) < low {
+            return Ok(next);
+        }
+        let what = "a node of a tree is not where the one before it ends";
+        Err(Error::damaged(next.base.offset, what))
+    }
+
+    /// Returns the right neighbour of a node, if that is being merged into it.
+    pub(super) fn frozen_sibling(&self, node: &Node<'_>) -> Result<Option<Node<'_>>> {
+        let sibling = node.base.sibling;
+        if sibling == 0 || !self.word_in(self.cell(sibling)?).is_frozen() {
+            return Ok(None);
+        }
+        self.next_node(node).map(Some)
+    }
+
+    /// Searches from the root down to a level.
+    #[inline(always)]
+    pub(super) fn descend(&self, search: &Search<'_>, level: u8) -> Result<End<'_>> {
+        let root = self.root_node()?;
+        let (mut end, depth) =
+            (End { node: root, frozen: None, passed: None, unfinished: None }, root.level());
+        if depth < level {
+            return Err(Error::damaged(root.base.offset, "a tree is too low"));
+        }
+        loop {
+            self.go_right(&mut end, search)?;
+            let here = end.node.level();
+            if here <= level {
+                return Ok(end);
+            }
+            if end.node.intent.is_some() {
+                end.unfinished = Some((here, end.node.id));
+            }
+            end.node = self.node(self.child(&end, search)?, Some(here - 1))?;
+            end.frozen = None;
+        }
+    }
+
+    /// Goes on to the node of the level that has what is searched for.
+    #[inline(always)]
+    fn go_right<'m>(&'m self, end: &mut End<'m>, search: &Search<'_>) -> Result<()> {
+        while self.is_beyond(end.target(), search) {
+            let next = self.next_node(end.target())?;
+            if next.is_frozen() && end.frozen.is_none() {
+                end.frozen = Some(next);
+            } else {
+                end.passed = Some((next.level(), next.id));
+                (end.node, end.frozen) = (next, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Searches like [`descend`](Self::descend), for a node that can be changed.
+    #[inline(always)]
+    pub(super) fn arrive(&self, search: &Search<'_>, level: u8) -> Result<End<'_>> {
+        let mut restarts = 0;
+        loop {
+            let end = self.descend(search, level)?;
+            if !end.node.is_frozen() || self.medium().mutant("BW-5") {
+                return Ok(end);
+            }
+            self.restart(&end.node, &mut restarts)?;
+        }
+    }
+
+    /// Waits before a search starts anew because this node is being merged. The intent was stored
+    /// before that began, so the search will come from the left neighbour.
+    #[cold]
+    fn restart(&self, node: &Node<'_>, restarts: &mut u32) -> Result<()> {
+        self.region.ensure_sound()?;
+        Backoff::new().wait();
+        *restarts += 1;
+        if *restarts > RESTARTS_MAX {
+            let what = "a node of a tree is being merged into no other";
+            return Err(Error::damaged(self.medium().offset_of(node.cell), what));
+        }
+        Ok(())
+    }
+
+    /// Returns the newest record of a key in the leaf node where the search for it ended.
+    #[inline(always)]
+    pub(super) fn find<'m>(&'m self, end: &End<'m>, key: &[u8]) -> Result<Option<LeafRef<'m>>> {
+        let m = self.medium();
+        for node in end.parts() {
+            for insert in self.inserts(node) {
+                let (_, leaf) = insert?;
+                if leaf.is_of(m, key) {
+                    return Ok(Some(leaf));
+                }
+            }
+        }
+        let base = &end.target().base;
+        let position = self.count_before(base, &Search::before(key))?;
+        if position == base.len() {
+            return Ok(None);
+        }
+        let entry = base.entry(m, position);
+        if entry.prefix != prefix(key) {
+            return Ok(None);
+        }
+        let leaf = self.record(entry.at)?;
+        Ok(leaf.is_of(m, key).then_some(leaf))
+    }
+
+    /// Returns the number of entries that a search admits: they are the first ones.
+    #[inline(always)]
+    fn count_before(&self, base: &BaseRef<'_>, search: &Search<'_>) -> Result<usize> {
+        let m = self.medium();
+        let (mut low, mut high) = (0, base.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            let order = match base.prefix(m, middle).cmp(&search.prefix) {
+                Ordering::Equal => {
+                    self.compare(&base.entry(m, middle), search.key, search.prefix)?
+                }
+                order => order,
+            };
+            if search.admits(order) { low = middle + 1 } else { high = middle }
+        }
+        Ok(low)
+    }
+
+    /// Returns the child that has what is searched for, of a node where the search ended.
+    #[inline(always)]
+    pub(super) fn child(&self, end: &End<'_>, search: &Search<'_>) -> Result<u64> {
+        let m = self.medium();
+        let base = &end.target().base;
+        // The first child has everything before the second one.
+        let mut position = self.count_before(base, search)?.saturating_sub(1);
+        if base.len() == 0 {
+            return Err(Error::damaged(base.offset, "a node of a tree has no children"));
+        }
+        let merged = |entry: Entry| end.node.intent.is_some_and(|(_, child)| entry.child == child);
+        if end.frozen.is_none() && position > 0 && merged(base.entry(m, position)) {
+            position -= 1;
+        }
+        let entry = base.entry(m, position);
+        let mut best: Option<LeafRef<'_>> = None;
+        for node in end.parts() {
+            for insert in self.inserts(node) {
+                let (_, leaf) = insert?;
+                let order = match leaf.prefix(m).cmp(&search.prefix) {
+                    Ordering::Equal => leaf.compare(m, search.key),
+                    order => order,
+                };
+                let is_better = |best: &LeafRef<'_>| self.order(&leaf, best).is_gt();
+                if search.admits(order) && best.as_ref().is_none_or(is_better) {
+                    best = Some(leaf);
+                }
+            }
+        }
+        let Some(best) = best else { return Ok(entry.child) };
+        let is_nearer = match entry.prefix.cmp(&best.prefix(m)) {
+            Ordering::Equal if entry.at != 0 => self.order(&self.record(entry.at)?, &best).is_le(),
+            order => order.is_le(),
+        };
+        Ok(if is_nearer { best.word(m) } else { entry.child })
+    }
+
+    /// Compares the keys of two leaves.
+    fn order(&self, one: &LeafRef<'_>, other: &LeafRef<'_>) -> Ordering {
+        let m = self.medium();
+        match one.prefix(m).cmp(&other.prefix(m)) {
+            Ordering::Equal => one.compare(m, &other.key(m)),
+            order => order,
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The invariants of the tree.
+
+use evermap_pm::{Medium, Result};
+
+use super::BwTree;
+use super::access::Search;
+use super::layout::RECORD_HEADER;
+use super::walk::Shown;
+
+impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
+    /// Describes what is wrong. Changes that are not complete are not wrong.
+    pub(super) fn check_all(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let walked = self.each_node(&mut |shown| {
+            if let Err(error) = self.check_node(shown, &mut problems) {
+                problems.push(error.to_string());
+            }
+            Ok(true)
+        });
+        problems.extend(walked.err().map(|error| error.to_string()));
+        problems
+    }
+
+    fn check_node(&self, shown: &Shown<'_>, problems: &mut Vec<String>) -> Result<()> {
+        let (m, node) = (self.medium(), shown.end.target());
+        let mut wrong = |what: &str| problems.push(format!("node {}: {what}", node.id));
+        if !shown.is_whole {
+            wrong("it does not begin where the one before it ends");
+        }
+        let merged = node.intent.map(|(_, child)| child);
+        let entries = self.gather([&node.base], merged, shown.end.parts())?.entries;
+        let within = self.within(&entries, &shown.bounds)?;
+        if within != (0..entries.len()) && self.frozen_sibling(&shown.end.node)?.is_none() {
+            wrong("it has keys of another node");
+        }
+        let entries = &entries[within];
+        let mut last: Option<Vec<u8>> = None;
+        for entry in entries {
+            let key = self.key_of(entry)?;
+            if entry.prefix != crate::ordered::leaf::prefix(&key) {
+                wrong("an entry has another prefix than its key");
+            }
+            if last.is_some_and(|last| last >= key) {
+                wrong("its keys are not in order");
+            }
+            if node.level() == 0 {
+                let found = self.find(&self.descend(&Search::at(&key), 0)?, &key)?;
+                if found.is_none_or(|leaf| leaf.offset != entry.at + RECORD_HEADER) {
+                    wrong("a search for a key does not find it");
+                }
+            } else {
+                let child = self.node(entry.child, Some(node.level() - 1))?;
+                if child.is_frozen() {
+                    wrong("a child is being merged, and there is no intent");
+                }
+                if child.base.low(m) != key {
+                    wrong("a child has another least key");
+                }
+            }
+            last = Some(key);
+        }
+        let first = entries.first().map(|entry| self.key_of(entry)).transpose()?;
+        if node.level() > 0 && first.is_none_or(|first| first != shown.bounds.low) {
+            wrong("its first child does not begin where it does");
+        }
+        Ok(())
+    }
+}

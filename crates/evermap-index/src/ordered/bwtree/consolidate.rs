@@ -1,0 +1,365 @@
+//! Writing the contents of a node anew, and splitting it.
+//!
+//! None of this is needed for the change that caused it, and any of it can be done by any thread
+//! later. So if there is no space, or another thread was faster, it is left undone.
+
+use std::cmp;
+use std::sync::atomic::Ordering;
+
+use evermap_pm::medium::Note;
+use evermap_pm::{Guard, Medium, PmU64, Result};
+
+use super::BwTree;
+use super::access::Node;
+use super::layout::{INTENT_BYTES, Link, RECORD_HEADER};
+use super::node::{BaseRef, Bounds, Entry, base_bytes};
+use crate::fresh::Fresh;
+use crate::recipe;
+
+/// What is to be done in the structure: something at a level, for the node with an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Write the node anew, and complete the merge of a child.
+    Consolidate(u8, u64),
+    /// Tell the level above of the node, which was split off.
+    Post(u8, u64),
+    /// Merge the node into its left neighbour.
+    Merge(u8, u64),
+}
+
+/// More than one change of structure can cause, unless it is caused by damage.
+const WORK_MAX: usize = 256;
+
+/// The contents of a node.
+pub(super) struct Contents {
+    /// In the order of their keys, which differ.
+    pub(super) entries: Vec<Entry>,
+    /// The records that were deltas.
+    inserted: Vec<u64>,
+    /// Records that have been removed, and for whose keys there are newer ones.
+    gone: Vec<u64>,
+}
+
+/// A node that is being split off: no other node refers to it yet.
+pub(super) struct NewNode<'m> {
+    pub(super) id: u64,
+    pub(super) cell: &'m PmU64,
+    pub(super) word: Link,
+}
+
+impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
+    /// Does what is to be done, and what follows from it. Returns `false` if not all of it was
+    /// done. The next change that comes there tries again, and if there is damage, reports it.
+    pub(super) fn work(&self, mut todo: Vec<Work>, guard: &Guard<'_>) -> bool {
+        let mut done = true;
+        for _ in 0..WORK_MAX {
+            let Some(next) = todo.pop() else { return done };
+            let result = match (self.knows_ids(), next) {
+                (Ok(true), Work::Consolidate(level, id)) => {
+                    self.consolidate(level, id, guard, &mut todo).map(|_| ())
+                }
+                (Ok(true), Work::Post(level, id)) => self.post(level, id, &mut todo),
+                (Ok(true), Work::Merge(level, id)) => self.merge(level, id, guard, &mut todo),
+                (Ok(false), _) => return false,
+                (Err(error), _) => Err(error),
+            };
+            done &= result.is_ok();
+        }
+        false
+    }
+
+    /// Returns the contents of base nodes that are next to each other, with those of deltas in
+    /// front of some nodes, the newest first.
+    pub(super) fn gather<'n, 'm: 'n>(
+        &'m self,
+        bases: impl IntoIterator<Item = &'n BaseRef<'m>>,
+        without: Option<u64>,
+        nodes: impl IntoIterator<Item = &'n Node<'m>>,
+    ) -> Result<Contents> {
+        let m = self.medium();
+        let mut entries = Vec::with_capacity(ITEMS + Self::CHAIN as usize);
+        for base in bases {
+            entries.extend(base.entries(m).filter(|entry| Some(entry.child) != without));
+        }
+        let mut inserts = Vec::new();
+        for node in nodes {
+            for insert in self.inserts(node) {
+                inserts.push((insert?, node.level()));
+            }
+        }
+        let inserted = inserts.iter().map(|&((at, _), _)| at).collect();
+        let mut gone = Vec::new();
+        // The oldest first.
+        for ((at, leaf), level) in inserts.into_iter().rev() {
+            let child = if level == 0 { 0 } else { leaf.word(m) };
+            let entry = Entry { prefix: leaf.prefix(m), at, child };
+            let (position, is_present) = self.position(&entries, entry.prefix, &leaf.key(m))?;
+            if is_present {
+                gone.push(entries[position].at);
+                entries[position] = entry;
+            } else {
+                entries.insert(position, entry);
+            }
+        }
+        Ok(Contents { entries, inserted, gone })
+    }
+
+    /// Returns the position of the first entry whose key is not before `key`, and whether it is
+    /// that key.
+    pub(super) fn position(
+        &self,
+        entries: &[Entry],
+        prefix: u64,
+        key: &[u8],
+    ) -> Result<(usize, bool)> {
+        let (mut low, mut high, mut is_present) = (0, entries.len(), false);
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.compare(&entries[middle], key, prefix)? {
+                cmp::Ordering::Less => low = middle + 1,
+                order => {
+                    is_present = order.is_eq();
+                    high = middle;
+                }
+            }
+        }
+        Ok((low, is_present))
+    }
+
+    /// Writes the contents of a node to a new base node, or to two if there are too many. Also
+    /// takes over those of the right neighbour if that is being merged into the node, and leaves
+    /// out a child that was merged. Returns `false` if that was not possible now.
+    pub(super) fn consolidate(
+        &self,
+        level: u8,
+        id: u64,
+        guard: &Guard<'_>,
+        todo: &mut Vec<Work>,
+    ) -> Result<bool> {
+        let m = self.medium();
+        let node = self.node(id, Some(level))?;
+        // Its neighbour takes it over.
+        if node.is_frozen() {
+            return Ok(false);
+        }
+        let merged = match node.intent {
+            Some((_, child)) if !self.complete(&node, child, guard, todo)? => return Ok(false),
+            Some((_, child)) => Some(child),
+            None => None,
+        };
+        let frozen = self.frozen_sibling(&node)?;
+        let nodes = || std::iter::once(&node).chain(&frozen);
+        let counted: u64 = nodes().map(|node| node.base.removed(m)).sum();
+        let mut contents = self.gather(nodes().map(|node| &node.base), merged, nodes())?;
+        if level == 0 {
+            self.drop_removed(&mut contents, counted > 0)?;
+        }
+        let low = node.base.low(m);
+        let bounds = Bounds { low, ..frozen.as_ref().unwrap_or(&node).base.bounds(m) };
+        let replaced = self.replace(&node, bounds, &contents.entries)?;
+        let Some((block, new)) = replaced else { return Ok(false) };
+        self.retire_parts(nodes(), guard);
+        contents.gone.iter().for_each(|&at| self.retire_record(at, guard));
+        if let Some(child) = merged {
+            self.retire_child(&node, child, guard);
+        }
+        if frozen.is_some() {
+            self.events.merges.fetch_add(1, Ordering::Relaxed);
+        }
+        // Keys may have been removed while the contents were copied.
+        let missed = nodes().map(|node| node.base.removed(m)).sum::<u64>().saturating_sub(counted);
+        if missed > 0 {
+            BaseRef::at(m, block, Some(level))?.add_removed(m, missed);
+        }
+        match new {
+            Some(new) => todo.push(Work::Post(level, new)),
+            None if Self::is_small(level, contents.entries.len()) => {
+                todo.push(Work::Merge(level, id));
+            }
+            None => {}
+        }
+        self.refill_reserve()?;
+        Ok(true)
+    }
+
+    /// Takes the entries out whose keys were removed: of those that were deltas, or of `all`.
+    fn drop_removed(&self, contents: &mut Contents, all: bool) -> Result<()> {
+        let m = self.medium();
+        let mut left = Vec::with_capacity(contents.entries.len());
+        for &entry in &contents.entries {
+            let looks = all || contents.inserted.contains(&entry.at);
+            if looks && self.record(entry.at)?.state(m).is_removed() {
+                contents.gone.push(entry.at);
+            } else {
+                left.push(entry);
+            }
+        }
+        contents.entries = left;
+        Ok(())
+    }
+
+    /// Replaces a node by a base node with these entries, or by two. Returns the offset of the
+    /// first one and the id of the second, or `None` if another thread was faster.
+    fn replace(
+        &self,
+        node: &Node<'_>,
+        mut bounds: Bounds,
+        entries: &[Entry],
+    ) -> Result<Option<(u64, Option<u64>)>> {
+        let (m, level) = (self.medium(), node.level());
+        let mut blocks = Fresh::new(&self.pool);
+        let (mut left, mut new) = (entries, None);
+        if entries.len() > Self::capacity(level) {
+            let right;
+            (left, right) = entries.split_at(entries.len() / 2);
+            let low = self.separator(level, left, right)?;
+            let beyond = Bounds { low: low.clone(), ..bounds.clone() };
+            let split_off = self.split_off(level, &beyond, right, &mut blocks)?;
+            bounds = Bounds { low: bounds.low, high: low, sibling: split_off.id };
+            new = Some(split_off);
+        }
+        let block = match self.node_block(base_bytes(level, left.len(), &bounds), &mut blocks) {
+            Ok(block) => block,
+            Err(error) => {
+                new.iter().for_each(|new| self.discard(new));
+                return Err(error);
+            }
+        };
+        BaseRef::write(m, block, level, &bounds, left);
+        m.fence();
+        let word = Link::base(block).0;
+        m.note(Note::Harmless(
+            "late, it matters where blocks of the old node are used soon: \
+             `every_word_is_durable_when_a_change_returns`",
+        ));
+        if recipe::exchange_marked(m, node.cell, node.word.0, word, Link::MARK).is_err() {
+            new.iter().for_each(|new| self.discard(new));
+            return Ok(None);
+        }
+        blocks.keep();
+        if let Some(new) = &new {
+            self.clear_new(new.cell, new.word);
+            self.events.splits.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Some((block, new.map(|new| new.id))))
+    }
+
+    /// Returns the least key of a node that is to begin between two halves. In leaf nodes that is
+    /// the shortest one there is.
+    fn separator(&self, level: u8, left: &[Entry], right: &[Entry]) -> Result<Vec<u8>> {
+        let first = right.first().map(|entry| self.key_of(entry)).transpose()?.unwrap_or_default();
+        match left.last() {
+            Some(last) if level == 0 => {
+                let common = self.record(last.at)?.common(self.medium(), &first);
+                Ok(first[..first.len().min(common + 1)].to_vec())
+            }
+            _ => Ok(first),
+        }
+    }
+
+    /// Writes a node to which no other one refers yet.
+    fn split_off(
+        &self,
+        level: u8,
+        bounds: &Bounds,
+        entries: &[Entry],
+        blocks: &mut Fresh<'_, M>,
+    ) -> Result<NewNode<'_>> {
+        let m = self.medium();
+        let block = self.node_block(base_bytes(level, entries.len(), bounds), blocks)?;
+        BaseRef::write(m, block, level, bounds, entries);
+        self.new_node(block)
+    }
+
+    /// Gives a base node that is flushed an id.
+    pub(super) fn new_node(&self, block: u64) -> Result<NewNode<'_>> {
+        let (m, id) = (self.medium(), self.new_id()?);
+        let (cell, word) = (self.cell(id)?, Link(Link::base(block).0 | Link::NEW));
+        m.store(cell, word.0);
+        if !m.mutant("BW-2") {
+            m.flush(cell);
+        }
+        Ok(NewNode { id, cell, word })
+    }
+
+    /// Gives back the id of a node to which no other one will refer.
+    pub(super) fn discard(&self, new: &NewNode<'_>) {
+        let m = self.medium();
+        m.store(new.cell, 0);
+        m.flush(new.cell);
+        self.discard_id(new.id);
+    }
+
+    /// Retires the base nodes of some nodes that were replaced, and their intents. Records stay.
+    fn retire_parts<'n, 'm: 'n>(
+        &self,
+        nodes: impl IntoIterator<Item = &'n Node<'m>>,
+        guard: &Guard<'_>,
+    ) {
+        for node in nodes {
+            self.pool.retire(node.base.offset, node.base.bytes(), guard);
+            if let Some((intent, _)) = node.intent {
+                self.pool.retire(intent, INTENT_BYTES, guard);
+            }
+        }
+    }
+
+    /// Retires what only belonged to a child that was merged: its record in the node above, and its
+    /// id.
+    fn retire_child(&self, above: &Node<'_>, child: u64, guard: &Guard<'_>) {
+        let entry = above.base.entries(self.medium()).find(|entry| entry.child == child);
+        entry.into_iter().for_each(|entry| self.retire_record(entry.at, guard));
+        self.retire_id(child);
+    }
+
+    /// Retires a record that no node refers to any more.
+    fn retire_record(&self, at: u64, guard: &Guard<'_>) {
+        if let Ok(leaf) = self.record(at) {
+            self.pool.retire(at, RECORD_HEADER + leaf.bytes(), guard);
+        }
+    }
+
+    /// Allocates the block of a base node. If there is no space, takes the reserve.
+    pub(super) fn node_block(&self, bytes: u64, blocks: &mut Fresh<'_, M>) -> Result<u64> {
+        let usual = Self::NODE_BYTES;
+        let allocated = blocks.allocate_fixed(bytes.max(usual));
+        match &allocated {
+            Err(error) if error.is_no_space() && bytes <= usual => match self.take_reserve()? {
+                Some(block) => Ok(blocks.adopt(block)),
+                None => allocated,
+            },
+            _ => allocated,
+        }
+    }
+
+    /// Takes the block that is kept in reserve.
+    fn take_reserve(&self) -> Result<Option<u64>> {
+        // A sweep that runs now would not come to the block where it is used.
+        if !self.pool.is_swept() {
+            return Ok(None);
+        }
+        let (m, cell) = (self.medium(), &self.root_block()?.reserve);
+        let block = m.load(cell);
+        let bytes = Some(self.pool.block_size(Self::NODE_BYTES));
+        if block == 0 || self.pool.block_size_at(block) != bytes || m.cas(cell, block, 0).is_err() {
+            return Ok(None);
+        }
+        // Before the block is part of the tree.
+        m.persist(cell);
+        Ok(Some(block))
+    }
+
+    /// Keeps a block in reserve again, if there is space.
+    fn refill_reserve(&self) -> Result<()> {
+        let (m, cell) = (self.medium(), &self.root_block()?.reserve);
+        if m.load(cell) != 0 {
+            return Ok(());
+        }
+        let Ok(block) = self.pool.allocate_fixed(Self::NODE_BYTES) else { return Ok(()) };
+        match m.cas(cell, 0, block) {
+            Ok(_) => m.persist(cell),
+            Err(_) => self.pool.free_unpublished(block),
+        }
+        Ok(())
+    }
+}

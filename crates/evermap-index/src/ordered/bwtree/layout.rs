@@ -1,0 +1,267 @@
+//! The structures of P-BwTree in the region.
+
+use evermap_pm::{PmU64, pod};
+
+/// The number of ids in the first segment of the mapping table. Each segment is twice as large as
+/// the one before it.
+pub const FIRST_SEGMENT: u64 = 64;
+
+/// The number of segments that a mapping table can have.
+pub const SEGMENTS: usize = 26;
+
+/// One more than the greatest id.
+pub const IDS: u64 = FIRST_SEGMENT * ((1 << SEGMENTS) - 1);
+
+pod! {
+    /// The block that the root cell names.
+    ///
+    /// ```text
+    /// byte  0  kind
+    /// byte  8  tree      id of the root node; bit 63: may not be durable yet
+    /// byte 16  reserve   offset of a free block of the usual size of a node, or 0
+    /// byte 64  segments  offsets of the segments of the mapping table, 0 if there is none yet
+    /// ```
+    ///
+    /// The reserve lets a node be consolidated, and so the space of removed keys be freed, when
+    /// there is no other space.
+    pub struct Root: 272 {
+        /// The kind of the index, and the size of its nodes.
+        pub kind: PmU64,
+        /// The id of the root node.
+        pub tree: PmU64,
+        /// A block that is not in use.
+        pub reserve: PmU64,
+        unused: [PmU64; 5],
+        /// The mapping table.
+        pub segments: [PmU64; 26],
+    }
+}
+
+/// The bit of [`Root::tree`] if that may not be durable yet.
+pub const TREE_MARK: u64 = 1 << 63;
+
+/// A word that names the newest part of a node: a word of the mapping table, or the first word of a
+/// delta, which names what the node was before.
+///
+/// ```text
+/// bit  0      it may not be durable yet: see `recipe::help`; only in the mapping table
+/// bit  1      frozen: the node is being merged into its left neighbour; only in the mapping table
+/// bit  2      new: no other node may name it yet; only in the mapping table
+/// bit  4..48  the offset of the block, of which the low 4 bits are 0; all 0 if there is no node
+/// bit 48..50  what the block is: see `Part`
+/// bit 50..64  the number of deltas before the base node
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link(pub u64);
+
+/// What a block of a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A [base node](Base).
+    Base,
+    /// A [record](Record), which adds a key: the delta of an insert.
+    Insert,
+    /// An [`Intent`].
+    Intent,
+    /// Not the word of a node.
+    None,
+}
+
+impl Link {
+    /// The bit of a word that may not be durable yet.
+    pub const MARK: u64 = 1;
+    /// The bit of a node that is being merged into its left neighbour.
+    pub const FROZEN: u64 = 2;
+    /// The bit of a node that no other node may name yet.
+    pub const NEW: u64 = 4;
+    /// The greatest number of deltas.
+    pub const DEPTH_MAX: u64 = (1 << 14) - 1;
+    const OFFSET: u64 = (1 << 48) - 16;
+    const PART_SHIFT: u32 = 48;
+    const DEPTH_SHIFT: u32 = 50;
+
+    /// Returns the word of a node that is nothing but a base node.
+    pub fn base(offset: u64) -> Self {
+        Link(offset)
+    }
+
+    /// Returns the word of this node with one more delta.
+    pub fn with(self, part: Part, offset: u64) -> Self {
+        debug_assert!(self.depth() < Self::DEPTH_MAX);
+        let depth = self.depth() + 1;
+        Link(offset | (part as u64) << Self::PART_SHIFT | depth << Self::DEPTH_SHIFT)
+    }
+
+    /// Returns the word as a delta has it that follows.
+    pub fn plain(self) -> Self {
+        Link(self.0 & !(Self::MARK | Self::FROZEN | Self::NEW))
+    }
+
+    /// Returns `true` if there is no node.
+    pub fn is_none(self) -> bool {
+        self.0 & Self::OFFSET == 0
+    }
+
+    /// Returns the offset of the block.
+    #[inline(always)]
+    pub fn offset(self) -> u64 {
+        self.0 & Self::OFFSET
+    }
+
+    /// Returns what the block is.
+    #[inline(always)]
+    pub fn part(self) -> Part {
+        [Part::Base, Part::Insert, Part::Intent, Part::None]
+            [(self.0 >> Self::PART_SHIFT & 3) as usize]
+    }
+
+    /// Returns the number of deltas.
+    #[inline(always)]
+    pub fn depth(self) -> u64 {
+        self.0 >> Self::DEPTH_SHIFT
+    }
+
+    /// Returns `true` if the node is being merged into its left neighbour.
+    #[inline(always)]
+    pub fn is_frozen(self) -> bool {
+        self.0 & Self::FROZEN != 0
+    }
+
+    /// Returns `true` if the word may be of a node that no other one names: a change was not
+    /// complete, or was completed by a store that need not be durable.
+    pub fn may_be_unlinked(self) -> bool {
+        self.0 & (Self::FROZEN | Self::NEW) != 0
+    }
+}
+
+/// The bytes of a record before its leaf.
+pub const RECORD_HEADER: u64 = 8;
+
+pod! {
+    /// The first word of a record. A [`Leaf`](crate::ordered::leaf::Leaf) follows, which has the
+    /// key, and the word that it is bound to: in nodes that are not leaf nodes, the id of the child
+    /// for the keys from this one on.
+    ///
+    /// ```text
+    /// byte  0  next   what the node was before: see `Link`; only used while this is a delta
+    /// byte  8  leaf
+    /// ```
+    ///
+    /// When the node is consolidated, its base node gets a reference to the record, and `next`
+    /// loses its meaning.
+    pub struct Record: 8 {
+        /// What the node was before the record was added.
+        pub next: PmU64,
+    }
+}
+
+pod! {
+    /// A delta of a node that is not a leaf node: one of its children is to be merged into the
+    /// child before it. Its keys belong to that one from now on, which can be searched for them
+    /// because it has a reference to its right neighbour. It directly precedes the base node.
+    pub struct Intent: 16 {
+        /// The word of the base node: see [`Link`].
+        pub next: PmU64,
+        /// The id of the child, which is not the first one of the base node.
+        pub child: PmU64,
+    }
+}
+
+/// The bytes of the block of an intent. It needs less, but as many as a record with a key of eight
+/// bytes has: when there is no other space, there may be that of removed records.
+pub const INTENT_BYTES: u64 = 40;
+
+pod! {
+    /// The first cache line of a base node.
+    ///
+    /// ```text
+    /// byte  0  meta         see `Meta`
+    /// byte  8  count        number of entries
+    /// byte 16  sibling      id of the next node of the level, 0 if this is the last
+    /// byte 24  lengths      bytes of the least key, and of the one at which the next node begins:
+    ///                       32 bits each
+    /// byte 32  high_prefix  the first eight bytes of the latter
+    /// byte 40  removed      how many keys were removed, roughly; never flushed
+    /// byte 64  entries      of leaf nodes: `LeafEntry`; of others: `InnerEntry`
+    ///          then the two keys, each padded to 8 bytes
+    /// ```
+    ///
+    /// All but `removed` is immutable.
+    pub struct Base: 64 {
+        /// What the node is.
+        pub meta: PmU64,
+        /// The number of entries.
+        pub count: PmU64,
+        /// The id of the next node of the level.
+        pub sibling: PmU64,
+        /// The lengths of the least key and of the key at which the next node begins.
+        pub lengths: PmU64,
+        /// The prefix of the key at which the next node begins.
+        pub high_prefix: PmU64,
+        /// The number of keys that were removed: a hint that there is space to free.
+        pub removed: PmU64,
+        unused: [PmU64; 2],
+    }
+}
+
+/// The words of an entry of a leaf node: the first eight bytes of the key, as a number, and the
+/// offset of its record.
+pub const LEAF_ENTRY: usize = 2;
+
+/// The words of an entry of another node: those of a leaf node, and the id of the child. The first
+/// entry of a level has no record: its key is the empty one.
+pub const INNER_ENTRY: usize = 3;
+
+/// The bytes for the two keys that the usual block of a node has space for.
+pub const KEY_SPACE: u64 = 64;
+
+/// What a base node is.
+///
+/// ```text
+/// bit  0..8   level: 0 for leaf nodes, and one more than that of the children for others
+/// bit  8..64  "BWTREE"
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta(pub u64);
+
+impl Meta {
+    const MAGIC: u64 = u64::from_le_bytes(*b"\0BWTREE\0");
+
+    /// Returns the word of a node.
+    pub fn new(level: u8) -> Self {
+        Meta(Self::MAGIC | u64::from(level))
+    }
+
+    /// Returns the level, or `None` if the word is not one of a node.
+    #[inline(always)]
+    pub fn level(self) -> Option<u8> {
+        (self.0 & !0xff == Self::MAGIC).then_some(self.0 as u8)
+    }
+}
+
+/// Returns the number of words of an entry.
+#[inline(always)]
+pub fn entry_words(level: u8) -> usize {
+    if level == 0 { LEAF_ENTRY } else { INNER_ENTRY }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_what_it_was_made_of() {
+        let base = Link::base(0xffff_ffff_fff0);
+        assert_eq!((base.offset(), base.part(), base.depth()), (0xffff_ffff_fff0, Part::Base, 0));
+        let flagged = Link(base.0 | Link::MARK | Link::NEW | Link::FROZEN);
+        assert!(flagged.is_frozen() && flagged.may_be_unlinked() && flagged.plain() == base);
+        let insert = flagged.with(Part::Insert, 0x1230).with(Part::Intent, 0x4560);
+        assert_eq!((insert.offset(), insert.part(), insert.depth()), (0x4560, Part::Intent, 2));
+        assert!(!insert.is_frozen() && !insert.is_none() && Link(7).is_none());
+    }
+
+    #[test]
+    fn a_level_is_what_it_was_made_of() {
+        assert_eq!((Meta::new(3).level(), Meta(7).level()), (Some(3), None));
+    }
+}

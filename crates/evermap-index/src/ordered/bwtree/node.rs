@@ -1,0 +1,192 @@
+//! Base nodes: sorted entries that never change.
+
+use evermap_pm::{Error, Medium, PmU64, Result};
+
+use super::layout::{Base, Meta, entry_words};
+
+/// An entry of a base node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// The first eight bytes of the key.
+    pub(super) prefix: u64,
+    /// The offset of the record; 0 in the first entry of a level that is not the lowest.
+    pub(super) at: u64,
+    /// The id of the child, in nodes that are not leaf nodes.
+    pub(super) child: u64,
+}
+
+/// What belongs into a node, and what is next to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Bounds {
+    /// The least key that belongs into the node: the empty one in the first node of a level.
+    pub(super) low: Vec<u8>,
+    /// The key at which the next node begins, which there is if there is a sibling.
+    pub(super) high: Vec<u8>,
+    /// The id of the next node of the level, or 0.
+    pub(super) sibling: u64,
+}
+
+/// A base node.
+#[derive(Clone, Copy)]
+pub(super) struct BaseRef<'m> {
+    pub(super) offset: u64,
+    pub(super) header: &'m Base,
+    pub(super) level: u8,
+    pub(super) sibling: u64,
+    /// The words of the entries.
+    entries: &'m [PmU64],
+    /// The words of the two keys, and the length of each in bytes.
+    low: (&'m [PmU64], usize),
+    high: (&'m [PmU64], usize),
+}
+
+/// Returns the number of words of a key with this number of bytes.
+fn key_words(bytes: usize) -> u64 {
+    (bytes as u64).div_ceil(8)
+}
+
+/// Returns the size of a base node in bytes.
+pub(super) fn base_bytes(level: u8, entries: usize, bounds: &Bounds) -> u64 {
+    let words = (entries * entry_words(level)) as u64;
+    let keys = key_words(bounds.low.len()) + key_words(bounds.high.len());
+    size_of::<Base>() as u64 + 8 * (words + keys)
+}
+
+impl<'m> BaseRef<'m> {
+    /// Returns the base node at an offset.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    #[inline(always)]
+    pub(super) fn at<M: Medium>(m: &'m M, offset: u64, level: Option<u8>) -> Result<Self> {
+        Self::parse(m, offset)
+            .filter(|found| level.is_none_or(|level| found.level == level))
+            .ok_or_else(|| Error::damaged(offset, "there is no such node of a tree"))
+    }
+
+    #[inline(always)]
+    fn parse<M: Medium>(m: &'m M, offset: u64) -> Option<Self> {
+        let header = m.at::<Base>(offset).filter(|_| offset != 0)?;
+        let level = Meta(m.load_relaxed(&header.meta)).level()?;
+        let words = m.load_relaxed(&header.count).checked_mul(entry_words(level) as u64)?;
+        let entries = m.slice(offset + size_of::<Base>() as u64, words)?;
+        let lengths = m.load_relaxed(&header.lengths);
+        let (low, high) = (lengths as u32 as usize, (lengths >> 32) as usize);
+        let low_at = offset + size_of::<Base>() as u64 + 8 * words;
+        let high_at = low_at + 8 * key_words(low);
+        Some(BaseRef {
+            offset,
+            header,
+            level,
+            sibling: m.load_relaxed(&header.sibling),
+            entries,
+            low: (m.slice(low_at, key_words(low))?, low),
+            high: (m.slice(high_at, key_words(high))?, high),
+        })
+    }
+
+    /// Writes a base node to a new block of [`base_bytes`], where nobody can find it yet, and
+    /// flushes it.
+    #[track_caller]
+    pub(super) fn write<M: Medium>(
+        m: &M,
+        block: u64,
+        level: u8,
+        bounds: &Bounds,
+        entries: &[Entry],
+    ) {
+        let header = m.at::<Base>(block).expect("just allocated");
+        m.store(&header.meta, Meta::new(level).0);
+        m.store(&header.count, entries.len() as u64);
+        m.store(&header.sibling, bounds.sibling);
+        let lengths = bounds.low.len() as u64 | (bounds.high.len() as u64) << 32;
+        m.store(&header.lengths, lengths);
+        m.store(&header.high_prefix, crate::ordered::leaf::prefix(&bounds.high));
+        m.store_transient(&header.removed, 0);
+        let bytes = base_bytes(level, entries.len(), bounds);
+        let all: &[PmU64] = m.slice(block, bytes / 8).expect("just allocated");
+        let (words, keys) =
+            all[size_of::<Base>() / 8..].split_at(entries.len() * entry_words(level));
+        for (cells, entry) in words.chunks_exact(entry_words(level)).zip(entries) {
+            let values = [entry.prefix, entry.at, entry.child];
+            cells.iter().zip(values).for_each(|(cell, value)| m.store(cell, value));
+        }
+        let (low, high) = keys.split_at(key_words(bounds.low.len()) as usize);
+        m.write_bytes(low, &bounds.low);
+        m.write_bytes(high, &bounds.high);
+        m.flush(all);
+    }
+
+    /// Returns the number of entries.
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len() / entry_words(self.level)
+    }
+
+    /// Returns the prefix of an entry.
+    #[inline(always)]
+    pub(super) fn prefix<M: Medium>(&self, m: &M, position: usize) -> u64 {
+        m.load_relaxed(&self.entries[position * entry_words(self.level)])
+    }
+
+    /// Returns an entry.
+    #[inline(always)]
+    pub(super) fn entry<M: Medium>(&self, m: &M, position: usize) -> Entry {
+        let words = entry_words(self.level);
+        let cells = &self.entries[position * words..][..words];
+        Entry {
+            prefix: m.load_relaxed(&cells[0]),
+            at: m.load_relaxed(&cells[1]),
+            child: cells.get(2).map_or(0, |cell| m.load_relaxed(cell)),
+        }
+    }
+
+    /// Returns all entries.
+    pub(super) fn entries<M: Medium>(&self, m: &M) -> impl Iterator<Item = Entry> {
+        (0..self.len()).map(|position| self.entry(m, position))
+    }
+
+    /// Returns the least key that belongs into the node.
+    pub(super) fn low<M: Medium>(&self, m: &M) -> Vec<u8> {
+        bytes(m, self.low)
+    }
+
+    /// Returns the key at which the next node begins, if there is one.
+    pub(super) fn high<M: Medium>(&self, m: &M) -> Option<Vec<u8>> {
+        (self.sibling != 0).then(|| bytes(m, self.high))
+    }
+
+    /// Returns what belongs into the node, and what is next to it.
+    pub(super) fn bounds<M: Medium>(&self, m: &M) -> Bounds {
+        Bounds { low: self.low(m), high: bytes(m, self.high), sibling: self.sibling }
+    }
+
+    /// Returns the size of the node in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        let words = self.entries.len() + self.low.0.len() + self.high.0.len();
+        (size_of::<Base>() + 8 * words) as u64
+    }
+
+    /// Returns the number of keys that were removed, roughly.
+    pub(super) fn removed<M: Medium>(&self, m: &M) -> u64 {
+        m.load_relaxed(&self.header.removed)
+    }
+
+    /// Adds to the number of keys that were removed. Returns the new number.
+    pub(super) fn add_removed<M: Medium>(&self, m: &M, count: u64) -> u64 {
+        let cell = &self.header.removed;
+        loop {
+            let before = m.load(cell);
+            let after = before.saturating_add(count);
+            if m.cas_transient(cell, before, after).is_ok() {
+                return after;
+            }
+        }
+    }
+}
+
+fn bytes<M: Medium>(m: &M, (cells, length): (&[PmU64], usize)) -> Vec<u8> {
+    let mut key = vec![0; length];
+    m.read_bytes(cells, &mut key);
+    key
+}
