@@ -29,7 +29,7 @@ fn nodes_of_an_opener_that_died_are_recovered() {
 fn planted_mistakes_are_noticed() {
     evermap_pm::sim::keep_panics_quiet();
     let battery = battery("p-masstree", MUTANTS, tiny::PMasstree);
-    for mistake in &MUTANTS[tier().choose(0..1, 0..5)] {
+    for mistake in &MUTANTS[tier().choose(0..4, 0..5)] {
         let (fate, trial) = battery.fate_of_planted(mistake, 2);
         println!("{mistake}: {fate} {trial:?}");
         assert!(!matches!(fate, Fate::Survived(_)), "{mistake}: {fate}");
@@ -133,8 +133,11 @@ fn keys_can_be_the_beginning_of_others() {
 #[test]
 fn the_tree_does_not_turn_into_a_list() {
     const KEYS: u64 = 30_000;
-    let orders: [fn(u64) -> u64; 3] =
-        [|number| number, |number| KEYS - number, |number| number.wrapping_mul(0x9e37_79b9)];
+    let orders: [fn(u64) -> u64; 3] = [
+        |number| number,
+        |number| KEYS - number,
+        |number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+    ];
     for (order, most) in orders.into_iter().zip([2_200, 4_400, 3_800]) {
         let tree: Masstree<Sim> = in_memory();
         (0..KEYS).for_each(|number| {

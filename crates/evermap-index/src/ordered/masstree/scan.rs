@@ -44,9 +44,9 @@ struct Place<'m> {
 enum Step {
     /// The entry of a key.
     Pair(Slice, u64),
-    /// Another node of the same layer. All keys on the other side of this one were shown; in
-    /// descending order it too.
-    Node(Vec<u8>),
+    /// Another node of the same layer. All keys on the other side of the first one with this slice
+    /// were shown; in descending order it too.
+    Node(Slice),
     /// Nothing.
     End,
 }
@@ -166,7 +166,7 @@ impl<'m, M: Medium> Walk<'m, M> {
             let entry = at.and_then(|at| place.contents.entries.get(at)).copied();
             let Some((slice, word)) = entry else {
                 match self.next_node()? {
-                    Some(key) => return Ok(Step::Node(key)),
+                    Some(between) => return Ok(Step::Node(between)),
                     None => continue,
                 }
             };
@@ -182,9 +182,9 @@ impl<'m, M: Medium> Walk<'m, M> {
         Ok(Step::End)
     }
 
-    /// Goes on to the next node of the layer, and returns the key between the two. If there is
-    /// none, leaves the layer and returns `None`.
-    fn next_node(&mut self) -> Result<Option<Vec<u8>>> {
+    /// Goes on to the next node of the layer, and returns the least key of the greater one. If there
+    /// is none, leaves the layer and returns `None`.
+    fn next_node(&mut self) -> Result<Option<Slice>> {
         let m = self.tree.medium();
         let Some(place) = self.places.last() else { return Ok(None) };
         let (root, here, next) = (place.root, place.node, place.contents.next);
@@ -210,11 +210,9 @@ impl<'m, M: Medium> Walk<'m, M> {
             return Err(here.damaged("a node of a tree is not next to the one before it"));
         }
         let between = if self.is_ascending() { node.low(m) } else { low };
-        let mut key = self.prefix.clone();
-        between.append_first_to(&mut key);
         let edge = if self.is_ascending() { 0 } else { contents.entries.len() };
         self.places.push(Place { root, node, contents, edge });
-        Ok(Some(key))
+        Ok(Some(between))
     }
 
     /// Returns `true` if no node that was read has changed since: then all that was shown was in
@@ -245,7 +243,7 @@ impl<M: Medium> Masstree<M> {
     }
 
     /// Reads a page of up to `most` pairs. Returns `false` if the tree changed meanwhile.
-    fn try_page(
+    pub(super) fn try_page(
         &self,
         from: Bound<&[u8]>,
         direction: Direction,
@@ -272,9 +270,14 @@ impl<M: Medium> Masstree<M> {
                     slice.append_to(&mut keys);
                     items.push(Item::Word(start..keys.len(), word));
                 }
-                Step::Node(key) => {
+                Step::Node(between) => {
                     nodes += 1;
-                    edge = (nodes == most).then_some(key);
+                    // The first one can be where the page begins, in descending order.
+                    edge = (nodes > most).then(|| {
+                        let mut key = walk.prefix.clone();
+                        between.append_first_to(&mut key);
+                        key
+                    });
                 }
                 Step::End => ended = true,
             }

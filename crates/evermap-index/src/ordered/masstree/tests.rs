@@ -1,5 +1,6 @@
 //! States that crashes seldom leave, constructed, and mistakes of other implementations.
 
+use std::ops::{Bound, RangeBounds};
 use std::sync::{Arc, Mutex};
 
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
@@ -11,7 +12,7 @@ use super::access::{NodeRef, Target};
 use super::layout::{Below, ENTRIES, Node, Permutation, Slice};
 use crate::crash_states::{created, for_each_image, record, reopened};
 use crate::ordered::lock::Lock;
-use crate::ordered::{Cursor, Direction, PersistentOrdered};
+use crate::ordered::{Cursor, Direction, Page, PersistentOrdered};
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{Action, MutateMode, OrderedIndex, Visitor};
 
@@ -388,6 +389,68 @@ fn a_word_that_is_zero_is_durable() {
             assert_eq!(tree.get(key).unwrap(), Some(0));
             assert_eq!(tree.get(b"with a l...").unwrap(), Some(6));
         });
+    }
+}
+
+/// Pages that are as short as those of scans which others overtake again and again, from every key
+/// in turn, where most nodes are empty.
+#[test]
+fn short_pages_go_on_beyond_where_they_began() {
+    let (_sim, _pool, index) = empty();
+    let tree = &*index.index;
+    insert(&index, mixed(300));
+    let long = |number: u64| [&150u64.to_be_bytes()[..], &number.to_be_bytes()].concat();
+    mixed(90).for_each(|number| assert!(tree.insert(&long(number), number).unwrap().inserted()));
+    let mut starts: Vec<Vec<u8>> = Vec::new();
+    tree.each_node(&mut |node, _, way| {
+        let mut start = way.prefix.to_vec();
+        node.low(tree.medium()).append_first_to(&mut start);
+        starts.push(start);
+        Ok(true)
+    })
+    .unwrap();
+    starts.extend(pairs(tree, Direction::Ascending).into_iter().map(|(key, _)| key));
+    for number in (0..300u64).filter(|number| number % 50 != 0) {
+        tree.remove(&number.to_be_bytes()).unwrap();
+    }
+    for number in (0..90).filter(|number| number % 40 != 0) {
+        tree.remove(&long(number)).unwrap();
+    }
+    let all: Vec<_> = pairs(tree, Direction::Ascending).into_iter().map(|(key, _)| key).collect();
+    for direction in [Direction::Ascending, Direction::Descending] {
+        for start in &starts {
+            for first in [Bound::Included(&start[..]), Bound::Excluded(&start[..])] {
+                let (mut from, mut shown) = (first.map(<[u8]>::to_vec), Vec::new());
+                loop {
+                    let mut page = Page::default();
+                    let bound = from.as_ref().map(Vec::as_slice);
+                    assert!(tree.try_page(bound, direction, 1, &mut page).unwrap());
+                    shown.extend(page.pairs.iter().map(|(key, _)| key.to_vec()));
+                    let Some(next) = page.next(direction) else { break };
+                    let (Bound::Included(edge) | Bound::Excluded(edge)) = next else { panic!() };
+                    let (Bound::Included(begun) | Bound::Excluded(begun)) = bound else { panic!() };
+                    let goes_on = match direction {
+                        Direction::Ascending => edge > begun,
+                        Direction::Descending => match bound {
+                            Bound::Included(_) => edge <= begun,
+                            _ => edge < begun,
+                        },
+                    };
+                    assert!(goes_on, "{direction:?} from {bound:?}: {edge:?}");
+                    from = next.map(<[u8]>::to_vec);
+                }
+                let range = match direction {
+                    Direction::Ascending => (first, Bound::Unbounded),
+                    Direction::Descending => (Bound::Unbounded, first),
+                };
+                let mut due: Vec<_> =
+                    all.iter().filter(|key| range.contains(&key[..])).cloned().collect();
+                if direction == Direction::Descending {
+                    due.reverse();
+                }
+                assert_eq!(shown, due, "{direction:?} from {first:?}");
+            }
+        }
     }
 }
 
