@@ -177,7 +177,7 @@ pub(crate) fn read<M: Medium, T>(
 ///
 /// # Errors
 /// `Poisoned`, `Damaged`: the lock is never released.
-pub(crate) fn acquire<M: Medium>(
+fn acquire<M: Medium>(
     region: &Region<M>,
     cell: &PmU64,
     ignores_obsolete: bool,

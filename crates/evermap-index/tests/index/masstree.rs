@@ -99,7 +99,7 @@ fn keys_of_all_lengths_are_compared_as_bytes() {
     agrees_with_a_map(&all);
     // In an order in which most keys come between others.
     let count = all.len();
-    assert!(count % 389 != 0);
+    assert!(!count.is_multiple_of(389));
     let mixed: Vec<_> = (0..count).map(|at| all[at * 389 % count].clone()).collect();
     agrees_with_a_map(&mixed);
 }
@@ -151,8 +151,8 @@ fn the_tree_does_not_turn_into_a_list() {
     }
 }
 
-/// All keys of the first node are removed, then of all nodes, in both directions, while others come.
-/// Other implementations have lost keys where nodes were removed that had become empty.
+/// All keys are removed, from either end, and a key comes back to each node that has become empty.
+/// Other implementations have lost keys where they remove such nodes.
 #[test]
 fn nodes_that_have_become_empty_are_used_again() {
     const KEYS: u64 = 500;
@@ -262,8 +262,8 @@ fn overtaken(operate: impl Fn(&Masstree<Sim>)) -> u64 {
 }
 
 /// Another thread changes the tree at any moment of a scan: between loads of the permutation, the
-/// entries and the next node too. The published code reads a permutation before the version by which
-/// it is validated, and loses keys.
+/// entries and the next node too. The published code reads a permutation before the version by
+/// which it is validated, and loses keys.
 #[test]
 fn scans_that_are_overtaken_show_what_stays() {
     let stable = stable();

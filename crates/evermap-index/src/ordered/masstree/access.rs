@@ -325,7 +325,7 @@ impl<M: Medium> Masstree<M> {
     /// Locks one node.
     pub(super) fn lock_node<'m>(&self, node: NodeRef<'m>) -> Result<Locked<'m>> {
         let locked = Locked::acquire(&self.region, node, &node.header().lock, false)?;
-        Ok(locked.expect("nodes never become obsolete"))
+        locked.ok_or_else(|| node.damaged("a node of a tree says that it is not part of it"))
     }
 
     /// Locks the node of a level into which a slice belongs, beginning at one that is not after it.

@@ -51,7 +51,7 @@ impl<M: Medium> Masstree<M> {
         }
         if contents.next != 0 {
             let next = self.node_as_it_is(contents.next, Some(level), node.depth())?;
-            if slices().last().is_some_and(|last| last >= next.low(m)) {
+            if slices().next_back().is_some_and(|last| last >= next.low(m)) {
                 wrong("it has keys of the next node");
             }
         }

@@ -1,12 +1,12 @@
 //! Making layers.
 //!
-//! A key that goes on after its slice has a leaf, as long as it is the only one with this slice. For
-//! a second one there is a layer, a tree of the next slices of both; and if these are equal too,
-//! one more layer below it, and so on. All of them are written before the store to the entry, which
-//! commits the change: the first condition of [`recipe`](crate::recipe). A layer stays, even if all
-//! of its keys are removed.
+//! A key that goes on after its slice has a leaf, as long as it is the only one with this slice.
+//! For a second one there is a layer, a tree of the next slices of both; and if these are equal
+//! too, one more layer below it, and so on. All of them are written before the store to the entry,
+//! which commits the change: the first condition of [`recipe`](crate::recipe). A layer stays, even
+//! if all of its keys are removed.
 
-use evermap_pm::{Guard, Medium, Result};
+use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::Masstree;
 use super::access::Target;
@@ -16,12 +16,6 @@ use crate::fresh::Fresh;
 use crate::index::{Action, Change};
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
 use crate::recipe;
-
-/// A key for a new layer.
-struct Resident {
-    slice: Slice,
-    value: u64,
-}
 
 impl<M: Medium> Masstree<M> {
     /// Binds an absent key whose slice is that of another key, the one of the leaf `other` that
@@ -45,22 +39,18 @@ impl<M: Medium> Masstree<M> {
         let layers = layers.collect::<Result<Vec<u64>>>()?;
         let Action::Put(word) = decide(None) else { return Ok((Change::default(), false)) };
         blocks.keep();
-        let mut residents = [
-            Resident { slice: of_key, value: leaf.map_or(word, |leaf| Below::Leaf(leaf).word()) },
-            Resident {
-                slice: of_other,
-                value: match of_other.goes_on() {
-                    true => Below::Leaf(other.offset).word(),
-                    // Its word is in the entry from now on.
-                    false => other.word(m),
-                },
-            },
-        ];
-        residents.sort_by_key(|resident| resident.slice);
+        // A key that ends here has its word in the entry from now on.
+        let value_of_other = match of_other.goes_on() {
+            true => Below::Leaf(other.offset).word(),
+            false => other.word(m),
+        };
+        let value = leaf.map_or(word, |leaf| Below::Leaf(leaf).word());
+        let mut two = [(of_key, value), (of_other, value_of_other)];
+        two.sort_by_key(|entry| entry.0);
         if let Some(leaf) = leaf {
             LeafRef::write(m, leaf, key, word);
         }
-        let top = self.write_layers(target, &layers, residents);
+        let top = self.write_layers(target, &layers, two);
         if !m.mutant("MT-5") {
             m.fence();
         }
@@ -82,13 +72,13 @@ impl<M: Medium> Masstree<M> {
             return Ok(depth);
         }
         let what = "a leaf of a tree is below another slice than its key has";
-        Err(evermap_pm::Error::damaged(other.offset, what))
+        Err(Error::damaged(other.offset, what))
     }
 
     /// Writes the layers below the one where the search is to these blocks, the lowest with two
     /// keys, and flushes them. Returns the offset of the topmost.
-    fn write_layers(&self, target: &Target<'_>, blocks: &[u64], two: [Resident; 2]) -> u64 {
-        let mut entries = two.map(|resident| (resident.slice, resident.value)).to_vec();
+    fn write_layers(&self, target: &Target<'_>, blocks: &[u64], two: [(Slice, u64); 2]) -> u64 {
+        let mut entries = two.to_vec();
         let mut top = 0;
         for (above, &block) in blocks.iter().enumerate().rev() {
             let depth = target.depth + above;

@@ -39,9 +39,9 @@
 //!   node**, before it follows the reference to the new one. The published code tries that only if
 //!   a change goes right there and both locks happen to be free, and drops the new node when the
 //!   old one is split again, with the keys that it has got since.
-//! * **A level may be behind by any number of nodes, and a root by any number of levels.** Whoever
-//!   changes something and has to go right tells the level above, which may be there already. The
-//!   published code returns with locks held if the root is behind.
+//! * **A level may be behind by any number of nodes, and a root by any number of levels.** The
+//!   thread that changes something and has to go right tells the level above, and makes one if
+//!   there is none. The published code returns with locks held if the root is behind.
 //! * **Readers see what is durable**, as writers release a node when their change is durable. Every
 //!   release after a change counts as a version, so a scan knows that it has not missed one.
 //! * **Locks contain the generation**, so none is held after a crash.

@@ -40,6 +40,9 @@ struct Place<'m> {
     edge: usize,
 }
 
+/// A node beside another one, what it has, and the least key of the greater one of the two.
+type Neighbour<'m> = (NodeRef<'m>, Contents, Slice);
+
 /// What comes next in a walk.
 enum Step {
     /// The entry of a key.
@@ -182,37 +185,49 @@ impl<'m, M: Medium> Walk<'m, M> {
         Ok(Step::End)
     }
 
-    /// Goes on to the next node of the layer, and returns the least key of the greater one. If there
-    /// is none, leaves the layer and returns `None`.
+    /// Goes on to the next node of the layer, and returns the least key of the greater one of the
+    /// two. If there is none, leaves the layer and returns `None`.
     fn next_node(&mut self) -> Result<Option<Slice>> {
-        let m = self.tree.medium();
-        let Some(place) = self.places.last() else { return Ok(None) };
-        let (root, here, next) = (place.root, place.node, place.contents.next);
-        let low = here.low(m);
-        let (target, from) = match self.direction {
-            Direction::Ascending if next != 0 => {
-                let next = self.tree.next_node(&here, next)?;
-                (Target::of_slice(next.low(m), next.depth()), next)
-            }
-            Direction::Descending if low != Slice::FIRST => {
-                let target = Target::before(low, here.depth());
-                (target, self.tree.descend(root, &target, 0)?.node)
-            }
-            _ => {
-                self.places.pop();
-                self.prefix.truncate(self.prefix.len().saturating_sub(SLICE));
-                return Ok(None);
-            }
+        let Some(Place { root, node: here, contents, .. }) = self.places.pop() else {
+            return Ok(None);
         };
-        self.places.pop();
-        let (node, contents) = self.read(from, &target)?;
-        if !self.is_ascending() && contents.next != here.offset {
-            return Err(here.damaged("a node of a tree is not next to the one before it"));
-        }
-        let between = if self.is_ascending() { node.low(m) } else { low };
+        let next = match self.direction {
+            Direction::Ascending => self.right_of(here, contents.next)?,
+            Direction::Descending => self.left_of(here, root)?,
+        };
+        let Some((node, contents, between)) = next else {
+            self.prefix.truncate(self.prefix.len().saturating_sub(SLICE));
+            return Ok(None);
+        };
         let edge = if self.is_ascending() { 0 } else { contents.entries.len() };
         self.places.push(Place { root, node, contents, edge });
         Ok(Some(between))
+    }
+
+    /// Returns the node to the right of one that refers to `next`, what it has, and its least key.
+    fn right_of(&mut self, here: NodeRef<'m>, next: u64) -> Result<Option<Neighbour<'m>>> {
+        if next == 0 {
+            return Ok(None);
+        }
+        let next = self.tree.next_node(&here, next)?;
+        let low = next.low(self.tree.medium());
+        let (node, contents) = self.read(next, &Target::of_slice(low, here.depth()))?;
+        Ok(Some((node, contents, low)))
+    }
+
+    /// Returns the node to the left of one, what it has, and the least key of the one.
+    fn left_of(&mut self, here: NodeRef<'m>, root: NodeRef<'m>) -> Result<Option<Neighbour<'m>>> {
+        let low = here.low(self.tree.medium());
+        if low == Slice::FIRST {
+            return Ok(None);
+        }
+        let target = Target::before(low, here.depth());
+        let end = self.tree.descend(root, &target, 0)?;
+        let (node, contents) = self.read(end.node, &target)?;
+        if contents.next != here.offset {
+            return Err(here.damaged("a node of a tree is not next to the one before it"));
+        }
+        Ok(Some((node, contents, low)))
     }
 
     /// Returns `true` if no node that was read has changed since: then all that was shown was in

@@ -12,11 +12,13 @@
 //! thread that changes something there and has to go right does it: the second condition. The same
 //! holds for a new root above one that was split.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, Result};
 
 use super::Masstree;
 use super::access::{Contents, NodeRef, Target};
 use super::layout::{self, Below, Classes, Meta, Permutation, Slice};
+use crate::FOUND_LATE;
 use crate::fresh::Fresh;
 use crate::ordered::lock::Lock;
 use crate::recipe::{self, Preparation};
@@ -197,7 +199,7 @@ impl<M: Medium> Masstree<M> {
             let cell = &self.root_block()?.tree;
             // Otherwise another thread was faster.
             if self.medium().load(cell) == root.offset {
-                self.put_above(root, (block, block), cell)?;
+                self.put_above(root, block, cell, block)?;
                 blocks.keep();
             }
             return Ok(());
@@ -208,7 +210,7 @@ impl<M: Medium> Masstree<M> {
         let grown = match place.found {
             Some((position, word)) if word == Below::Layer(root.offset).word() => {
                 let cell = &locked.node.node.entries[position].value;
-                self.put_above(root, (block, Below::Layer(block).word()), cell)
+                self.put_above(root, block, cell, Below::Layer(block).word())
                     .inspect(|()| blocks.keep())
                     .map(|()| ((), true))
             }
@@ -217,9 +219,9 @@ impl<M: Medium> Masstree<M> {
         locked.end(self.medium(), grown)
     }
 
-    /// Writes a new root with a former one and the node to the right of it, and stores the reference
-    /// to it in `cell`.
-    fn put_above(&self, root: &NodeRef<'_>, new: (u64, u64), cell: &PmU64) -> Result<()> {
+    /// Writes a new root, with a former one and the node to the right of it, to `block`, and stores
+    /// `word`, which refers to it, in `cell`.
+    fn put_above(&self, root: &NodeRef<'_>, block: u64, cell: &PmU64, word: u64) -> Result<()> {
         let m = self.medium();
         let next = m.load(&root.header().next);
         let right = self.node_as_it_is(next, Some(root.level()), root.depth())?;
@@ -227,9 +229,13 @@ impl<M: Medium> Masstree<M> {
         let level = level.ok_or_else(|| root.damaged("a tree is too high"))?;
         let entries = &[(right.low(m), right.offset)];
         let (depth, low, leftmost) = (root.depth(), Slice::FIRST, root.offset);
-        self.write_node(new.0, &New { level, depth, low, leftmost, next: 0, entries });
+        self.write_node(block, &New { level, depth, low, leftmost, next: 0, entries });
         m.fence();
-        recipe::commit(m, cell, new.1);
+        m.note(Note::Harmless(
+            "without, a crash brings back the former root, which leads everywhere more slowly: \
+             `a_root_that_was_split_gets_others_above`",
+        ));
+        recipe::commit(m, cell, word);
         Ok(())
     }
 
@@ -237,8 +243,8 @@ impl<M: Medium> Masstree<M> {
     /// completes a split.
     pub(super) fn repair(&self, node: &NodeRef<'_>) {
         let m = self.medium();
-        m.flush(node.node);
-        m.fence();
+        m.note(Note::Harmless(FOUND_LATE));
+        m.persist(node.node);
         if !m.mutant("MT-3") {
             self.end_before_next(node);
         }

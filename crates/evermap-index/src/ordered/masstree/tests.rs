@@ -10,7 +10,7 @@ use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 use super::Masstree;
 use super::access::{NodeRef, Target};
 use super::layout::{Below, ENTRIES, Node, Permutation, Slice};
-use crate::crash_states::{created, for_each_image, record, reopened};
+use crate::crash_states::{created, for_each_image, is_durable_once_served, record, reopened};
 use crate::ordered::lock::Lock;
 use crate::ordered::{Cursor, Direction, Page, PersistentOrdered};
 use crate::testkit::ordered::encoded::InOrder;
@@ -36,7 +36,7 @@ fn insert(index: &Tree, keys: impl IntoIterator<Item = u64>) {
 
 /// Keys in an order in which splits leave room on both sides.
 fn mixed(keys: u64) -> impl Iterator<Item = u64> {
-    assert!(keys % 7 != 0);
+    assert!(!keys.is_multiple_of(7));
     (0..keys).map(move |number| number * 7 % keys)
 }
 
@@ -306,6 +306,18 @@ fn no_lock_is_held_after_a_crash() {
     assert_complete(&index, 320);
 }
 
+/// A process has died before what it had stored in a node was durable, and another one finds it.
+#[test]
+fn what_recovery_finds_is_durable_before_it_is_used() {
+    let (sim, pool, index) = empty();
+    insert(&index, 0..FULL + 1);
+    let nodes = leaf_nodes(&index.index);
+    let (header, entry) = (nodes[0].header(), &nodes[0].node.entries[3]);
+    let words = [&header.permutation, &header.classes, &header.next, &entry.key, &entry.value];
+    let words = words.map(|word| sim.offset_of(word));
+    is_durable_once_served(&sim, (pool, index), &words, 3);
+}
+
 /// Blocks are allocated before it is known whether they are needed. The published code loses them
 /// when it has to begin again, or finds the key.
 #[test]
@@ -567,6 +579,12 @@ fn references_that_lead_elsewhere_are_damaged() {
     is_damaged(tree.visit(&mut Blocks::default()));
     sim.store(&last.header().next, 0);
     assert_eq!(tree.check(), SOUND);
+    // Nodes never become obsolete.
+    let lock = &last.header().lock;
+    let before = Lock(sim.load(lock));
+    sim.store(lock, before.locked().obsolete().0);
+    is_damaged(tree.insert(&u64::MAX.to_be_bytes(), 1).map(drop));
+    sim.store(lock, before.0);
     // A leaf is below another slice, and a layer is the first one.
     let target = Target::new(b"0 has a leaf", 0);
     let end = tree.descend(tree.root_node().unwrap(), &target, 0).unwrap();
