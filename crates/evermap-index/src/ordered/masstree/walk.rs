@@ -29,6 +29,93 @@ enum Left {
     Nodes { first: u64, depth: usize, height: u32 },
 }
 
+/// Returns the node at an offset, of this level and in the layer at this depth.
+type Follow<'m, 'f> = dyn Fn(u64, Option<u8>, usize) -> Result<NodeRef<'m>> + 'f;
+
+/// A walk over all nodes: see [`Masstree::each_node`].
+struct Walk<'w, 'm, M: Medium> {
+    tree: &'m Masstree<M>,
+    follow: &'w Follow<'m, 'w>,
+    each: &'w mut Each<'w>,
+    /// What the keys in the current layer begin with.
+    prefix: Vec<u8>,
+    left: Vec<Left>,
+}
+
+impl<'m, M: Medium> Walk<'_, 'm, M> {
+    fn run(mut self) -> Result<()> {
+        let root = self.tree.medium().load(&self.tree.root_block()?.tree);
+        self.left.push(Left::Layer { root, depth: 0, slice: 0, above: 0 });
+        let mut goes_on = true;
+        while let Some(next) = self.left.pop().filter(|_| goes_on) {
+            goes_on = match next {
+                Left::Layer { root, depth, slice, above } => {
+                    if let Some(depth) = depth.checked_sub(1) {
+                        self.prefix.truncate(depth * SLICE);
+                        self.prefix.extend(slice.to_be_bytes());
+                    }
+                    self.layer(root, depth, above + 1)?
+                }
+                Left::Nodes { first, depth, height } => {
+                    self.prefix.truncate(depth * SLICE);
+                    self.leaf_node(first, depth, height)?
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Shows the nodes of a layer that are not leaf nodes. Returns `false` to end the walk.
+    fn layer(&mut self, root: u64, depth: usize, mut height: u32) -> Result<bool> {
+        let mut first = (self.follow)(root, None, depth)?;
+        while let Some(level) = first.level().checked_sub(1) {
+            let mut below = None;
+            let mut here = Some(first);
+            while let Some(node) = here {
+                let contents = self.tree.snapshot(&node)?.1;
+                below.get_or_insert(contents.leftmost);
+                if !(self.each)(&node, &contents, &Way { prefix: &self.prefix, height })? {
+                    return Ok(false);
+                }
+                here = self.right_of(&node, &contents)?;
+            }
+            first = (self.follow)(below.unwrap_or_default(), Some(level), depth)?;
+            height += 1;
+        }
+        self.left.push(Left::Nodes { first: first.offset, depth, height });
+        Ok(true)
+    }
+
+    /// Shows a leaf node. Returns `false` to end the walk.
+    fn leaf_node(&mut self, offset: u64, depth: usize, height: u32) -> Result<bool> {
+        let _guard = self.tree.pool.pin();
+        let here = (self.follow)(offset, Some(0), depth)?;
+        let contents = self.tree.snapshot(&here)?.1;
+        if !(self.each)(&here, &contents, &Way { prefix: &self.prefix, height })? {
+            return Ok(false);
+        }
+        if let Some(next) = self.right_of(&here, &contents)? {
+            self.left.push(Left::Nodes { first: next.offset, depth, height });
+        }
+        let layers = contents.entries.iter().rev().filter(|entry| entry.0.goes_on());
+        self.left.extend(layers.filter_map(|&(slice, word)| {
+            let Below::Layer(root) = Below::from_word(word) else { return None };
+            Some(Left::Layer { root, depth: depth + 1, slice: slice.bytes, above: height })
+        }));
+        Ok(true)
+    }
+
+    /// Returns the node to the right of one.
+    fn right_of(&self, here: &NodeRef<'m>, contents: &Contents) -> Result<Option<NodeRef<'m>>> {
+        if contents.next == 0 {
+            return Ok(None);
+        }
+        let next = (self.follow)(contents.next, Some(here.level()), here.depth())?;
+        self.tree.ensure_after(here, &next)?;
+        Ok(Some(next))
+    }
+}
+
 impl<M: Medium> Masstree<M> {
     /// Calls `each` with every node, until it returns `false`: in each layer level by level from
     /// the top, and from left to right; a layer after the leaf node that refers to it.
@@ -36,8 +123,8 @@ impl<M: Medium> Masstree<M> {
     /// Entries only ever move to the right, and into nodes that are new, or from a leaf node into a
     /// new layer. After each node the walk goes on to what the node referred to at that moment, so
     /// it comes to every pair that is in the tree throughout, and to none twice. Nodes are never
-    /// freed, so the caller needs a guard only for the leaves.
-    pub(super) fn each_node(&self, each: &mut Each<'_>) -> Result<()> {
+    /// freed, so the walk needs a guard only for the leaves.
+    pub(super) fn each_node<'w>(&self, each: &'w mut Each<'w>) -> Result<()> {
         self.walk(&|offset, level, depth| self.node(offset, level, depth), each)
     }
 
@@ -55,80 +142,8 @@ impl<M: Medium> Masstree<M> {
         self.walk(&as_it_is, &mut |_, _, _| Ok(true))
     }
 
-    fn walk<'m>(
-        &'m self,
-        node: &dyn Fn(u64, Option<u8>, usize) -> Result<NodeRef<'m>>,
-        each: &mut Each<'_>,
-    ) -> Result<()> {
-        let (mut prefix, root) = (Vec::new(), self.medium().load(&self.root_block()?.tree));
-        let mut left = vec![Left::Layer { root, depth: 0, slice: 0, above: 0 }];
-        while let Some(next) = left.pop() {
-            match next {
-                Left::Layer { root, depth, slice, above } => {
-                    if let Some(above_layer) = depth.checked_sub(1) {
-                        prefix.truncate(above_layer * SLICE);
-                        prefix.extend(slice.to_be_bytes());
-                    }
-                    let mut first = node(root, None, depth)?;
-                    let mut height = above + 1;
-                    while let Some(level) = first.level().checked_sub(1) {
-                        let way = Way { prefix: &prefix, height };
-                        let Some(below) = self.walk_level(first, node, each, &way)? else {
-                            return Ok(());
-                        };
-                        first = node(below, Some(level), depth)?;
-                        height += 1;
-                    }
-                    left.push(Left::Nodes { first: first.offset, depth, height });
-                }
-                Left::Nodes { first, depth, height } => {
-                    prefix.truncate(depth * SLICE);
-                    let _guard = self.pool.pin();
-                    let here = node(first, Some(0), depth)?;
-                    let contents = self.snapshot(&here)?.1;
-                    if !each(&here, &contents, &Way { prefix: &prefix, height })? {
-                        return Ok(());
-                    }
-                    if contents.next != 0 {
-                        let next = node(contents.next, Some(0), depth)?;
-                        self.ensure_after(&here, &next)?;
-                        left.push(Left::Nodes { first: next.offset, depth, height });
-                    }
-                    let layers = contents.entries.iter().rev().filter(|entry| entry.0.goes_on());
-                    left.extend(layers.filter_map(|&(slice, word)| {
-                        let Below::Layer(root) = Below::from_word(word) else { return None };
-                        let (depth, slice) = (depth + 1, slice.bytes);
-                        Some(Left::Layer { root, depth, slice, above: height })
-                    }));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Walks over a level from its first node on, whose children are nodes. Returns the first
-    /// child, or `None` if the walk ends.
-    fn walk_level<'m>(
-        &'m self,
-        first: NodeRef<'m>,
-        node: &dyn Fn(u64, Option<u8>, usize) -> Result<NodeRef<'m>>,
-        each: &mut Each<'_>,
-        way: &Way<'_>,
-    ) -> Result<Option<u64>> {
-        let (mut here, mut below) = (first, None);
-        loop {
-            let contents = self.snapshot(&here)?.1;
-            below.get_or_insert(contents.leftmost);
-            if !each(&here, &contents, way)? {
-                return Ok(None);
-            }
-            if contents.next == 0 {
-                return Ok(below);
-            }
-            let next = node(contents.next, Some(here.level()), here.depth())?;
-            self.ensure_after(&here, &next)?;
-            here = next;
-        }
+    fn walk<'w, 'm>(&'m self, follow: &'w Follow<'m, 'w>, each: &'w mut Each<'w>) -> Result<()> {
+        Walk { tree: self, follow, each, prefix: Vec::new(), left: Vec::new() }.run()
     }
 
     /// Shows every block and word.
