@@ -69,6 +69,10 @@ impl<M: Medium> Masstree<M> {
             m.fence();
         }
         if middle == count || m.mutant("MT-2") {
+            m.note(Note::Harmless(
+                "late, it matters to other threads: \
+                 `a_node_is_locked_until_its_change_is_durable`",
+            ));
             recipe::commit(m, &header.next, block);
         } else {
             let mut change = Preparation::new(m, &header.permutation);
@@ -168,6 +172,9 @@ impl<M: Medium> Masstree<M> {
             };
             blocks.keep();
             let entry = (target.slice, child.offset);
+            m.note(Note::Harmless(
+                "not durable, it only costs the level: `a_root_that_was_split_gets_others_above`",
+            ));
             match full.zip(half) {
                 None => self.insert_entry(&above, place.rank, entry),
                 Some((full, half)) => self.split(&above, full, place.rank, entry, half),
@@ -261,6 +268,9 @@ impl<M: Medium> Masstree<M> {
         let kept = entries.partition_point(|&(slice, _)| slice < low);
         if kept < entries.len() {
             let order = node.permutation(m).truncated(kept);
+            m.note(Note::Harmless(
+                "late, the next process does it again: `a_split_is_completed_after_a_crash`",
+            ));
             recipe::commit(m, &node.header().permutation, order.0);
         }
     }

@@ -514,6 +514,8 @@ fn a_node_is_locked_until_its_change_is_durable() {
     for key in 0..FULL {
         is_locked_throughout(&|| assert!(tree.insert(&number(key), key).unwrap().inserted()));
     }
+    // A split that leaves all entries where they are, other changes, and another split.
+    is_locked_throughout(&|| assert!(tree.insert(&number(FULL), 1).unwrap().inserted()));
     is_locked_throughout(&|| assert!(tree.update(&number(3), 4).unwrap().changed()));
     is_locked_throughout(&|| assert!(tree.remove(&number(9)).unwrap().removed()));
     let with_leaf = b"\0\0\0\0\0\0\0\x07 and a leaf";
