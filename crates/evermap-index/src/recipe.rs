@@ -13,9 +13,9 @@
 //!    it is acted on, by [`help`].
 //! 3. A change is several such stores, which only the holder of a lock completes. Each step is
 //!    committed, and the thread that gets the lock of an incomplete change after a crash completes
-//!    it, by a function to be named `resume`.
-//!
-//! No index needs the third so far; `resume` is to be added here when one does.
+//!    it. Locks contain the generation, so every thread that comes to such a change knows that
+//!    nobody else completes it: see [`Lock`](crate::ordered::lock::Lock). The splits of
+//!    [`masstree`](crate::ordered::masstree) are such changes.
 //!
 //! # Which condition an index meets
 //!

@@ -8,6 +8,7 @@ use evermap_index::ordered::art::Art;
 use evermap_index::ordered::bplus::BPlus;
 use evermap_index::ordered::bwtree::BwTree;
 use evermap_index::ordered::fast_fair::FastFair;
+use evermap_index::ordered::masstree::Masstree;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Pool, Result};
@@ -37,7 +38,7 @@ macro_rules! persistent {
 }
 
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 4] = [
+pub static ENTRIES: [Entry; 5] = [
     Entry {
         name: "bplus",
         about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
@@ -63,8 +64,14 @@ pub static ENTRIES: [Entry; 4] = [
     Entry {
         name: "p-bwtree",
         about: "P-BwTree: a B+tree whose nodes are changed by prepending to them, never locked",
-        rival: true,
+        rival: false,
         factory: persistent!(BwTree),
+    },
+    Entry {
+        name: "p-masstree",
+        about: "P-Masstree: a trie of B+trees, one word orders a node, lookups wait for writers",
+        rival: false,
+        factory: persistent!(Masstree),
     },
 ];
 

@@ -108,11 +108,98 @@ impl LastObsolete {
     }
 }
 
+/// A node that this thread has locked. It must be released.
+#[must_use = "the node stays locked"]
+pub(crate) struct Locked<'m, N> {
+    pub(crate) node: N,
+    cell: &'m PmU64,
+    lock: Lock,
+}
+
+impl<'m, N> Locked<'m, N> {
+    /// Locks a node by its lock word. Returns `None` as [`acquire`] does.
+    ///
+    /// # Errors
+    /// As [`acquire`].
+    pub(crate) fn acquire<M: Medium>(
+        region: &Region<M>,
+        node: N,
+        cell: &'m PmU64,
+        ignores_obsolete: bool,
+    ) -> Result<Option<Self>> {
+        let lock = acquire(region, cell, ignores_obsolete)?;
+        Ok(lock.map(|lock| Locked { node, cell, lock }))
+    }
+
+    /// Releases the lock of a node that was not changed.
+    pub(crate) fn release<M: Medium>(self, m: &M) {
+        m.store_transient(self.cell, self.lock.unchanged().0);
+    }
+
+    /// Releases the lock of a node that was changed.
+    pub(crate) fn changed<M: Medium>(self, m: &M) {
+        m.store_transient(self.cell, self.lock.changed().0);
+    }
+
+    /// Releases the lock of a node that is not part of the tree any more.
+    pub(crate) fn obsolete<M: Medium>(self, m: &M) {
+        m.store_transient(self.cell, self.lock.obsolete().0);
+    }
+
+    /// Releases the lock after work under it, which has returned its result and whether it has
+    /// changed the node. If it failed, it has changed nothing.
+    pub(crate) fn end<M: Medium, T>(self, m: &M, worked: Result<(T, bool)>) -> Result<T> {
+        match worked {
+            Ok((_, true)) => self.changed(m),
+            _ => self.release(m),
+        }
+        Ok(worked?.0)
+    }
+}
+
+/// Returns the lock word of a node as soon as it is not locked.
+///
+/// # Errors
+/// As [`acquire`].
+#[inline(always)]
+pub(crate) fn unlocked<M: Medium>(region: &Region<M>, cell: &PmU64) -> Result<Lock> {
+    let m = region.medium();
+    let mut wait = LockWait::default();
+    loop {
+        let found = Lock(m.load(cell));
+        if !found.is_locked() {
+            return Ok(found);
+        }
+        wait.wait_at(region, m.offset_of(cell))?;
+    }
+}
+
+/// Returns the result of `read`, which reads a node while no thread changes it, and the lock word
+/// of the node at that time.
+///
+/// # Errors
+/// Those of `read`, and those of [`acquire`].
+#[inline(always)]
+pub(crate) fn read<M: Medium, T>(
+    region: &Region<M>,
+    cell: &PmU64,
+    read: impl Fn() -> Result<T>,
+) -> Result<(Lock, T)> {
+    loop {
+        let before = unlocked(region, cell)?;
+        let result = read();
+        // Acquire: all words of the node have been loaded before.
+        if region.medium().load(cell) == before.0 {
+            return Ok((before, result?));
+        }
+    }
+}
+
 /// Locks a node by its lock word. Returns `None` if it is obsolete, unless the caller ignores that.
 ///
 /// # Errors
 /// `Poisoned`, `Damaged`: the lock is never released.
-pub(crate) fn acquire<M: Medium>(
+fn acquire<M: Medium>(
     region: &Region<M>,
     cell: &PmU64,
     ignores_obsolete: bool,

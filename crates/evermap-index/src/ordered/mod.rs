@@ -19,6 +19,7 @@ mod cursor;
 pub mod fast_fair;
 pub mod leaf;
 pub mod lock;
+pub mod masstree;
 mod run;
 
 pub use cursor::{Cursor, Direction, prefix_end};

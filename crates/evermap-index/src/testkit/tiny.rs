@@ -9,7 +9,7 @@ use super::persistence::PoolSubject;
 use crate::hash::{cceh, clht, dash, level, line};
 use crate::key::Quotient;
 use crate::ordered::art::Art;
-use crate::ordered::{bwtree, fast_fair};
+use crate::ordered::{bwtree, fast_fair, masstree};
 
 /// Dash-EH, beginning with one segment of 4 buckets.
 pub struct DashEh;
@@ -100,6 +100,15 @@ pub struct PBwTree;
 
 impl<K: Numbered> PoolSubject<K> for PBwTree {
     type Index = InOrder<K, bwtree::Tiny<Sim>>;
+
+    fn config(&self) {}
+}
+
+/// P-Masstree.
+pub struct PMasstree;
+
+impl<K: Numbered> PoolSubject<K> for PMasstree {
+    type Index = InOrder<K, masstree::Masstree<Sim>>;
 
     fn config(&self) {}
 }

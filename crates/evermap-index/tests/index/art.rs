@@ -1,17 +1,14 @@
 //! P-ART.
 
-use std::sync::Arc;
-
 use evermap_index::ordered::art::{Art, MUTANTS};
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::tiny::PArt;
 use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{Visitor, conformance, crash_campaign, ordered_conformance};
-use evermap_pm::medium::Counter;
 use evermap_pm::sim::{Sim, mutants::Fate};
 
-use crate::trees::{Make, SOUND, in_memory, memory, nodes_stay_stale, tree_in};
+use crate::trees::{Costs, Make, SOUND, in_memory, nodes_stay_stale};
 
 ordered_conformance!(ordered, Make::<Art<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
@@ -123,24 +120,10 @@ fn nodes_grow_and_shrink() {
 /// lookup has none.
 #[test]
 fn inserts_flush_a_leaf_and_a_reference() {
-    const KEYS: u64 = 50_000;
-    let counter = Arc::new(Counter::default());
-    let medium = memory().unwrap().observed_by(counter.clone());
-    let tree: Art<Sim> = tree_in(medium).unwrap();
-    let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
-    let count = |run: &dyn Fn(u64)| {
-        counter.reset();
-        (0..KEYS).for_each(run);
-        counter.counts()
-    };
-    let each = |count: u64| count as f64 / KEYS as f64;
-    let inserted = count(&|number| assert!(tree.insert(&key(number), number).unwrap().inserted()));
-    let (lines, fences) = (each(inserted.lines_flushed), each(inserted.fences));
-    println!("{lines:.2} lines flushed, {fences:.2} fences");
-    assert!(lines <= 2.4 && fences <= 2.4, "{inserted:?}");
-    let found = count(&|number| assert_eq!(tree.get(&key(number)).unwrap(), Some(number)));
-    assert_eq!((found.lines_flushed, found.fences), (0, 0));
-    let updated =
-        count(&|number| assert!(tree.update(&key(number), number + 1).unwrap().changed()));
-    assert!(each(updated.fences) <= 1.1, "{updated:?}");
+    let costs = Costs::of::<Art<Sim>>();
+    let (lines, fences) = Costs::of_each("insert", &costs.inserted);
+    assert!(lines <= 2.4 && fences <= 2.4, "{:?}", costs.inserted);
+    assert_eq!((costs.found.lines_flushed, costs.found.fences), (0, 0));
+    let (_, fences) = Costs::of_each("update", &costs.updated);
+    assert!(fences <= 1.1, "{:?}", costs.updated);
 }

@@ -1,17 +1,14 @@
 //! FAST & FAIR.
 
-use std::sync::Arc;
-
 use evermap_index::ordered::fast_fair::{FastFair, MUTANTS};
-use evermap_index::ordered::{Cursor, Direction, OrderedIndex};
+use evermap_index::ordered::{Direction, OrderedIndex};
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::tiny;
 use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
-use evermap_pm::medium::Counter;
 use evermap_pm::sim::{Sim, mutants::Fate};
 
-use crate::trees::{Make, SOUND, in_memory, memory, nodes_stay_stale, tree_in};
+use crate::trees::{Costs, Make, SOUND, in_memory, keys, nodes_stay_stale};
 
 ordered_conformance!(ordered, Make::<FastFair<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
@@ -32,16 +29,6 @@ fn planted_mistakes_are_noticed() {
         println!("{mistake}: {fate} {trial:?}");
         assert!(!matches!(fate, Fate::Survived(_)), "{mistake}: {fate}");
     }
-}
-
-/// Returns the keys of a tree in one direction.
-fn keys(tree: &FastFair<Sim>, direction: Direction) -> Vec<Vec<u8>> {
-    let mut cursor = Cursor::new(tree, .., direction);
-    let mut keys = Vec::new();
-    while let Some((key, _)) = cursor.next().unwrap() {
-        keys.push(key.to_vec());
-    }
-    keys
 }
 
 /// Keys that only differ after their prefixes, some of which are the beginning of others.
@@ -101,24 +88,11 @@ fn the_tree_does_not_turn_into_a_list() {
 /// The flushes and fences of inserts of random keys, splits included. A lookup has none.
 #[test]
 fn inserts_flush_what_they_shift() {
-    const KEYS: u64 = 50_000;
-    let counter = Arc::new(Counter::default());
-    let medium = memory().unwrap().observed_by(counter.clone());
-    let tree: FastFair<Sim> = tree_in(medium).unwrap();
-    let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
-    let count = |run: &dyn Fn(u64)| {
-        counter.reset();
-        (0..KEYS).for_each(run);
-        counter.counts()
-    };
-    let each = |count: u64| count as f64 / KEYS as f64;
-    let inserted = count(&|number| assert!(tree.insert(&key(number), number).unwrap().inserted()));
-    let (lines, fences) = (each(inserted.lines_flushed), each(inserted.fences));
-    println!("{lines:.2} lines flushed, {fences:.2} fences");
-    assert!(lines <= 6.0 && fences <= 5.0, "{inserted:?}");
-    let found = count(&|number| assert_eq!(tree.get(&key(number)).unwrap(), Some(number)));
+    let costs = Costs::of::<FastFair<Sim>>();
+    let (lines, fences) = Costs::of_each("insert", &costs.inserted);
+    assert!(lines <= 6.0 && fences <= 5.0, "{:?}", costs.inserted);
+    let found = costs.found;
     assert_eq!((found.lines_flushed, found.fences, found.stores, found.cas), (0, 0, 0, 0));
-    let removed = count(&|number| assert!(tree.remove(&key(number)).unwrap().removed()));
-    println!("{:.2} and {:.2} for a removal", each(removed.lines_flushed), each(removed.fences));
-    assert!(each(removed.lines_flushed) <= 5.0, "{removed:?}");
+    let (lines, _) = Costs::of_each("removal", &costs.removed);
+    assert!(lines <= 5.0, "{:?}", costs.removed);
 }

@@ -11,5 +11,6 @@ mod dash;
 mod fast_fair;
 mod level;
 mod line;
+mod masstree;
 mod relativistic;
 mod trees;

@@ -1,9 +1,11 @@
 //! Trees in memory, for the tests of several ordered indexes.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
-use evermap_index::ordered::PersistentOrdered;
+use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_index::testkit::ordered::OrderedSubject;
+use evermap_pm::medium::{Counter, Counts};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, PmU64, Pool, Result};
@@ -27,6 +29,54 @@ pub(crate) fn memory() -> Result<Sim> {
 /// Creates a tree in memory.
 pub(crate) fn in_memory<T: PersistentOrdered<Sim>>() -> T {
     memory().and_then(tree_in).unwrap()
+}
+
+/// Returns the keys of a tree in one direction.
+pub(crate) fn keys(tree: &dyn OrderedIndex, direction: Direction) -> Vec<Vec<u8>> {
+    let mut cursor = Cursor::new(tree, .., direction);
+    let mut keys = Vec::new();
+    while let Some((key, _)) = cursor.next().unwrap() {
+        keys.push(key.to_vec());
+    }
+    keys
+}
+
+/// The accesses of operations on many random keys of 8 bytes.
+pub(crate) struct Costs {
+    pub(crate) inserted: Counts,
+    pub(crate) found: Counts,
+    pub(crate) updated: Counts,
+    pub(crate) removed: Counts,
+}
+
+impl Costs {
+    const KEYS: u64 = 50_000;
+
+    /// Inserts, looks up, updates and removes keys in a new tree.
+    pub(crate) fn of<T: PersistentOrdered<Sim>>() -> Self {
+        let counter = Arc::new(Counter::default());
+        let tree: T = tree_in(memory().unwrap().observed_by(counter.clone())).unwrap();
+        let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+        let count = |run: &dyn Fn(u64)| {
+            counter.reset();
+            (0..Self::KEYS).for_each(run);
+            counter.counts()
+        };
+        Costs {
+            inserted: count(&|n| assert!(tree.insert(&key(n), n).unwrap().inserted())),
+            found: count(&|n| assert_eq!(tree.get(&key(n)).unwrap(), Some(n))),
+            updated: count(&|n| assert!(tree.update(&key(n), n + 1).unwrap().changed())),
+            removed: count(&|n| assert!(tree.remove(&key(n)).unwrap().removed())),
+        }
+    }
+
+    /// Returns the numbers of flushed lines and of fences of one operation, and prints them.
+    pub(crate) fn of_each(what: &str, counts: &Counts) -> (f64, f64) {
+        let each = |count: u64| count as f64 / Self::KEYS as f64;
+        let (lines, fences) = (each(counts.lines_flushed), each(counts.fences));
+        println!("{what}: {lines:.2} lines flushed, {fences:.2} fences");
+        (lines, fences)
+    }
 }
 
 /// Creates trees for the conformance kit.

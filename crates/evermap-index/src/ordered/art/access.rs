@@ -10,29 +10,8 @@ use crate::ordered::lock::{self, Lock};
 use crate::recipe;
 use crate::record::KEY_MAX;
 
-/// A node that this thread has locked. It must be released.
-#[must_use = "the node stays locked"]
-pub(super) struct Locked<'m> {
-    pub(super) node: Node<'m>,
-    lock: Lock,
-}
-
-impl Locked<'_> {
-    /// Releases the lock of a node that was not changed.
-    pub(super) fn release<M: Medium>(self, m: &M) {
-        m.store_transient(&self.node.header.lock, self.lock.unchanged().0);
-    }
-
-    /// Releases the lock of a node that was changed.
-    pub(super) fn changed<M: Medium>(self, m: &M) {
-        m.store_transient(&self.node.header.lock, self.lock.changed().0);
-    }
-
-    /// Releases the lock of a node that is not part of the tree any more.
-    pub(super) fn obsolete<M: Medium>(self, m: &M) {
-        m.store_transient(&self.node.header.lock, self.lock.obsolete().0);
-    }
-}
+/// A node that this thread has locked.
+pub(super) type Locked<'m> = lock::Locked<'m, Node<'m>>;
 
 impl<M: Medium> Art<M> {
     /// Returns a child whose word was loaded from `cell`, once that is durable.
@@ -125,8 +104,7 @@ impl<M: Medium> Art<M> {
     /// `Poisoned`, `Damaged`: the lock is never released.
     pub(super) fn lock<'m>(&self, node: Node<'m>) -> Result<Option<Locked<'m>>> {
         let ignores = self.medium().mutant("AR-4");
-        let lock = lock::acquire(&self.region, &node.header.lock, ignores)?;
-        Ok(lock.map(|lock| Locked { node, lock }))
+        Locked::acquire(&self.region, node, &node.header.lock, ignores)
     }
 
     /// Recovers a node that an earlier process used: references that may not be durable are made

@@ -6,7 +6,6 @@ use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
 use super::layout::{self, Header, Meta, RECORDS, Record, Rest};
-use crate::lock_wait::LockWait;
 use crate::ordered::leaf::LeafRef;
 use crate::ordered::lock::{self, Lock};
 
@@ -72,24 +71,8 @@ impl<'m> NodeRef<'m> {
     }
 }
 
-/// A node that this thread has locked. It must be released.
-#[must_use = "the node stays locked"]
-pub(super) struct Locked<'m> {
-    pub(super) node: NodeRef<'m>,
-    lock: Lock,
-}
-
-impl Locked<'_> {
-    /// Releases the lock of a node that was not changed.
-    pub(super) fn release<M: Medium>(self, m: &M) {
-        m.store_transient(&self.node.header().lock, self.lock.unchanged().0);
-    }
-
-    /// Releases the lock of a node that was changed.
-    pub(super) fn changed<M: Medium>(self, m: &M) {
-        m.store_transient(&self.node.header().lock, self.lock.changed().0);
-    }
-}
+/// A node that this thread has locked.
+pub(super) type Locked<'m> = lock::Locked<'m, NodeRef<'m>>;
 
 /// Where a key belongs in a node.
 #[derive(Clone, Copy, Debug)]
@@ -161,29 +144,13 @@ impl<M: Medium> FastFair<M> {
     /// Those of `read`; `Poisoned` and `Damaged` if the node stays locked.
     #[inline(always)]
     pub(super) fn read<T>(&self, node: &NodeRef<'_>, read: impl Fn() -> Result<T>) -> Result<T> {
-        let m = self.medium();
-        loop {
-            let before = self.version(node)?;
-            let result = read();
-            // Acquire: all words of the node have been loaded before.
-            if m.load(&node.header().lock) == before.0 {
-                return result;
-            }
-        }
+        Ok(lock::read(&self.region, &node.header().lock, read)?.1)
     }
 
     /// Returns the lock word of a node as soon as it is not locked.
     #[inline(always)]
     pub(super) fn version(&self, node: &NodeRef<'_>) -> Result<Lock> {
-        let (m, cell) = (self.medium(), &node.header().lock);
-        let mut wait = LockWait::default();
-        loop {
-            let found = Lock(m.load(cell));
-            if !found.is_locked() {
-                return Ok(found);
-            }
-            wait.wait_at(&self.region, m.offset_of(cell))?;
-        }
+        lock::unlocked(&self.region, &node.header().lock)
     }
 
     /// Finds the place for a key in a node that is locked or [read](Self::read).
@@ -315,9 +282,8 @@ impl<M: Medium> FastFair<M> {
     ) -> Result<(Locked<'m>, Place)> {
         let m = self.medium();
         loop {
-            let lock = lock::acquire(&self.region, &node.header().lock, false)?;
-            let lock = lock.expect("nodes never become obsolete");
-            let locked = Locked { node, lock };
+            let locked = Locked::acquire(&self.region, node, &node.header().lock, false)?;
+            let locked = locked.expect("nodes never become obsolete");
             match self.step(&node, search) {
                 // A shift would store what is before the first record in its place: the end.
                 Ok(Step::Here(_)) if m.load(&node.header().leftmost) == 0 => {

@@ -9,7 +9,7 @@ use super::{battery, costs};
 use crate::hash::cceh::{Locking, Recovery};
 use crate::hash::dash;
 use crate::hash::level::Resize;
-use crate::ordered::{art, bwtree, fast_fair};
+use crate::ordered::{art, bwtree, fast_fair, masstree};
 use crate::testkit::tiny;
 
 /// An index that can be crashed, in its smallest form.
@@ -25,7 +25,7 @@ pub struct Crashable {
 }
 
 /// Everything that can be crashed, each with its heap and its region.
-pub static CRASHABLE: [Crashable; 9] = [
+pub static CRASHABLE: [Crashable; 10] = [
     Crashable {
         name: "dash-eh",
         about: "Dash-EH with segments of 4 buckets",
@@ -79,5 +79,11 @@ pub static CRASHABLE: [Crashable; 9] = [
         about: "P-BwTree with up to eight keys in a leaf node",
         battery: || battery("p-bwtree", bwtree::MUTANTS, tiny::PBwTree),
         costs: |images| costs("p-bwtree", tiny::PBwTree, images),
+    },
+    Crashable {
+        name: "p-masstree",
+        about: "P-Masstree, beginning with one node",
+        battery: || battery("p-masstree", masstree::MUTANTS, tiny::PMasstree),
+        costs: |images| costs("p-masstree", tiny::PMasstree, images),
     },
 ];

@@ -1,0 +1,200 @@
+//! Showing all blocks of the tree, and counting them.
+
+use evermap_pm::{Medium, Result};
+
+use super::Masstree;
+use super::access::{Contents, NodeRef};
+use super::layout::{self, Below, Root, SLICE};
+use crate::index::{Stats, Visitor};
+use crate::ordered::leaf::LeafRef;
+use crate::ordered::lock::Lock;
+
+/// Where a walk is.
+pub(super) struct Way<'p> {
+    /// What the keys in the node begin with: the slices of the layers above.
+    pub(super) prefix: &'p [u8],
+    /// The number of nodes from the root to this one.
+    pub(super) height: u32,
+}
+
+/// What is called with every node, what it has, and where it is. Returns `false` to end the walk.
+pub(super) type Each<'f> = dyn FnMut(&NodeRef<'_>, &Contents, &Way<'_>) -> Result<bool> + 'f;
+
+/// What a walk has still to show.
+enum Left {
+    /// The layer at this depth with this root node, whose keys have this slice in the layer above,
+    /// and the number of nodes above it.
+    Layer { root: u64, depth: usize, slice: u64, above: u32 },
+    /// The leaf node at this offset, and those to the right of it.
+    Nodes { first: u64, depth: usize, height: u32 },
+}
+
+/// Returns the node at an offset, of this level and in the layer at this depth.
+type Follow<'m, 'f> = dyn Fn(u64, Option<u8>, usize) -> Result<NodeRef<'m>> + 'f;
+
+/// A walk over all nodes: see [`Masstree::each_node`].
+struct Walk<'w, 'm, M: Medium> {
+    tree: &'m Masstree<M>,
+    follow: &'w Follow<'m, 'w>,
+    each: &'w mut Each<'w>,
+    /// What the keys in the current layer begin with.
+    prefix: Vec<u8>,
+    left: Vec<Left>,
+}
+
+impl<'m, M: Medium> Walk<'_, 'm, M> {
+    fn run(mut self) -> Result<()> {
+        let root = self.tree.medium().load(&self.tree.root_block()?.tree);
+        self.left.push(Left::Layer { root, depth: 0, slice: 0, above: 0 });
+        let mut goes_on = true;
+        while let Some(next) = self.left.pop().filter(|_| goes_on) {
+            goes_on = match next {
+                Left::Layer { root, depth, slice, above } => {
+                    if let Some(depth) = depth.checked_sub(1) {
+                        self.prefix.truncate(depth * SLICE);
+                        self.prefix.extend(slice.to_be_bytes());
+                    }
+                    self.layer(root, depth, above + 1)?
+                }
+                Left::Nodes { first, depth, height } => {
+                    self.prefix.truncate(depth * SLICE);
+                    self.leaf_node(first, depth, height)?
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Shows the nodes of a layer that are not leaf nodes. Returns `false` to end the walk.
+    fn layer(&mut self, root: u64, depth: usize, mut height: u32) -> Result<bool> {
+        let mut first = (self.follow)(root, None, depth)?;
+        while let Some(level) = first.level().checked_sub(1) {
+            let mut below = None;
+            let mut here = Some(first);
+            while let Some(node) = here {
+                let contents = self.tree.snapshot(&node)?.1;
+                below.get_or_insert(contents.leftmost);
+                if !(self.each)(&node, &contents, &Way { prefix: &self.prefix, height })? {
+                    return Ok(false);
+                }
+                here = self.right_of(&node, &contents)?;
+            }
+            first = (self.follow)(below.unwrap_or_default(), Some(level), depth)?;
+            height += 1;
+        }
+        self.left.push(Left::Nodes { first: first.offset, depth, height });
+        Ok(true)
+    }
+
+    /// Shows a leaf node. Returns `false` to end the walk.
+    fn leaf_node(&mut self, offset: u64, depth: usize, height: u32) -> Result<bool> {
+        let _guard = self.tree.pool.pin();
+        let here = (self.follow)(offset, Some(0), depth)?;
+        let contents = self.tree.snapshot(&here)?.1;
+        if !(self.each)(&here, &contents, &Way { prefix: &self.prefix, height })? {
+            return Ok(false);
+        }
+        if let Some(next) = self.right_of(&here, &contents)? {
+            self.left.push(Left::Nodes { first: next.offset, depth, height });
+        }
+        let layers = contents.entries.iter().rev().filter(|entry| entry.0.goes_on());
+        self.left.extend(layers.filter_map(|&(slice, word)| {
+            let Below::Layer(root) = Below::from_word(word) else { return None };
+            Some(Left::Layer { root, depth: depth + 1, slice: slice.bytes, above: height })
+        }));
+        Ok(true)
+    }
+
+    /// Returns the node to the right of one.
+    fn right_of(&self, here: &NodeRef<'m>, contents: &Contents) -> Result<Option<NodeRef<'m>>> {
+        if contents.next == 0 {
+            return Ok(None);
+        }
+        let next = (self.follow)(contents.next, Some(here.level()), here.depth())?;
+        self.tree.ensure_after(here, &next)?;
+        Ok(Some(next))
+    }
+}
+
+impl<M: Medium> Masstree<M> {
+    /// Calls `each` with every node, until it returns `false`: in each layer level by level from
+    /// the top, and from left to right; a layer after the leaf node that refers to it.
+    ///
+    /// Entries only ever move to the right, and into nodes that are new, or from a leaf node into a
+    /// new layer. After each node the walk goes on to what the node referred to at that moment, so
+    /// it comes to every pair that is in the tree throughout, and to none twice. Nodes are never
+    /// freed, so the walk needs a guard only for the leaves.
+    pub(super) fn each_node<'w>(&self, each: &'w mut Each<'w>) -> Result<()> {
+        self.walk(&|offset, level, depth| self.node(offset, level, depth), each)
+    }
+
+    /// Makes all nodes stale, so that they are recovered when they are first used. No other thread
+    /// uses the index.
+    pub(super) fn make_stale(&self) -> Result<()> {
+        let m = self.medium();
+        let stale = Lock::stale(self.generation);
+        // Whatever the locks are, no thread has any. So they are not waited for.
+        let as_it_is = |offset, level, depth| {
+            let node = self.node_as_it_is(offset, level, depth)?;
+            m.store_transient(&node.header().lock, stale.0);
+            Ok(node)
+        };
+        self.walk(&as_it_is, &mut |_, _, _| Ok(true))
+    }
+
+    fn walk<'w, 'm>(&'m self, follow: &'w Follow<'m, 'w>, each: &'w mut Each<'w>) -> Result<()> {
+        Walk { tree: self, follow, each, prefix: Vec::new(), left: Vec::new() }.run()
+    }
+
+    /// Shows every block and word.
+    pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        let m = self.medium();
+        visitor.block(self.root);
+        self.each_node(&mut |node, contents, _| {
+            visitor.block(node.offset);
+            if node.level() > 0 {
+                return Ok(!visitor.is_done());
+            }
+            for &(slice, word) in &contents.entries {
+                if visitor.is_done() {
+                    return Ok(false);
+                }
+                if !slice.goes_on() {
+                    visitor.word(word);
+                } else if let Below::Leaf(leaf) = Below::from_word(word) {
+                    visitor.block(leaf);
+                    visitor.word(LeafRef::at(m, leaf)?.word(m));
+                }
+            }
+            Ok(!visitor.is_done())
+        })
+    }
+
+    /// Counts pairs and nodes: O(n).
+    pub(super) fn measure(&self) -> Result<Stats> {
+        let m = self.medium();
+        let mut stats = Stats {
+            pm_bytes: size_of::<Root>() as u64,
+            dram_bytes: size_of::<Self>() as u64,
+            ..Stats::default()
+        };
+        self.each_node(&mut |node, contents, way| {
+            stats.segments += 1;
+            stats.pm_bytes += size_of::<layout::Node>() as u64;
+            stats.depth = stats.depth.max(way.height);
+            let is_leaf = node.level() == 0;
+            for &(slice, word) in contents.entries.iter().filter(|_| is_leaf) {
+                match Below::from_word(word) {
+                    _ if !slice.goes_on() => stats.len += 1,
+                    Below::Layer(_) => {}
+                    Below::Leaf(leaf) => {
+                        stats.len += 1;
+                        stats.pm_bytes += LeafRef::at(m, leaf)?.bytes();
+                    }
+                }
+            }
+            Ok(true)
+        })?;
+        Ok(stats)
+    }
+}
