@@ -7,6 +7,7 @@ use std::sync::Arc;
 use evermap_index::ordered::art::Art;
 use evermap_index::ordered::bplus::BPlus;
 use evermap_index::ordered::fast_fair::FastFair;
+use evermap_index::ordered::hot::Hot;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Pool, Result};
@@ -36,7 +37,7 @@ macro_rules! persistent {
 }
 
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 3] = [
+pub static ENTRIES: [Entry; 4] = [
     Entry {
         name: "bplus",
         about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
@@ -58,6 +59,12 @@ pub static ENTRIES: [Entry; 3] = [
         about: "FAST & FAIR: a B+tree whose nodes are changed in place, lookups wait for writers",
         rival: true,
         factory: persistent!(FastFair),
+    },
+    Entry {
+        name: "p-hot",
+        about: "P-HOT: a binary trie in nodes of 32 entries, lock-free lookups, copy on write",
+        rival: false,
+        factory: persistent!(Hot),
     },
 ];
 

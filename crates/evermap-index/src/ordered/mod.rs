@@ -16,6 +16,7 @@ pub mod art;
 pub mod bplus;
 mod cursor;
 pub mod fast_fair;
+pub mod hot;
 pub mod leaf;
 pub mod lock;
 mod run;

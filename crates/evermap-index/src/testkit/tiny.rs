@@ -10,6 +10,7 @@ use crate::hash::{cceh, clht, dash, level, line};
 use crate::key::Quotient;
 use crate::ordered::art::Art;
 use crate::ordered::fast_fair;
+use crate::ordered::hot::Hot;
 
 /// Dash-EH, beginning with one segment of 4 buckets.
 pub struct DashEh;
@@ -91,6 +92,15 @@ pub struct FastFair;
 
 impl<K: Numbered> PoolSubject<K> for FastFair {
     type Index = InOrder<K, fast_fair::FastFair<Sim>>;
+
+    fn config(&self) {}
+}
+
+/// P-HOT with nodes of up to four entries.
+pub struct PHot;
+
+impl<K: Numbered> PoolSubject<K> for PHot {
+    type Index = InOrder<K, Hot<Sim, 4>>;
 
     fn config(&self) {}
 }

@@ -8,6 +8,7 @@ mod conformance;
 mod crash;
 mod dash;
 mod fast_fair;
+mod hot;
 mod level;
 mod line;
 mod relativistic;

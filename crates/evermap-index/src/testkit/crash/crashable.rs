@@ -9,7 +9,7 @@ use super::{battery, costs};
 use crate::hash::cceh::{Locking, Recovery};
 use crate::hash::dash;
 use crate::hash::level::Resize;
-use crate::ordered::{art, fast_fair};
+use crate::ordered::{art, fast_fair, hot};
 use crate::testkit::tiny;
 
 /// An index that can be crashed, in its smallest form.
@@ -25,7 +25,7 @@ pub struct Crashable {
 }
 
 /// Everything that can be crashed, each with its heap and its region.
-pub static CRASHABLE: [Crashable; 8] = [
+pub static CRASHABLE: [Crashable; 9] = [
     Crashable {
         name: "dash-eh",
         about: "Dash-EH with segments of 4 buckets",
@@ -73,5 +73,11 @@ pub static CRASHABLE: [Crashable; 8] = [
         about: "FAST & FAIR, beginning with one node",
         battery: || battery("fast-fair", fast_fair::MUTANTS, tiny::FastFair),
         costs: |images| costs("fast-fair", tiny::FastFair, images),
+    },
+    Crashable {
+        name: "p-hot",
+        about: "P-HOT with nodes of up to four entries",
+        battery: || battery("p-hot", hot::MUTANTS, tiny::PHot),
+        costs: |images| costs("p-hot", tiny::PHot, images),
     },
 ];
