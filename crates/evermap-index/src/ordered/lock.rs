@@ -110,6 +110,15 @@ pub(crate) fn acquire<M: Medium>(
     }
 }
 
+/// Locks a node by its lock word, if that takes no waiting. Returns `None` if another thread has
+/// locked it, or if it is obsolete.
+pub(crate) fn try_acquire<M: Medium>(m: &M, cell: &PmU64) -> Option<Lock> {
+    let found = Lock(m.load(cell));
+    let is_free = !found.is_locked() && !found.is_obsolete();
+    let locked = found.locked();
+    (is_free && m.cas_transient(cell, found.0, locked.0).is_ok()).then_some(locked)
+}
+
 /// Calls `repair` for a node whose lock word is of an earlier opener, in one thread, and makes it
 /// one of the current opener. Other threads wait for that.
 ///

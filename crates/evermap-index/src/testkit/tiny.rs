@@ -96,11 +96,11 @@ impl<K: Numbered> PoolSubject<K> for FastFair {
     fn config(&self) {}
 }
 
-/// P-HOT with nodes of up to four entries.
+/// P-HOT with nodes of up to five entries.
 pub struct PHot;
 
 impl<K: Numbered> PoolSubject<K> for PHot {
-    type Index = InOrder<K, Hot<Sim, 4>>;
+    type Index = InOrder<K, Hot<Sim, 5>>;
 
     fn config(&self) {}
 }

@@ -13,7 +13,7 @@ use evermap_pm::sim::{Sim, mutants::Fate};
 
 use crate::trees::{Make, SOUND, in_memory, memory, nodes_stay_stale, tree_in};
 
-ordered_conformance!(ordered, Make::<Hot<Sim, 4>>::new());
+ordered_conformance!(ordered, Make::<Hot<Sim, 5>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
 conformance!(numbers, PHot, [u64, Plain, Coarse]);
 crash_campaign!(p_hot, PHot);

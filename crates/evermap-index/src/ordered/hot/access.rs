@@ -8,6 +8,7 @@ use super::Hot;
 use super::bits::Search;
 use super::layout::Child;
 use super::node::Node;
+use crate::lock_wait::LockWait;
 use crate::ordered::leaf::LeafRef;
 use crate::ordered::lock::{self, Lock};
 use crate::recipe;
@@ -67,9 +68,17 @@ impl<'m, const ENTRIES: usize, M: Medium> Held<'_, 'm, ENTRIES, M> {
         }
     }
 
-    /// Releases the nodes above `node`, which have not changed.
-    pub(super) fn release_above(&mut self, node: &Node<'_>) {
-        while self.nodes.last().is_some_and(|(last, _)| last.height > node.height) {
+    /// Locks a node that is below one that is held, unless another thread has locked it: that could
+    /// be waiting for one of the nodes that are held. Returns `false` then.
+    pub(super) fn try_lock(&mut self, node: &Node<'m>) -> Result<bool> {
+        let lock = lock::try_acquire(self.tree.medium(), node.lock);
+        self.nodes.extend(lock.map(|lock| (*node, lock)));
+        Ok(lock.is_some())
+    }
+
+    /// Releases all nodes but the one that was locked first, none of which has changed.
+    pub(super) fn release_all_but_first(&mut self) {
+        while self.nodes.len() > 1 {
             self.release_last();
         }
     }
@@ -78,7 +87,6 @@ impl<'m, const ENTRIES: usize, M: Medium> Held<'_, 'm, ENTRIES, M> {
     /// reference has led to, are not part of the tree any more.
     pub(super) fn changed(mut self, holder: &Node<'_>, guard: &Guard<'_>) {
         let (m, pool) = (self.tree.medium(), &self.tree.pool);
-        // From the top: those below are found to be obsolete when what replaced them can be found.
         while let Some((node, lock)) = self.nodes.pop() {
             if node.height > holder.height {
                 m.store_transient(node.lock, lock.unchanged().0);
@@ -89,6 +97,38 @@ impl<'m, const ENTRIES: usize, M: Medium> Held<'_, 'm, ENTRIES, M> {
                 pool.retire(node.offset, node.bytes(), guard);
             }
         }
+    }
+}
+
+/// The attempts of an operation that other threads have kept from succeeding so far.
+#[derive(Default)]
+pub(super) struct Retries<'m> {
+    wait: LockWait,
+    /// The nodes of the last attempt that were not part of the tree any more after it.
+    gone: Vec<&'m PmU64>,
+}
+
+impl<'m> Retries<'m> {
+    /// Waits briefly before another attempt. `locks` are those of the nodes that the last one has
+    /// used.
+    ///
+    /// # Errors
+    /// `Damaged` if one of the nodes was not part of the tree any more before the attempt began: a
+    /// reference leads to it, so there could be any number of attempts. `Poisoned`.
+    pub(super) fn again<const ENTRIES: usize, M: Medium>(
+        &mut self,
+        tree: &Hot<M, ENTRIES>,
+        locks: impl Iterator<Item = &'m PmU64>,
+    ) -> Result<()> {
+        let m = tree.medium();
+        let gone: Vec<_> = locks.filter(|lock| Lock(m.load(lock)).is_obsolete()).collect();
+        let before = |lock: &&PmU64| self.gone.iter().any(|other| std::ptr::eq(*other, *lock));
+        if let Some(lock) = gone.iter().find(|lock| before(lock)) {
+            let what = "a node of a tree is not part of it";
+            return Err(Error::damaged(m.offset_of(*lock), what));
+        }
+        self.gone = gone;
+        self.wait.wait_at(&tree.region, tree.root)
     }
 }
 

@@ -8,14 +8,13 @@
 use evermap_pm::{Guard, Medium, Result};
 
 use super::Hot;
-use super::access::{Held, Path, Step};
+use super::access::{Path, Retries, Step};
 use super::bits::Search;
 use super::draft::{Draft, Work};
 use super::layout::Child;
 use super::place::{Gap, Place};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode};
-use crate::lock_wait::LockWait;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
 use crate::recipe;
 
@@ -37,14 +36,14 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let search = Search::new(key);
-        let mut wait = LockWait::default();
+        let mut retries = Retries::default();
         loop {
             let path = self.descend(&search, |_| ())?;
-            if let Some(change) = self.change_at(&search, path, mode, guard, decide)? {
+            if let Some(change) = self.change_at(&search, &path, mode, guard, decide)? {
                 return Ok(change);
             }
             // Another thread was here in the meantime.
-            wait.wait_at(&self.region, self.root)?;
+            retries.again(self, path.iter().map(|step| step.node.lock))?;
         }
     }
 
@@ -52,19 +51,19 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     pub(super) fn change_at(
         &self,
         search: &Search<'_>,
-        path: Path<'_>,
+        path: &Path<'_>,
         mode: MutateMode,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Option<Change>> {
         let step = path.last().expect("the root block is in every path");
-        match self.place(search, &path)? {
+        match self.place(search, path)? {
             Place::Leaf(leaf) if !step.child.is_dead() => {
                 self.change_leaf(search, path, leaf, guard, decide)
             }
             _ if mode == MutateMode::ExistingOnly => Ok(Some(Change::default())),
             Place::Leaf(_) | Place::Empty => self.fill(search, step, guard, decide),
-            Place::Gap(gap) => self.add(search, &path, &gap, guard, decide),
+            Place::Gap(gap) => self.add(search, path, &gap, guard, decide),
         }
     }
 
@@ -200,7 +199,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     fn change_leaf(
         &self,
         search: &Search<'_>,
-        path: Path<'_>,
+        path: &Path<'_>,
         leaf: LeafRef<'_>,
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
@@ -218,7 +217,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
                 Some(word)
             }
             Action::Remove => {
-                self.remove(search, path, held, guard)?;
+                self.remove_leaf(search, path.clone(), held, guard)?;
                 return Ok(Some(Change { old: Some(old), new: None }));
             }
         };
@@ -227,80 +226,5 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
             held.changed(&step.node, guard);
         }
         Ok(Some(Change { old: Some(old), new }))
-    }
-
-    /// Removes the leaf at the end of a path, durably. The node that has it is locked.
-    ///
-    /// The node is replaced by one without the leaf; together with the one above it if both are
-    /// less than half full together. A node that is left with one child is replaced by that.
-    fn remove<'m>(
-        &'m self,
-        search: &Search<'_>,
-        mut path: Path<'m>,
-        mut held: Held<'_, 'm, ENTRIES, M>,
-        guard: &Guard<'_>,
-    ) -> Result<()> {
-        let m = self.medium();
-        let step = path.pop().expect("it has a leaf");
-        let mut draft = Draft::new(self);
-        if step.node.is_root() {
-            draft.commit(&step, Child::NONE, held, false, guard);
-            self.retire_leaf(step.child, guard);
-            return Ok(());
-        }
-        let mut contents = step.node.contents(m)?;
-        contents.remove(step.at);
-        let mut holder = self.lock_above(search, &step.node, &mut path, &mut held)?;
-        let mut height = step.node.height;
-        let others = holder.node.children.len() - 1;
-        if contents.len() > 1
-            && others + contents.len() <= ENTRIES / 2
-            && let Some(above) = path.pop()
-            && held.lock(&above)?
-        {
-            let mut both = holder.node.contents(m)?;
-            both.replace_by_all(holder.at, &contents);
-            (contents, height, holder) = (both, holder.node.height, above);
-        }
-        match draft.node(contents, height) {
-            Ok(child) => {
-                draft.commit(&holder, child, held, false, guard);
-                self.retire_leaf(step.child, guard);
-            }
-            Err(error) if error.is_no_space() => self.bury(&step, held, guard),
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    /// Removes a leaf without taking space: it stays in its place, dead, until its node is replaced.
-    fn bury(&self, step: &Step<'_>, mut held: Held<'_, '_, ENTRIES, M>, guard: &Guard<'_>) {
-        held.release_above(&step.node);
-        self.publish(step, step.child.dead());
-        held.changed(&step.node, guard);
-    }
-
-    /// Locks the node above one that is locked, and so stays in the tree. `path` has the steps
-    /// above it, of which the last one is removed and returned.
-    fn lock_above<'m>(
-        &'m self,
-        search: &Search<'_>,
-        node: &super::node::Node<'m>,
-        path: &mut Path<'m>,
-        held: &mut Held<'_, 'm, ENTRIES, M>,
-    ) -> Result<Step<'m>> {
-        let mut wait = LockWait::default();
-        loop {
-            let step = path.pop().ok_or_else(|| node.damaged())?;
-            if held.lock(&step)? {
-                return Ok(step);
-            }
-            // Another node was inserted between them, or replaced the one above.
-            wait.wait_at(&self.region, step.node.offset)?;
-            *path = self.descend(search, |_| ())?;
-            if path.pop().is_none_or(|last| last.node.offset != node.offset) {
-                return Err(node.damaged());
-            }
-        }
     }
 }

@@ -100,12 +100,44 @@ impl Contents {
         self.len += 1;
     }
 
+    /// Returns `true` if an entry is the left child of its parent in the trie, which has the greater
+    /// one of the bits beside the entry.
+    fn is_left_child(&self, at: usize) -> bool {
+        let bits = self.bits();
+        bits.get(at) > at.checked_sub(1).map(|left| &bits[left])
+    }
+
+    /// Returns the entry that has the same parent in the trie. Returns `None` if that has more
+    /// entries there.
+    pub(super) fn sibling(&self, at: usize) -> Option<usize> {
+        let other = if self.is_left_child(at) { at + 1 } else { at.checked_sub(1)? };
+        // It is a child of the same node if it is one on the other side.
+        (self.is_left_child(other) != self.is_left_child(at)).then_some(other)
+    }
+
+    /// Returns the position before `at`, and the bit at which the entries there differ.
+    pub(super) fn before(&self, at: usize) -> (usize, u32) {
+        (at - 1, self.bits()[at - 1])
+    }
+
+    /// Sets the child of an entry.
+    pub(super) fn set(&mut self, at: usize, child: Child) {
+        self.children[at] = child;
+    }
+
+    /// Returns the contents with all entries of two others, which differ at `bit`.
+    pub(super) fn join(left: &Contents, bit: u32, right: &Contents) -> Self {
+        let mut both = left.clone();
+        both.push(bit, right.children[0]);
+        for (&bit, &child) in right.bits().iter().zip(&right.children()[1..]) {
+            both.push(bit, child);
+        }
+        both
+    }
+
     /// Removes an entry, which is not the only one.
     pub(super) fn remove(&mut self, at: usize) {
-        // Its parent in the trie: the later one of the bits beside it.
-        let bits = self.bits();
-        let is_left_child = at == 0 || at + 1 < self.len && bits[at] > bits[at - 1];
-        let bit_at = if is_left_child { at } else { at - 1 };
+        let bit_at = if self.is_left_child(at) { at } else { at - 1 };
         self.children.copy_within(at + 1..self.len, at);
         self.bits.copy_within(bit_at + 1..self.len - 1, bit_at);
         self.len -= 1;
@@ -247,6 +279,15 @@ pub(super) mod tests {
         entries.start
     }
 
+    /// Returns the number that has most bits in common with one, if there is only one such number.
+    fn sibling_of(numbers: &[u64], at: usize) -> Option<usize> {
+        let common = |other: usize| (numbers[at] ^ numbers[other]).leading_zeros();
+        let others = || (0..numbers.len()).filter(|&other| other != at);
+        let most = others().map(common).max()?;
+        let mut nearest = others().filter(|&other| common(other) == most);
+        nearest.next().filter(|_| nearest.next().is_none())
+    }
+
     #[test]
     fn a_changed_trie_is_that_of_the_changed_keys() {
         let random = &mut Rng::new(1);
@@ -266,11 +307,14 @@ pub(super) mod tests {
                 let (left, bit, right) = contents.split();
                 let (first, rest) = numbers.split_at(left.len());
                 assert_eq!((&left, &right), (&of_numbers(first), &of_numbers(rest)));
+                assert_eq!(Contents::join(&left, bit, &right), contents);
                 let mut both = Contents::pair(Child::NONE, bit, Child::NONE);
                 both.replace_by_all(1, &right);
                 both.replace_by_all(0, &left);
                 assert_eq!(both, contents);
                 let gone = random.draw() as usize % numbers.len();
+                let sibling = contents.sibling(gone);
+                assert_eq!(sibling, sibling_of(&numbers, gone));
                 numbers.remove(gone);
                 contents.remove(gone);
                 assert_eq!(contents, of_numbers(&numbers));

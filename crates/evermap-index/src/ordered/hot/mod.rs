@@ -77,6 +77,7 @@ pub mod layout;
 mod node;
 mod place;
 mod scan;
+mod shrink;
 #[cfg(test)]
 mod tests;
 mod walk;

@@ -5,11 +5,11 @@ use std::ops::{Bound, ControlFlow};
 use evermap_pm::{Medium, PmU64, Result};
 
 use super::Hot;
+use super::access::Retries;
 use super::bits::Search;
 use super::layout::Child;
 use super::node::Node;
 use super::place::Place;
-use crate::lock_wait::LockWait;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
 use crate::ordered::lock::Lock;
 use crate::ordered::{Direction, Page};
@@ -162,22 +162,22 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         direction: Direction,
         page: &mut Page,
     ) -> Result<()> {
-        let mut wait = LockWait::default();
+        let mut retries = Retries::default();
         let mut most = PAGE;
-        while !self.try_page(from, direction, most, page)? {
+        while !self.try_page(from, direction, most, page, &mut retries)? {
             most = (most / 2).max(1);
-            wait.wait_at(&self.region, self.root)?;
         }
         Ok(())
     }
 
     /// Reads a page of up to `most` pairs. Returns `false` if the tree changed meanwhile.
-    fn try_page(
-        &self,
+    fn try_page<'m>(
+        &'m self,
         from: Bound<&[u8]>,
         direction: Direction,
         most: usize,
         page: &mut Page,
+        retries: &mut Retries<'m>,
     ) -> Result<bool> {
         let m = self.medium();
         let mut walk = Walk::new(self, from, direction)?;
@@ -199,6 +199,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         let read = |child| self.leaf(child).map(|leaf| (leaf, leaf.word(self.medium())));
         let mut leaves = children.into_iter().map(read).collect::<Result<Vec<_>>>()?;
         if !walk.is_valid() {
+            retries.again(self, walk.seen.iter().map(|&(lock, _)| lock))?;
             return Ok(false);
         }
         page.clear();

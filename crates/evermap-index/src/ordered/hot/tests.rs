@@ -25,7 +25,7 @@ use crate::ordered::lock::Lock;
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{Index, OrderedIndex, Visitor};
 
-type Tiny = Hot<Sim, 4>;
+type Tiny = Hot<Sim, 5>;
 type Tree = InOrder<u64, Tiny>;
 
 const CAPACITY: u64 = 1 << 20;
@@ -309,7 +309,7 @@ fn late_changes_are_right(mistake: Option<&'static str>) -> bool {
             return false;
         }
         second.apply(&mut map, other, word);
-        let done = tree.change_at(&search, path, first.mode(), &guard, &mut decide(first));
+        let done = tree.change_at(&search, &path, first.mode(), &guard, &mut decide(first));
         let Ok(done) = done else { return false };
         if done.is_none() {
             restarts += 1;

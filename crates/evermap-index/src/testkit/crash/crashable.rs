@@ -76,7 +76,7 @@ pub static CRASHABLE: [Crashable; 9] = [
     },
     Crashable {
         name: "p-hot",
-        about: "P-HOT with nodes of up to four entries",
+        about: "P-HOT with nodes of up to five entries",
         battery: || battery("p-hot", hot::MUTANTS, tiny::PHot),
         costs: |images| costs("p-hot", tiny::PHot, images),
     },
