@@ -37,7 +37,8 @@ fn nodes_of_an_opener_that_died_are_recovered() {
 fn planted_mistakes_are_noticed() {
     evermap_pm::sim::keep_panics_quiet();
     let battery = battery("p-hot", MUTANTS, PHot);
-    for mistake in &MUTANTS[tier().choose(1..4, 0..6)] {
+    // HO-1 has a test of its own. HO-5 and HO-6 have too, and only few orders of threads show them.
+    for mistake in &MUTANTS[tier().choose(1..4, 1..6)] {
         let (fate, trial) = battery.fate_of_planted(mistake, 2);
         println!("{mistake}: {fate} {trial:?}");
         assert!(!matches!(fate, Fate::Survived(_)), "{mistake}: {fate}");

@@ -9,14 +9,15 @@
 //! the tree has the least possible height, whatever the distribution of keys is.
 //!
 //! ```text
-//!              bit 2                      ┌─ bits 2 4 5 7 ─┐  height 2
-//!            ┌───┴───┐                    │ 0000 1000 1100 │
-//!          bit 7   bit 4                  └──┬────┬────┬───┘
-//!           ...   ┌──┴──┐    becomes         ▼    │    ▼
-//!                 c   bit 5               ┌─...─┐ │ ┌─...─┐      height 1
-//!                      ...                └─────┘ │ └─────┘
-//!                                                 ▼
-//!                                               leaf c
+//!           bit 2                        ┌ bits 2 4 ┐       height 2
+//!         ┌───┴───┐                      │ 00 10 11 │
+//!       bit 7   bit 4                    └─┬──┬──┬──┘
+//!       a   b   ┌─┴─┐     becomes    ┌─────┘  c  └─────┐
+//!               c bit 5              ▼                 ▼
+//!                 d   e          ┌ bit 7 ┐         ┌ bit 5 ┐   height 1
+//!                                │ 0   1 │         │ 0   1 │
+//!                                └─┬───┬─┘         └─┬───┬─┘
+//!                                  a   b             d   e
 //! ```
 //!
 //! A node has for each entry a *partial key*: of the bits at which entries of the node differ, those
@@ -96,7 +97,7 @@ pub struct Hot<M: Medium, const ENTRIES: usize = ENTRIES_MAX> {
     recovered: AtomicU64,
 }
 
-/// Mistakes that can be planted, and that the crash campaign notices.
+/// Mistakes that can be planted, and that tests notice.
 ///
 /// * HO-1: readers act on references that are not durable;
 /// * HO-2: a reference becomes durable before the node does (Witcher found that in the published
@@ -106,6 +107,11 @@ pub struct Hot<M: Medium, const ENTRIES: usize = ENTRIES_MAX> {
 /// * HO-5: a node is changed that is not part of the tree any more;
 /// * HO-6: a change does not notice that references have changed since its search.
 pub const MUTANTS: &[&str] = &["HO-1", "HO-2", "HO-3", "HO-4", "HO-5", "HO-6"];
+
+/// Mistakes that the workloads of the campaigns detect only by chance, and the tests that detect
+/// them.
+pub const NOTICED_ELSEWHERE: &[(&str, &str)] =
+    &[("HO-1", "noticed by `what_is_not_durable_and_acted_on_is_noticed`")];
 
 impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     /// The first word of the root.

@@ -16,7 +16,7 @@ use super::layout::Child;
 use super::node::Node;
 use super::scan::Item;
 use crate::crash_states::{
-    are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened,
+    are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened, word_in,
 };
 use crate::index::{Action, Change, MutateMode};
 use crate::ordered::PersistentOrdered;
@@ -81,15 +81,35 @@ fn words_on_the_way(sim: &Sim, tree: &Tiny, number: u64) -> Vec<(u64, u64)> {
 #[test]
 fn a_lookup_makes_durable_what_it_acts_on() {
     for word in 0..4 {
-        let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(CAPACITY, ());
-        insert(&index.index, 0..12);
-        let words = words_on_the_way(&sim, &index.index, 0);
-        assert!(words.len() >= 4, "there are nodes on two levels");
-        let cell = store_marked(&sim, words[word]);
-        as_operation(&sim, || assert_eq!(index.index.get(&key(0)).unwrap(), Some(0)));
-        are_kept(&sim, [cell], !words[word].1);
-        assert_eq!(sim.load(cell) & words[word].1, 0, "the mark is removed");
+        let (sim, cell, mark) = looked_up_before_it_was_durable(word, None);
+        are_kept(&sim, [sim.at::<PmU64>(cell).unwrap()], !mark);
+        assert_eq!(sim.load(sim.at(cell).unwrap()) & mark, 0, "the mark is removed");
     }
+}
+
+/// The same, with the mistake planted.
+#[test]
+fn what_is_not_durable_and_acted_on_is_noticed() {
+    let (sim, cell, mark) = looked_up_before_it_was_durable(1, Some("HO-1"));
+    let (now, lost) = (sim.load(sim.at(cell).unwrap()), Cell::new(false));
+    for_each_image(&sim, true, |image| {
+        lost.set(lost.get() || (word_in(image, cell) ^ now) & !mark != 0);
+    });
+    assert!(lost.get());
+}
+
+/// Looks up a key when one of the words on the way to it is not durable. Returns the offset of that
+/// word, and its mark.
+fn looked_up_before_it_was_durable(word: usize, mistake: Option<&'static str>) -> (Sim, u64, u64) {
+    let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(CAPACITY, ());
+    insert(&index.index, 0..12);
+    let words = words_on_the_way(&sim, &index.index, 0);
+    assert!(words.len() >= 4, "there are nodes on two levels");
+    store_marked(&sim, words[word]);
+    sim.mutate(mistake.map(Mutation::Planted));
+    as_operation(&sim, || assert_eq!(index.index.get(&key(0)).unwrap(), Some(0)));
+    sim.mutate(None);
+    (sim, words[word].0, words[word].1)
 }
 
 /// The same if the process has died, and another one looks the key up.
