@@ -62,15 +62,6 @@ impl Contents {
         self.len
     }
 
-    /// Returns the entries that differ from the one at `at` behind `bit` only: those below the place
-    /// at which a node of the trie for this bit is to be put, on the way to that entry.
-    pub(super) fn below(&self, at: usize, bit: u32) -> Range<usize> {
-        let bits = self.bits();
-        let start = bits[..at].iter().rposition(|&other| other <= bit).map_or(0, |it| it + 1);
-        let after = bits[at..].iter().position(|&other| other <= bit);
-        start..after.map_or(self.len, |it| at + it + 1)
-    }
-
     /// Inserts an entry that differs from those in `below` at `bit`, after them or before them.
     pub(super) fn insert(&mut self, below: &Range<usize>, bit: u32, after: bool, child: Child) {
         let (at, bit_at) =
@@ -279,6 +270,14 @@ pub(super) mod tests {
         entries.start
     }
 
+    /// Returns the entries between which and the one at `at` there is no bit before `bit`.
+    pub(in super::super) fn below(contents: &Contents, at: usize, bit: u32) -> Range<usize> {
+        let bits = contents.bits();
+        let start = bits[..at].iter().rposition(|&other| other <= bit).map_or(0, |it| it + 1);
+        let after = bits[at..].iter().position(|&other| other <= bit);
+        start..after.map_or(contents.len(), |it| at + it + 1)
+    }
+
     /// Returns the number that has most bits in common with one, if there is only one such number.
     fn sibling_of(numbers: &[u64], at: usize) -> Option<usize> {
         let common = |other: usize| (numbers[at] ^ numbers[other]).leading_zeros();
@@ -298,7 +297,7 @@ pub(super) mod tests {
             if let Err(place) = numbers.binary_search(&new) {
                 let at = walk(&contents, new);
                 let bit = (new ^ numbers[at]).leading_zeros();
-                let below = contents.below(at, bit);
+                let below = below(&contents, at, bit);
                 contents.insert(&below, bit, new << bit >> 63 == 1, entry(new));
                 numbers.insert(place, new);
                 assert_eq!(contents, of_numbers(&numbers));

@@ -32,6 +32,7 @@ pub(super) struct Draft<'t, const ENTRIES: usize, M: Medium> {
 pub(super) type Pair = (Child, u32, Child);
 
 /// What remains to be done for an insertion.
+#[allow(clippy::large_enum_variant)] // a box would be allocated for every insertion
 pub(super) enum Work {
     /// The node at this depth of the path is to be replaced by one with these entries, which may be
     /// one too many.

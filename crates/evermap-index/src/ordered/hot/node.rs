@@ -102,6 +102,28 @@ impl<'m> Node<'m> {
         (word >> (at_bit % 64) & (u64::MAX >> (64 - width))) as u32
     }
 
+    /// Returns the entries that differ from the one at `at` behind `bit` only: those below the place
+    /// at which a node of the trie for this bit is to be put, on the way to that entry.
+    pub(super) fn below<M: Medium>(&self, m: &M, at: usize, bit: u32) -> Range<usize> {
+        if self.is_root() {
+            return 0..1;
+        }
+        // A mask of the bits of partial keys before `bit`. On the way to the entries that are sought
+        // these are the same bits, and all others are before a node that leads somewhere else.
+        let mut before = 0u32;
+        for part in 0..self.shape.parts {
+            let (word, mask) = self.part(m, part);
+            let behind = (bit + 1).saturating_sub(64 * word as u32);
+            let earlier = mask & !u64::MAX.checked_shr(behind).unwrap_or(0);
+            before = before.wrapping_shl(mask.count_ones()) | (extract(earlier, mask) as u32);
+        }
+        let same =
+            |other: usize| (self.partial_key(m, other) ^ self.partial_key(m, at)) & before == 0;
+        let start = (0..at).rev().take_while(|&other| same(other)).last().unwrap_or(at);
+        let last = (at..self.children.len()).take_while(|&other| same(other)).last();
+        start..last.map_or(at, |last| last + 1)
+    }
+
     /// Returns the bits that tell the entries apart.
     ///
     /// # Errors
@@ -109,9 +131,11 @@ impl<'m> Node<'m> {
     pub(super) fn positions<M: Medium>(&self, m: &M) -> Result<Vec<u32>> {
         let mut list = Vec::with_capacity(BITS_MAX);
         for at in 0..self.shape.parts {
-            let (word, mask) = self.part(m, at);
-            let set = (0..64).filter(|bit| mask << bit >> 63 == 1);
-            list.extend(set.map(|bit| 64 * word as u32 + bit));
+            let (word, mut mask) = self.part(m, at);
+            while mask != 0 {
+                list.push(64 * word as u32 + mask.leading_zeros());
+                mask &= !(1 << mask.ilog2());
+            }
         }
         let is_sound = list.is_sorted_by(|one, other| one < other)
             && Shape::width_of(list.len()) == self.shape.width
@@ -134,10 +158,10 @@ impl<'m> Node<'m> {
         let mut before = self.partial_key(m, 0);
         for at in 1..self.children.len() {
             let key = self.partial_key(m, at);
-            // The highest bit that is set in this entry only.
-            let place = (key & !before).checked_ilog2().map(|bit| bit as usize);
-            let position = place.and_then(|bit| positions.iter().rev().nth(bit));
-            contents.push(*position.ok_or_else(|| self.damaged())?, child(at));
+            // The highest bit that is set in this entry and not in the one before.
+            let bit = (key & !before).checked_ilog2();
+            let place = bit.and_then(|bit| positions.len().checked_sub(1 + bit as usize));
+            contents.push(positions[place.ok_or_else(|| self.damaged())?], child(at));
             before = key;
         }
         Ok(contents)
@@ -216,10 +240,10 @@ impl Plan {
         for (cell, (_, mask)) in cells[HEADER..].iter().zip(self.positions.parts()) {
             m.store(cell, mask);
         }
-        let indexes: Vec<u64> = self.positions.parts().skip(1).map(|(it, _)| it as u64).collect();
-        pack(m, &cells[shape.indexes_at()..shape.keys_at()], 16, &indexes);
-        let keys: Vec<u64> = self.contents.partial_keys(&self.positions).map(u64::from).collect();
-        pack(m, &cells[shape.keys_at()..shape.children_at()], shape.key_bits(), &keys);
+        let indexes = self.positions.parts().skip(1).map(|(index, _)| index as u64);
+        pack(m, &cells[shape.indexes_at()..shape.keys_at()], 16, indexes);
+        let keys = self.contents.partial_keys(&self.positions).map(u64::from);
+        pack(m, &cells[shape.keys_at()..shape.children_at()], shape.key_bits(), keys);
         for (cell, child) in cells[shape.children_at()..].iter().zip(self.contents.children()) {
             m.store(cell, child.0);
         }
@@ -228,12 +252,14 @@ impl Plan {
 }
 
 /// Stores values of `width` bits side by side. The last one is repeated up to the end.
-fn pack<M: Medium>(m: &M, cells: &[PmU64], width: usize, values: &[u64]) {
-    let in_word = 64 / width;
-    for (at, cell) in cells.iter().enumerate() {
-        let places: Range<usize> = at * in_word..(at + 1) * in_word;
-        let value = |place: usize| values[place.min(values.len() - 1)];
-        let word = places.rev().fold(0, |word, place| word << (width % 64) | value(place));
+fn pack<M: Medium>(m: &M, cells: &[PmU64], width: usize, values: impl Iterator<Item = u64>) {
+    let (mut values, mut last) = (values, 0);
+    for cell in cells {
+        let mut word = 0;
+        for shift in (0..64).step_by(width) {
+            last = values.next().unwrap_or(last);
+            word |= last << shift;
+        }
         m.store(cell, word);
     }
 }
@@ -243,7 +269,7 @@ mod tests {
     use evermap_pm::sim::Sim;
     use evermap_pm::sim::rng::Rng;
 
-    use super::super::contents::tests::{draw_numbers, of_numbers, walk};
+    use super::super::contents::tests::{below, draw_numbers, of_numbers, walk};
     use super::*;
 
     fn medium() -> Sim {
@@ -283,8 +309,12 @@ mod tests {
             assert_eq!(node.contents(&sim).unwrap(), contents);
             assert_eq!(node.first_bit(&sim), contents.bits().iter().min().copied());
             for number in numbers.iter().copied().chain((0..5).map(|_| random.draw())) {
-                let key = number.to_be_bytes();
-                assert_eq!(node.search(&sim, &Search::new(&key)), walk(&contents, number));
+                let (key, at) = (number.to_be_bytes(), walk(&contents, number));
+                assert_eq!(node.search(&sim, &Search::new(&key)), at);
+                if number != numbers[at] {
+                    let bit = (number ^ numbers[at]).leading_zeros();
+                    assert_eq!(node.below(&sim, at, bit), below(&contents, at, bit));
+                }
             }
         }
     }

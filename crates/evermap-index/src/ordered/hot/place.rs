@@ -48,7 +48,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         // The bits of nodes become greater on the way down.
         let is_above = |step: &Step<'_>| step.node.first_bit(m).is_none_or(|first| first < bit);
         let depth = path.iter().rposition(is_above).expect("the root block has no bits");
-        let below = path[depth].node.contents(m)?.below(path[depth].at, bit);
+        let below = path[depth].node.below(m, path[depth].at, bit);
         Ok(Place::Gap(Gap { bit, depth, below, after }))
     }
 }
