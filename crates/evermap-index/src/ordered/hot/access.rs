@@ -157,8 +157,8 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         Ok(Node::root(self.root, self.root_block()?))
     }
 
-    /// Returns the node that a reference names, which must be lower than the node above it. Recovers
-    /// it if no thread has used it since the index was opened.
+    /// Returns the node that a reference names, which must be lower than the node above it.
+    /// Recovers it if no thread has used it since the index was opened.
     ///
     /// # Errors
     /// `Damaged`, `Poisoned`.

@@ -1,10 +1,10 @@
 //! Keys as strings of bits.
 //!
 //! The bits of a key are numbered from the most significant one of its first byte on. All keys have
-//! the same number of bits: a key is followed by zeros up to the length of the longest one, and then
-//! comes its length, in 64 bits. So they are ordered as the keys are: of two keys that differ only
-//! in zeros at the end, the shorter one is first. And no key is the beginning of another one, which
-//! a tree of bits requires.
+//! the same number of bits: a key is followed by zeros up to the length of the longest one, and
+//! then comes its length, in 64 bits. So they are ordered as the keys are: of two keys that differ
+//! only in zeros at the end, the shorter one is first. And no key is the beginning of another one,
+//! which a tree of bits requires.
 
 use evermap_pm::Medium;
 

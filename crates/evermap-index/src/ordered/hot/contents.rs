@@ -1,8 +1,9 @@
 //! The contents of a node while they are being changed, in ordinary memory.
 //!
-//! The entries of a node are the leaves of a binary trie. What a trie needs to have is the first bit
-//! at which each entry differs from the one after it. The least of these bits is that of the trie's
-//! root, and those to the left and to the right of it are those of the root's children, and so on:
+//! The entries of a node are the leaves of a binary trie. What a trie needs to have is the first
+//! bit at which each entry differs from the one after it. The least of these bits is that of the
+//! trie's root, and those to the left and to the right of it are those of the root's children, and
+//! so on:
 //!
 //! ```text
 //! entries    a     b     c     d     e                  2
@@ -91,8 +92,8 @@ impl Contents {
         self.len += 1;
     }
 
-    /// Returns `true` if an entry is the left child of its parent in the trie, which has the greater
-    /// one of the bits beside the entry.
+    /// Returns `true` if an entry is the left child of its parent in the trie, which has the
+    /// greater one of the bits beside the entry.
     fn is_left_child(&self, at: usize) -> bool {
         let bits = self.bits();
         bits.get(at) > at.checked_sub(1).map(|left| &bits[left])
@@ -255,7 +256,8 @@ pub(super) mod tests {
         numbers
     }
 
-    /// Returns the entry to which the bits of a number lead: at each node of the trie from its root.
+    /// Returns the entry to which the bits of a number lead: at each node of the trie from its
+    /// root.
     pub(in super::super) fn walk(contents: &Contents, number: u64) -> usize {
         let mut entries = 0..contents.len();
         while entries.len() > 1 {

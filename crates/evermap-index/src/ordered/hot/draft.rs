@@ -93,8 +93,8 @@ impl<'t, const ENTRIES: usize, M: Medium> Draft<'t, ENTRIES, M> {
     /// Drafts the nodes for an insertion. Returns the depth of the step whose reference commits it,
     /// and the child that it is to refer to.
     ///
-    /// A full node is split at the root of its trie, which becomes part of the node above if that is
-    /// just one higher than the halves. If it is more than one higher, there is space for a node
+    /// A full node is split at the root of its trie, which becomes part of the node above if that
+    /// is just one higher than the halves. If it is more than one higher, there is space for a node
     /// between them. So the tree becomes higher only if a full node is the highest one.
     ///
     /// # Errors

@@ -242,7 +242,7 @@ mod tests {
                     let height = Shape::HEIGHT_MAX - entries as u32;
                     let shape = Shape { height, entries, parts, width, first: 8192 };
                     assert_eq!(Shape::from_word(shape.word()), Some(shape));
-                    assert!(shape.bytes() % 64 == 0 && shape.bytes() <= 768);
+                    assert!(shape.bytes().is_multiple_of(64) && shape.bytes() <= 768);
                     assert!(shape.words() as u64 * 8 <= shape.bytes());
                 }
             }

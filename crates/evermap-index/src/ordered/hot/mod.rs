@@ -20,13 +20,14 @@
 //!                                  a   b             d   e
 //! ```
 //!
-//! A node has for each entry a *partial key*: of the bits at which entries of the node differ, those
-//! that are on the way to the entry and are set. A search takes the bits of its key at these places,
-//! and goes to the last entry that has no other bits set. It compares keys only in the leaf.
+//! A node has for each entry a *partial key*: of the bits at which entries of the node differ,
+//! those that are on the way to the entry and are set. A search takes the bits of its key at these
+//! places, and goes to the last entry that has no other bits set. It compares keys only in the
+//! leaf.
 //!
 //! Nodes are immutable but for their references to children. Lookups take no lock and store
-//! nothing. Writers lock the nodes that they replace, and the one above. All changes are made by the
-//! first condition of [`recipe`](crate::recipe):
+//! nothing. Writers lock the nodes that they replace, and the one above. All changes are made by
+//! the first condition of [`recipe`](crate::recipe):
 //!
 //! | change | the store that commits it |
 //! |---|---|
@@ -102,8 +103,10 @@ pub struct Hot<M: Medium, const ENTRIES: usize = ENTRIES_MAX> {
 /// * HO-1: readers act on references that are not durable;
 /// * HO-2: a reference becomes durable before the node does (Witcher found that in the published
 ///   code);
-/// * HO-3: a reference is not flushed (Witcher found that too: the address of a variable is flushed);
-/// * HO-4: a new node with references to others is not flushed after they were stored (as published);
+/// * HO-3: a reference is not flushed (Witcher found that too: the address of a variable is
+///   flushed);
+/// * HO-4: a new node with references to others is not flushed after they were stored (as
+///   published);
 /// * HO-5: a node is changed that is not part of the tree any more;
 /// * HO-6: a change does not notice that references have changed since its search.
 pub const MUTANTS: &[&str] = &["HO-1", "HO-2", "HO-3", "HO-4", "HO-5", "HO-6"];

@@ -52,8 +52,8 @@ impl<'m> Node<'m> {
         self.shape.bytes()
     }
 
-    /// Returns the least bit that tells entries apart: that of the root of the node's trie. The root
-    /// block has none.
+    /// Returns the least bit that tells entries apart: that of the root of the node's trie. The
+    /// root block has none.
     pub(super) fn first_bit<M: Medium>(&self, m: &M) -> Option<u32> {
         let mask = m.load_relaxed(self.cells.get(HEADER)?);
         Some(64 * self.shape.first as u32 + mask.leading_zeros())
@@ -102,14 +102,15 @@ impl<'m> Node<'m> {
         (word >> (at_bit % 64) & (u64::MAX >> (64 - width))) as u32
     }
 
-    /// Returns the entries that differ from the one at `at` behind `bit` only: those below the place
-    /// at which a node of the trie for this bit is to be put, on the way to that entry.
+    /// Returns the entries that differ from the one at `at` behind `bit` only: those below the
+    /// place at which a node of the trie for this bit is to be put, on the way to that entry.
     pub(super) fn below<M: Medium>(&self, m: &M, at: usize, bit: u32) -> Range<usize> {
         if self.is_root() {
             return 0..1;
         }
-        // A mask of the bits of partial keys before `bit`. On the way to the entries that are sought
-        // these are the same bits, and all others are before a node that leads somewhere else.
+        // A mask of the bits of partial keys before `bit`. On the way to the entries that are
+        // sought these are the same bits, and all others are before a node that leads somewhere
+        // else.
         let mut before = 0u32;
         for part in 0..self.shape.parts {
             let (word, mask) = self.part(m, part);

@@ -2,8 +2,8 @@
 //!
 //! The node that has the leaf is replaced by one without it. A node that is left with one entry is
 //! replaced by that. One that is the only node below another is merged with that if both fit into
-//! one; others are merged with the one beside it. All of this is committed by one store, as any other
-//! change is.
+//! one; others are merged with the one beside it. All of this is committed by one store, as any
+//! other change is.
 
 use evermap_pm::{Guard, Medium, Result};
 
@@ -57,7 +57,8 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         Ok(())
     }
 
-    /// Removes a leaf without taking space: it stays in its place, dead, until its node is replaced.
+    /// Removes a leaf without taking space: it stays in its place, dead, until its node is
+    /// replaced.
     fn bury(&self, step: &Step<'_>, mut held: Held<'_, '_, ENTRIES, M>, guard: &Guard<'_>) {
         held.release_all_but_first();
         self.publish(step, step.child.dead());

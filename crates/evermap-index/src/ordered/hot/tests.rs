@@ -200,8 +200,8 @@ fn before_a_high_split() -> (Sim, Arc<Pool<Sim>>, Tree, u64) {
     unreachable!()
 }
 
-/// The published code flushes the halves of a split node, and then stores a reference to another new
-/// node in one of them. After a crash the reference can be one to a node that was freed.
+/// The published code flushes the halves of a split node, and then stores a reference to another
+/// new node in one of them. After a crash the reference can be one to a node that was freed.
 #[test]
 fn a_split_of_several_levels_survives_every_crash() {
     assert!(high_split_survives(None));
@@ -308,8 +308,8 @@ impl Step {
     }
 }
 
-/// A thread has searched for a key. Before it locks anything, another thread makes a change. Returns
-/// whether the first one starts again or does what is right.
+/// A thread has searched for a key. Before it locks anything, another thread makes a change.
+/// Returns whether the first one starts again or does what is right.
 fn late_changes_are_right(mistake: Option<&'static str>) -> bool {
     let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(8 * CAPACITY, ());
     let (tree, random, mut map) = (&*index.index, &mut Rng::new(5), BTreeMap::new());

@@ -18,8 +18,8 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     ///
     /// Between two guards the walk is at the key of a leaf. It then enters the nodes that have keys
     /// on both sides of that key: each was shown when it was first entered, or is new. Every other
-    /// node is shown when the walk comes to it. A node that is replaced meanwhile keeps its children
-    /// as they were, so what is reachable throughout is found below it.
+    /// node is shown when the walk comes to it. A node that is replaced meanwhile keeps its
+    /// children as they were, so what is reachable throughout is found below it.
     pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
         visitor.block(self.root);
         self.show(&mut |item, _| {
