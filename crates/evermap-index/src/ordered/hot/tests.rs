@@ -2,13 +2,13 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
+use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 
 use evermap_pm::region::{Identity, OnSuspect};
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{Image, Mutation, Sim};
-use evermap_pm::{Medium, PmU64, Pool};
+use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 
 use super::Hot;
 use super::bits::Search;
@@ -19,9 +19,9 @@ use crate::crash_states::{
     are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened, word_in,
 };
 use crate::index::{Action, Change, MutateMode};
-use crate::ordered::PersistentOrdered;
 use crate::ordered::leaf::LeafState;
 use crate::ordered::lock::Lock;
+use crate::ordered::{Direction, Page, PersistentOrdered};
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{Index, OrderedIndex, Visitor};
 
@@ -457,4 +457,29 @@ fn a_node_is_not_below_itself() {
         sim.store(cell, before);
     }
     assert_eq!(tree.check(), Vec::<String>::new());
+}
+
+/// A reference is damaged so that it leads to a node to which another one leads. When that node is
+/// replaced, it stays where it is on the other way. No operation tries for ever to change it.
+#[test]
+fn a_node_on_two_ways_is_damaged() {
+    let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(CAPACITY, ());
+    insert(&index.index, 0..60);
+    let tree = &*index.index;
+    let is_node =
+        |(node, at): &(Node<'_>, usize)| !node.is_root() && !tree.child(node, *at).is_leaf();
+    let all: Vec<_> = references(tree).into_iter().filter(is_node).collect();
+    let mut pairs = all.windows(2).filter(|pair| pair[0].0.offset == pair[1].0.offset);
+    let (node, [at, other]) = pairs.next().map(|it| (it[0].0, [it[0].1, it[1].1])).unwrap();
+    sim.store(&node.children[other], sim.load(&node.children[at]));
+    assert!(!tree.check().is_empty());
+    let failed = (60..300).filter(|&number| {
+        let change = tree.insert(&key(number), number);
+        change.is_err_and(|error| matches!(error.kind(), ErrorKind::Damaged { .. }))
+    });
+    assert!(failed.count() > 0);
+    // Whether these can be read is undefined; they end.
+    for direction in [Direction::Ascending, Direction::Descending] {
+        let _ = tree.page(Bound::Unbounded, direction, &mut Page::default());
+    }
 }
