@@ -8,6 +8,7 @@ use evermap_index::ordered::art::Art;
 use evermap_index::ordered::bplus::BPlus;
 use evermap_index::ordered::bwtree::BwTree;
 use evermap_index::ordered::fast_fair::FastFair;
+use evermap_index::ordered::hot::Hot;
 use evermap_index::ordered::masstree::Masstree;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_pm::medium::Note;
@@ -38,7 +39,7 @@ macro_rules! persistent {
 }
 
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 5] = [
+pub static ENTRIES: [Entry; 6] = [
     Entry {
         name: "bplus",
         about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
@@ -72,6 +73,12 @@ pub static ENTRIES: [Entry; 5] = [
         about: "P-Masstree: a trie of B+trees, one word orders a node, lookups wait for writers",
         rival: false,
         factory: persistent!(Masstree),
+    },
+    Entry {
+        name: "p-hot",
+        about: "P-HOT: a binary trie in nodes of 32 entries, lock-free lookups, copy on write",
+        rival: false,
+        factory: persistent!(Hot),
     },
 ];
 

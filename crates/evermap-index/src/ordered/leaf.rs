@@ -210,6 +210,12 @@ impl<'m> LeafRef<'m> {
         most
     }
 
+    /// Returns the eight bytes of the key from byte `8 * at` on, as a number that is ordered as
+    /// they are. Behind the end of the key there are zeros.
+    pub(crate) fn word_of_key<M: Medium>(&self, m: &M, at: usize) -> u64 {
+        self.cells.get(at).map_or(0, |cell| m.load_relaxed(cell).swap_bytes())
+    }
+
     /// Returns the symbol that the key has at `level`, or `None` if it ends there.
     pub(crate) fn symbol<M: Medium>(&self, m: &M, level: usize) -> Option<u8> {
         (level < self.length)

@@ -199,7 +199,7 @@ pub(crate) fn read<M: Medium, T>(
 ///
 /// # Errors
 /// `Poisoned`, `Damaged`: the lock is never released.
-fn acquire<M: Medium>(
+pub(crate) fn acquire<M: Medium>(
     region: &Region<M>,
     cell: &PmU64,
     ignores_obsolete: bool,
@@ -217,6 +217,15 @@ fn acquire<M: Medium>(
         }
         wait.wait_at(region, m.offset_of(cell))?;
     }
+}
+
+/// Locks a node by its lock word, if that takes no waiting. Returns `None` if another thread has
+/// locked it, or if it is obsolete.
+pub(crate) fn try_acquire<M: Medium>(m: &M, cell: &PmU64) -> Option<Lock> {
+    let found = Lock(m.load(cell));
+    let is_free = !found.is_locked() && !found.is_obsolete();
+    let locked = found.locked();
+    (is_free && m.cas_transient(cell, found.0, locked.0).is_ok()).then_some(locked)
 }
 
 /// Calls `repair` for a node whose lock word is of an earlier opener, in one thread, and makes it

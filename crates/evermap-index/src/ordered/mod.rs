@@ -17,6 +17,7 @@ pub mod bplus;
 pub mod bwtree;
 mod cursor;
 pub mod fast_fair;
+pub mod hot;
 pub mod leaf;
 pub mod lock;
 pub mod masstree;

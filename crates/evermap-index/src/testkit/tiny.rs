@@ -9,6 +9,7 @@ use super::persistence::PoolSubject;
 use crate::hash::{cceh, clht, dash, level, line};
 use crate::key::Quotient;
 use crate::ordered::art::Art;
+use crate::ordered::hot::Hot;
 use crate::ordered::{bwtree, fast_fair, masstree};
 
 /// Dash-EH, beginning with one segment of 4 buckets.
@@ -109,6 +110,15 @@ pub struct PMasstree;
 
 impl<K: Numbered> PoolSubject<K> for PMasstree {
     type Index = InOrder<K, masstree::Masstree<Sim>>;
+
+    fn config(&self) {}
+}
+
+/// P-HOT with nodes of up to five entries.
+pub struct PHot;
+
+impl<K: Numbered> PoolSubject<K> for PHot {
+    type Index = InOrder<K, Hot<Sim, 5>>;
 
     fn config(&self) {}
 }

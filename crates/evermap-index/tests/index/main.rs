@@ -9,6 +9,7 @@ mod conformance;
 mod crash;
 mod dash;
 mod fast_fair;
+mod hot;
 mod level;
 mod line;
 mod masstree;

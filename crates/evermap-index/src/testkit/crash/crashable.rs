@@ -9,7 +9,7 @@ use super::{battery, costs};
 use crate::hash::cceh::{Locking, Recovery};
 use crate::hash::dash;
 use crate::hash::level::Resize;
-use crate::ordered::{art, bwtree, fast_fair, masstree};
+use crate::ordered::{art, bwtree, fast_fair, hot, masstree};
 use crate::testkit::tiny;
 
 /// An index that can be crashed, in its smallest form.
@@ -25,7 +25,7 @@ pub struct Crashable {
 }
 
 /// Everything that can be crashed, each with its heap and its region.
-pub static CRASHABLE: [Crashable; 10] = [
+pub static CRASHABLE: [Crashable; 11] = [
     Crashable {
         name: "dash-eh",
         about: "Dash-EH with segments of 4 buckets",
@@ -85,5 +85,11 @@ pub static CRASHABLE: [Crashable; 10] = [
         about: "P-Masstree, beginning with one node",
         battery: || battery("p-masstree", masstree::MUTANTS, tiny::PMasstree),
         costs: |images| costs("p-masstree", tiny::PMasstree, images),
+    },
+    Crashable {
+        name: "p-hot",
+        about: "P-HOT with nodes of up to five entries",
+        battery: || battery("p-hot", hot::MUTANTS, tiny::PHot),
+        costs: |images| costs("p-hot", tiny::PHot, images),
     },
 ];
