@@ -12,10 +12,8 @@
 //!    step is committed, by [`exchange_marked`], and a word that was loaded is made durable before
 //!    it is acted on, by [`help`].
 //! 3. A change is several such stores, which only the holder of a lock completes. Each step is
-//!    committed, and the thread that gets the lock of an incomplete change after a crash completes
-//!    it. Locks contain the generation, so every thread that comes to such a change knows that
-//!    nobody else completes it: see [`Lock`](crate::ordered::lock::Lock). The splits of
-//!    [`masstree`](crate::ordered::masstree) are such changes.
+//!    committed. After a crash, the first thread that comes to the lock of an incomplete change
+//!    completes it, by [`resume`].
 //!
 //! # Which condition an index meets
 //!
@@ -52,6 +50,18 @@
 //! 3. Let a writer find out from the words alone which step is next: it may be of another process.
 //!    What only the first thread knows has to be in a word that the first step stores.
 //! 4. If a step needs space, let every other change be possible without it.
+//!
+//! # Converting an index that meets condition 3
+//!
+//! 1. Let all words of a change, but for those of new nodes, be under one lock, which has the
+//!    [generation](evermap_pm::Pool::generation): see [`Lock`]. So a thread knows that a change
+//!    which it finds under a lock of an earlier opener is completed by nobody else.
+//! 2. Before any thread reads what a lock protects, call [`resume`]. Its function finds out from the
+//!    words which step was the last, repeats that one's flush, and makes the others. It may be called
+//!    again after another crash, so each step changes nothing if it has been made.
+//!
+//! The splits of [`masstree`](crate::ordered::masstree) and of
+//! [`fast_fair`](crate::ordered::fast_fair) are such changes.
 //!
 //! # What readers may see
 //!
@@ -116,8 +126,12 @@
 //! # Ok::<(), evermap_pm::Error>(())
 //! ```
 
-use evermap_pm::medium::LINE;
-use evermap_pm::{Medium, PmU64};
+use evermap_pm::medium::{LINE, Note};
+use evermap_pm::region::Region;
+use evermap_pm::{Medium, PmU64, Result};
+
+use crate::lock_wait::LockWait;
+use crate::ordered::lock::Lock;
 
 /// A change by condition 1 that is in progress: everything stored through it is durable before the
 /// one store that commits it.
@@ -287,6 +301,36 @@ fn persist_marked<M: Medium>(medium: &M, cell: &PmU64, word: u64, mark: u64) {
 fn share_line(one: &PmU64, other: &PmU64) -> bool {
     let line = |cell: &PmU64| std::ptr::from_ref(cell).addr() as u64 / LINE;
     line(one) == line(other)
+}
+
+/// Completes what the holder of a lock has begun before a crash: calls `complete` if the lock word
+/// is of an earlier opener, in one thread, and makes it one of the opener with this generation.
+/// Other threads wait for that.
+///
+/// # Errors
+/// `Poisoned`, `Damaged`: another thread does not end.
+pub fn resume<M: Medium>(
+    region: &Region<M>,
+    lock: &PmU64,
+    generation: u64,
+    complete: impl FnOnce(),
+) -> Result<()> {
+    let m = region.medium();
+    let recovering = Lock::recovering(generation);
+    let mut wait = LockWait::default();
+    loop {
+        let found = Lock(m.load(lock));
+        if found.is_of(generation) {
+            return Ok(());
+        }
+        if found != recovering && m.cas_transient(lock, found.0, recovering.0).is_ok() {
+            m.note(Note::Scope("recovery of a node"));
+            complete();
+            m.store_transient(lock, Lock::fresh(generation).0);
+            return Ok(());
+        }
+        wait.wait_at(region, m.offset_of(lock))?;
+    }
 }
 
 #[cfg(test)]

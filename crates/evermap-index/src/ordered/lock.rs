@@ -1,6 +1,5 @@
 //! The locks of nodes of trees.
 
-use evermap_pm::medium::Note;
 use evermap_pm::region::{self, Region};
 use evermap_pm::{Error, Medium, PmU64, Result};
 
@@ -226,35 +225,6 @@ pub(crate) fn try_acquire<M: Medium>(m: &M, cell: &PmU64) -> Option<Lock> {
     let is_free = !found.is_locked() && !found.is_obsolete();
     let locked = found.locked();
     (is_free && m.cas_transient(cell, found.0, locked.0).is_ok()).then_some(locked)
-}
-
-/// Calls `repair` for a node whose lock word is of an earlier opener, in one thread, and makes it
-/// one of the current opener. Other threads wait for that.
-///
-/// # Errors
-/// As [`acquire`].
-pub(crate) fn recover<M: Medium>(
-    region: &Region<M>,
-    cell: &PmU64,
-    generation: u64,
-    repair: impl FnOnce(),
-) -> Result<()> {
-    let m = region.medium();
-    let recovering = Lock::recovering(generation);
-    let mut wait = LockWait::default();
-    loop {
-        let found = Lock(m.load(cell));
-        if found.is_of(generation) {
-            return Ok(());
-        }
-        if found != recovering && m.cas_transient(cell, found.0, recovering.0).is_ok() {
-            m.note(Note::Scope("recovery of a node"));
-            repair();
-            m.store_transient(cell, Lock::fresh(generation).0);
-            return Ok(());
-        }
-        wait.wait_at(region, m.offset_of(cell))?;
-    }
 }
 
 #[cfg(test)]

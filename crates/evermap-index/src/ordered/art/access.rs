@@ -111,7 +111,7 @@ impl<M: Medium> Art<M> {
     /// so, and the hints are computed anew.
     #[cold]
     fn recover(&self, node: &Node<'_>) -> Result<()> {
-        lock::recover(&self.region, &node.header.lock, self.generation, || {
+        recipe::resume(&self.region, &node.header.lock, self.generation, || {
             self.recover_contents(node);
             self.events.recovered();
         })

@@ -283,7 +283,9 @@ impl<M: Medium> FastFair<M> {
         let m = self.medium();
         loop {
             let locked = Locked::acquire(&self.region, node, &node.header().lock, false)?;
-            let locked = locked.expect("nodes never become obsolete");
+            let locked = locked.ok_or_else(|| {
+                Error::damaged(node.offset, "a node of a tree says that it is not part of it")
+            })?;
             match self.step(&node, search) {
                 // A shift would store what is before the first record in its place: the end.
                 Ok(Step::Here(_)) if m.load(&node.header().leftmost) == 0 => {

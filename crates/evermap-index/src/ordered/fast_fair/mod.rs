@@ -47,11 +47,11 @@ use evermap_pm::region::Region;
 use evermap_pm::{Error, Medium, PmU64, Pool, Result};
 
 use super::leaf::LeafRef;
-use super::lock::{self, Lock};
+use super::lock::Lock;
 use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
-use crate::root;
+use crate::{recipe, root};
 
 mod access;
 mod change;
@@ -120,7 +120,7 @@ impl<M: Medium> FastFair<M> {
     /// Recovers a node that an earlier process used.
     #[cold]
     fn recover(&self, node: &NodeRef<'_>) -> Result<()> {
-        lock::recover(&self.region, &node.header().lock, self.generation, || {
+        recipe::resume(&self.region, &node.header().lock, self.generation, || {
             self.repair(node);
             self.recovered.fetch_add(1, Ordering::Relaxed);
         })

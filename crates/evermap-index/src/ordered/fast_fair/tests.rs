@@ -8,6 +8,7 @@ use evermap_pm::{ErrorKind, Medium, Pool};
 use super::FastFair;
 use super::layout::{Node, RECORDS_MAX};
 use crate::crash_states::{created, reopened};
+use crate::ordered::lock::Lock;
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{OrderedIndex, Persistent};
 
@@ -96,4 +97,21 @@ fn a_node_without_a_beginning_is_damaged() {
     let error = index.index.remove(&key).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");
     assert_eq!(index.index.get(&key).unwrap(), Some(0));
+}
+
+/// The lock word says that the node is not part of the tree any more, which none ever is.
+#[test]
+fn an_obsolete_node_is_damaged() {
+    let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..3);
+    let lock = &index.index.root_node().unwrap().header().lock;
+    let before = Lock(sim.load(lock));
+    sim.store(lock, before.locked().obsolete().0);
+    let key = 1u64.to_be_bytes();
+    for result in [index.index.upsert(&key, 7), index.index.remove(&key)] {
+        let error = result.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");
+    }
+    sim.store(lock, before.0);
+    assert!(index.index.remove(&key).unwrap().removed());
 }

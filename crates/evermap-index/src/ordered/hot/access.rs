@@ -192,7 +192,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     /// node is immutable and was durable before the node could be found, and references have marks.
     #[cold]
     pub(super) fn recover(&self, node: &Node<'_>) -> Result<()> {
-        lock::recover(&self.region, node.lock, self.generation, || {
+        recipe::resume(&self.region, node.lock, self.generation, || {
             self.recovered.fetch_add(1, Ordering::Relaxed);
         })
     }

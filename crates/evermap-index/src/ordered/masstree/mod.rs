@@ -58,11 +58,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use evermap_pm::region::Region;
 use evermap_pm::{Error, Medium, PmU64, Pool, Result};
 
-use super::lock;
 use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
-use crate::root;
+use crate::{recipe, root};
 
 mod access;
 mod change;
@@ -131,7 +130,7 @@ impl<M: Medium> Masstree<M> {
     /// Recovers a node that an earlier process used.
     #[cold]
     fn recover(&self, node: &NodeRef<'_>) -> Result<()> {
-        lock::recover(&self.region, &node.header().lock, self.generation, || {
+        recipe::resume(&self.region, &node.header().lock, self.generation, || {
             self.repair(node);
             // Relaxed: a count for information.
             self.recovered.fetch_add(1, Ordering::Relaxed);
