@@ -56,9 +56,9 @@
 //! 1. Let all words of a change, but for those of new nodes, be under one lock, which has the
 //!    [generation](evermap_pm::Pool::generation): see [`Lock`]. So a thread knows that a change
 //!    which it finds under a lock of an earlier opener is completed by nobody else.
-//! 2. Before any thread reads what a lock protects, call [`resume`]. Its function finds out from the
-//!    words which step was the last, repeats that one's flush, and makes the others. It may be called
-//!    again after another crash, so each step changes nothing if it has been made.
+//! 2. Before any thread reads what a lock protects, call [`resume`]. Its function finds out from
+//!    the words which step was the last, repeats the flush of that one, and makes the others. It may
+//!    be called again after another crash, so each step changes nothing if it has been made.
 //!
 //! The splits of [`masstree`](crate::ordered::masstree) and of
 //! [`fast_fair`](crate::ordered::fast_fair) are such changes.
