@@ -57,8 +57,8 @@
 //!    [generation](evermap_pm::Pool::generation): see [`Lock`]. So a thread knows that a change
 //!    which it finds under a lock of an earlier opener is completed by nobody else.
 //! 2. Before any thread reads what a lock protects, call [`resume`]. Its function finds out from
-//!    the words which step was the last, repeats the flush of that one, and makes the others. It may
-//!    be called again after another crash, so each step changes nothing if it has been made.
+//!    the words which step was the last, repeats the flush of that one, and makes the others. It
+//!    may be called again after another crash, so each step changes nothing if it has been made.
 //!
 //! The splits of [`masstree`](crate::ordered::masstree) and of
 //! [`fast_fair`](crate::ordered::fast_fair) are such changes.
