@@ -5,6 +5,7 @@ use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
 use evermap_index::hash::line;
+use evermap_index::hash::tranche;
 use evermap_index::testkit::counters::{Cost, OperationKind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, Plain, PoolSubject};
 use evermap_index::{Bytes, Clht, DashEh, DashLh, LineHash, Quotient, conformance};
@@ -79,6 +80,18 @@ impl<K: Numbered + Quotient> PoolSubject<K> for TinyLine {
 }
 
 conformance!(line_hash, TinyLine, [u64, Plain, Bytes]);
+
+struct TinyTranche;
+
+impl<K: Numbered> PoolSubject<K> for TinyTranche {
+    type Index = tranche::Tiny<K, Sim>;
+
+    fn config(&self) -> tranche::Config {
+        tranche::Config { initial_depth: 0 }
+    }
+}
+
+conformance!(tranche_table, TinyTranche);
 
 /// The default geometry, for which the costs are promised.
 struct FullDash;

@@ -7,7 +7,7 @@ use evermap_index::hash::cceh::{Locking, Recovery};
 use evermap_index::hash::dash::{EH_MUTANTS, NOTICED_ELSEWHERE};
 use evermap_index::hash::level::Resize;
 use evermap_index::testkit::crash::{CRASHABLE, battery};
-use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht};
+use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht, Tranche};
 use evermap_index::testkit::{Tier, tier};
 use evermap_pm::sim::Replay;
 use evermap_pm::sim::mutants::Fate;
@@ -20,6 +20,7 @@ crash_campaign!(level, Level(Resize::Incremental));
 crash_campaign!(variant level_paper, Level(Resize::Blocking));
 crash_campaign!(p_clht, PClht);
 crash_campaign!(line, Line);
+crash_campaign!(tranche, Tranche);
 
 /// Replays of earlier failures find nothing any more. The default tier tries a third of them.
 #[test]
