@@ -6,6 +6,7 @@ use evermap_index::crash_campaign;
 use evermap_index::hash::cceh::{Locking, Recovery};
 use evermap_index::hash::dash::{EH_MUTANTS, NOTICED_ELSEWHERE};
 use evermap_index::hash::level::Resize;
+use evermap_index::hash::tranche::MUTANTS;
 use evermap_index::testkit::crash::{CRASHABLE, battery};
 use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht, Tranche};
 use evermap_index::testkit::{Tier, tier};
@@ -106,4 +107,14 @@ fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
         let fate = trial.fate_of_planted("DA-15", 2);
         assert!(matches!(fate, Fate::Killed(_)), "{}: {fate}", battery.name);
     }
+}
+
+/// A search that stops at free space, and a reader that trusts the group that it computed before a
+/// split. The second shows only in few schedules: a test of the table's own looks for them.
+#[test]
+fn a_search_that_stops_at_free_space_is_noticed() {
+    evermap_pm::sim::keep_panics_quiet();
+    let battery = battery("tranche", MUTANTS, Tranche);
+    let (fate, _) = battery.fate_of_planted("TM-1", 2);
+    assert!(matches!(fate, Fate::Killed(_)), "{fate}");
 }

@@ -165,7 +165,8 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
             let entry = &self.root().arrays[array];
             m.store(entry, Named::Table(array).encode(table));
             m.persist(entry);
-            self.tables[array].store(table, Ordering::Relaxed);
+            // Release: pairs with the acquire in `blocks`, so that the zeros are visible.
+            self.tables[array].store(table, Ordering::Release);
         }
         let table = self.tables[array].load(Ordering::Relaxed);
         let entry = m.at::<PmU64>(table + (at >> C) * 8).ok_or_else(|| outside(table))?;
@@ -219,7 +220,8 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
     pub(super) fn blocks(&self, mut each: impl FnMut(u64, u64)) {
         let m = self.medium();
         for (array, table) in self.tables.iter().enumerate() {
-            let table = table.load(Ordering::Relaxed);
+            // Acquire: pairs with the release in `extend_to`.
+            let table = table.load(Ordering::Acquire);
             if table == 0 {
                 continue;
             }

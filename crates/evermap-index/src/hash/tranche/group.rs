@@ -202,7 +202,8 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         Ok(())
     }
 
-    /// Looks for room for a record of this kind, with a payload of `words` words, in a locked group.
+    /// Looks for room for a record of this kind, with a payload of `words` words, in a locked
+    /// group.
     pub(super) fn room(
         &self,
         group: Group<'m>,
@@ -228,8 +229,8 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
 
     /// Returns a dead record whose space a record of this kind can take.
     ///
-    /// The space of a record with lengths goes to such a record only: while its payload is replaced,
-    /// before the entry is, the payload has a size that is read from its first word.
+    /// The space of a record with lengths goes to such a record only: while its payload is
+    /// replaced, before the entry is, the payload has a size that is read from its first word.
     fn dead(
         &self,
         tranche: &'m [PmU64],

@@ -83,6 +83,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let (m, source) = (self.medium(), locked.group.index);
         let next = self.arrays.state().advanced();
         let items = self.groups().items(locked.group, |stored| self.hash_of(stored))?;
+        let old = self.groups().overflows(locked.group)?;
         let (moved, kept): (Vec<Item<'_>>, Vec<Item<'_>>) =
             items.into_iter().partition(|item| next.group_of(item.hash) == target);
         let mut fresh = Fresh::new(&self.pool);
@@ -101,7 +102,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         self.arrays.set_state(next);
         self.fill.add_group(target, moved_bytes);
         self.fill.remove(source, moved_bytes);
-        self.rewrite(locked, &image, redo, guard)
+        self.rewrite(locked, &image, &old, redo, guard);
+        Ok(())
     }
 
     fn compose(&self, items: &[Item<'_>]) -> Result<Image<T, G>> {

@@ -20,7 +20,7 @@ impl Item<'_> {
 }
 
 /// Returns the number of bytes that a record with a payload of `words` words takes in a tranche.
-pub(super) fn bytes_of(words: usize) -> u64 {
+pub(super) const fn bytes_of(words: usize) -> u64 {
     words as u64 * 8 + 3
 }
 

@@ -38,9 +38,9 @@
 //! | a group is rewritten without dead records | `redo` in the root, see [`layout::Redo`] | |
 //! | a group is split | `state` in the root, then `redo` in the same line | |
 //!
-//! Locks and counters of passed records are not flushed. The first thread that reaches a group after
-//! opening recovers it: it drops records that a split has moved, and of two records with one key
-//! (an update that was not acknowledged) the second, and counts anew.
+//! Locks and counters of passed records are not flushed. The first thread that reaches a group
+//! after opening recovers it: it drops records that a split has moved, and of two records with one
+//! key (an update that was not acknowledged) the second, and counts anew.
 //!
 //! Readers take no lock, and validate the version of the group. They see nothing that a crash could
 //! take back, because a group stays locked until its change is durable.
@@ -78,8 +78,9 @@ use table::{Format, Locked, Table};
 pub use map::{TinyMap, TrancheMap};
 pub use table::Config;
 
-/// The deliberate mistakes that the crash campaigns of this index notice.
-pub const MUTANTS: &[&str] = &["TM-1", "TM-2"];
+/// The deliberate mistakes that the crash campaigns of this index notice. There is also TM-2, which
+/// few schedules of threads show; a test of its own looks for one.
+pub const MUTANTS: &[&str] = &["TM-1"];
 
 /// Pairs of the keys `K` and words.
 struct Pairs<K>(PhantomData<fn(K) -> K>);

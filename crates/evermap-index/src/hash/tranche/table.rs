@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::arrays::{Arrays, Group};
 use super::fill::Fill;
 use super::group::{Groups, Room, Stored};
-use super::image::Image;
+use super::image::{Image, bytes_of};
 use super::layout::{
     Commit, DEPTH_MAX, GROUP_WORD, Kind, Named, OVERFLOWS_MAX, Redo, Root, Shape, State, Version,
 };
@@ -101,16 +101,16 @@ impl<M: Medium> Drop for Locked<'_, M> {
 }
 
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
-    const GEOMETRY_IS_POSSIBLE: () = assert!(G >= 2 && G <= 64 && G.is_power_of_two() && C <= 16);
-    /// Bytes of a group that records can take.
-    pub(super) const CAPACITY: u64 = (G * (T - 16)) as u64;
+    const GEOMETRY_IS_POSSIBLE: () = assert!(G >= 2 && G <= 64 && G.is_power_of_two() && C <= 15);
     /// The number of pairs that a group holds.
     pub(super) const PAIRS: u64 = (G * Shape::<T>::PAIRS) as u64;
+    /// The bytes of these pairs, of which fill is a share.
+    pub(super) const CAPACITY: u64 = Self::PAIRS * bytes_of(2);
 
     /// Returns the first word of the root: kind, key format, geometry.
     pub(super) fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
-        let geometry = u64::from(T.ilog2()) << 8 | u64::from(G.ilog2()) << 4 | u64::from(C & 15);
+        let geometry = u64::from(T.ilog2()) << 8 | u64::from(G.ilog2()) << 4 | u64::from(C);
         u64::from_le_bytes(F::KIND) ^ u64::from(F::KEYS) << 56 ^ geometry << 40
     }
 
@@ -416,9 +416,10 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     /// Rewrites a locked group without its dead records.
-    fn compact(&self, locked: &mut Locked<'_, M>, guard: &Guard<'_>) -> Result<()> {
+    pub(super) fn compact(&self, locked: &mut Locked<'_, M>, guard: &Guard<'_>) -> Result<()> {
         let groups = self.groups();
         let items = groups.items(locked.group, |stored| self.hash_of(stored))?;
+        let old = groups.overflows(locked.group)?;
         let mut fresh = Fresh::new(&self.pool);
         let mut image = Image::compose(self.medium(), &items)
             .ok_or_else(|| Error::no_space("the overflow blocks of a group", 0))?;
@@ -428,7 +429,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         self.medium().fence();
         let header = self.arrays.root();
         crate::recipe::commit(self.medium(), &header.redo, Redo::encode(locked.group.index));
-        self.rewrite(locked, &image, redo, guard)
+        self.rewrite(locked, &image, &old, redo, guard);
+        Ok(())
     }
 
     /// Writes an image to the block for rewriting, flushed without a fence. No other group is
@@ -441,22 +443,21 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     /// Replaces the content of a locked group by an image, after the root's word has committed
-    /// that.
+    /// that, and gives up its former overflow blocks.
     pub(super) fn rewrite(
         &self,
         locked: &mut Locked<'_, M>,
         image: &Image<T, G>,
+        old: &[u64],
         redo: MutexGuard<'_, ()>,
         guard: &Guard<'_>,
-    ) -> Result<()> {
+    ) {
         locked.changed = true;
-        let old = self.groups().overflows(locked.group)?;
         self.apply(locked.group, image);
         drop(redo);
-        for block in old {
+        for &block in old {
             self.pool.retire(block, Arrays::<M, T, G, C>::GROUP, guard);
         }
-        Ok(())
     }
 
     /// Copies a committed image to its group, durably, and ends the rewriting.
