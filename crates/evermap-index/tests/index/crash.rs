@@ -109,10 +109,13 @@ fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
     }
 }
 
-/// A search that stops at free space, and a reader that trusts the group that it computed before a
-/// split. The second shows only in few schedules: a test of the table's own looks for them.
+/// A search that stops at free space. It takes half a minute to notice it by chance, so that is left
+/// to the full tier; a test of the table has a state that shows it.
 #[test]
 fn a_search_that_stops_at_free_space_is_noticed() {
+    if tier() == Tier::Default {
+        return;
+    }
     evermap_pm::sim::keep_panics_quiet();
     let battery = battery("tranche", MUTANTS, Tranche);
     let (fate, _) = battery.fate_of_planted("TM-1", 2);

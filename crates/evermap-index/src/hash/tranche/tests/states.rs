@@ -7,7 +7,7 @@ use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, PmU64, Pool};
 
 use super::super::group::Stored;
-use super::super::layout::{COMMIT, Kind, Redo, Root, Shape};
+use super::super::layout::{COMMIT, Kind, Named, Redo, Root, Shape, State};
 use super::super::{Config, Tiny};
 use crate::crash_states::{self, for_each_image, is_durable_once_served, record, word_in};
 use crate::key::Key;
@@ -97,6 +97,35 @@ fn a_rewriting_is_crashed_everywhere() {
     let groups = index.table.groups();
     assert!(!groups.has_dead(index.table.arrays.group(0).unwrap()).unwrap());
     for_each_image(&sim, false, |image| check_image(image.bytes, 0..KEYS));
+}
+
+/// A process has allocated a chunk and died before the word that names it was durable. The next
+/// process uses the same chunk.
+#[test]
+fn a_chunk_that_a_process_left_is_durable_before_a_group_in_it_counts() {
+    let (sim, pool, index) = created();
+    index.insert(7, 7, &pool.pin()).unwrap();
+    index.table.arrays.extend_to(1).unwrap();
+    let root = sim.load(pool.root(0));
+    let header = sim.at::<Root>(root).unwrap();
+    let table = Named::Table(1).decode(sim.load(&header.arrays[1])).unwrap();
+    let entry = sim.at::<PmU64>(table).unwrap();
+    let left = sim.load(entry);
+    drop((pool, index));
+    sim.store(entry, 0);
+    sim.checkpoint();
+    sim.store(entry, left);
+    let (pool, index) = crash_states::reopened::<Tiny<u64, Sim>>(&sim);
+    crash_states::as_operation(&sim, || index.table.split_next(&pool.pin()).unwrap());
+    let split = std::cell::Cell::new(0);
+    for_each_image(&sim, false, |image| {
+        let state = State::decode(word_in(image, sim.offset_of(&header.state))).unwrap();
+        if state.groups() > 1 {
+            assert_eq!(word_in(image, table), left);
+            split.set(split.get() + 1);
+        }
+    });
+    assert!(split.get() > 0);
 }
 
 /// A process has stored a record and died before it was durable. Once the next process has served
