@@ -109,8 +109,8 @@ fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
     }
 }
 
-/// A search that stops at free space. It takes half a minute to notice it by chance, so that is left
-/// to the full tier; a test of the table has a state that shows it.
+/// A search that stops at free space. It takes half a minute to notice it by chance, so that is
+/// left to the full tier; a test of the table has a state that shows it.
 #[test]
 fn a_search_that_stops_at_free_space_is_noticed() {
     if tier() == Tier::Default {

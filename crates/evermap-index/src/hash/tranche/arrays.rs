@@ -173,8 +173,8 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
         if m.load(entry) == 0 {
             self.new_chunk(array, at >> C, entry)?;
         }
-        // Also if an earlier process has stored it: that may have died before it was durable, and no
-        // group of the chunk may count before it is.
+        // Also if an earlier process has stored it: that may have died before it was durable, and
+        // no group of the chunk may count before it is.
         if at.is_multiple_of(1 << C) {
             m.persist(entry);
         }
