@@ -34,6 +34,7 @@ pub use hash::clht::Clht;
 pub use hash::dash::{DashEh, DashLh};
 pub use hash::level::Level;
 pub use hash::line::LineHash;
+pub use hash::tranche::{Tranche, TrancheMap};
 pub use hash::volatile::{self, VolatileMap};
 pub use index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key, Quotient, Without};

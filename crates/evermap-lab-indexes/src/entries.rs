@@ -3,7 +3,7 @@
 use evermap_index::{Bytes, Result};
 
 use super::builder::IndexBuilder;
-use super::family::{CcehOf, Dash, Family, Levels, LinearDash, Lines, PClht};
+use super::family::{CcehOf, Dash, Family, Levels, LinearDash, Lines, PClht, Tranches};
 use super::media::Memory;
 use evermap_lab_core::LabError;
 use evermap_lab_core::subject::facts::MediumKind;
@@ -13,7 +13,7 @@ use evermap_lab_core::subject::work::Guards;
 use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 /// Every index of this project.
-pub static ENTRIES: [Entry; 11] = [
+pub static ENTRIES: [Entry; 15] = [
     Entry {
         name: "dash-eh",
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -79,6 +79,30 @@ pub static ENTRIES: [Entry; 11] = [
         about: "P-CLHT: buckets of one cache line, lock-free lookups, one global table",
         rival: false,
         factory: |name, setup| build::<PClht>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "tranche-256",
+        about: "Heterogeneous table: linear hashing in rounds, tranches of 256 bytes",
+        rival: false,
+        factory: |name, setup| build::<Tranches<256, 16, 8>>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "tranche-512",
+        about: "Heterogeneous table: linear hashing in rounds, tranches of 512 bytes",
+        rival: false,
+        factory: |name, setup| build::<Tranches<512, 16, 7>>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "tranche-4k",
+        about: "Heterogeneous table: linear hashing in rounds, tranches of 4 KiB",
+        rival: false,
+        factory: |name, setup| build::<Tranches<4096, 16, 4>>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "tranche-32k",
+        about: "Heterogeneous table: linear hashing in rounds, tranches of 32 KiB",
+        rival: false,
+        factory: |name, setup| build::<Tranches<32768, 8, 2>>(name, Guards::PerOperation, setup),
     },
 ];
 

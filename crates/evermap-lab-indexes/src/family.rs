@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use evermap_index::hash::cceh::{self, Locking, Recovery};
-use evermap_index::hash::{clht, dash, level, line};
+use evermap_index::hash::{clht, dash, level, line, tranche};
 use evermap_index::key::Quotient;
-use evermap_index::{Cceh, Clht, DashEh, DashLh, Index, Level, LineHash, Persistent, Result};
+use evermap_index::{
+    Cceh, Clht, DashEh, DashLh, Index, Level, LineHash, Persistent, Result, Tranche,
+};
 use evermap_pm::{Medium, Pool};
 
 use evermap_lab_core::subject::setup::Setup;
@@ -125,6 +127,27 @@ impl Family for Lines {
         const PAIRS_PER_SEGMENT: u64 = 650;
         let initial_depth = initial_depth(setup, PAIRS_PER_SEGMENT);
         LineHash::create(pool.clone(), pool.root(ROOT), line::Config { initial_depth })
+    }
+}
+
+/// The heterogeneous table with groups of `G` tranches of `T` bytes, in chunks of `2^C` groups.
+pub(super) struct Tranches<const T: usize, const G: usize, const C: u32>;
+
+impl<const T: usize, const G: usize, const C: u32> Family for Tranches<T, G, C> {
+    type On<K: Quotient, M: Medium> = Tranche<K, M, T, G, C>;
+
+    fn create<K: Quotient, M: Medium>(
+        pool: &Arc<Pool<M>>,
+        setup: &Setup,
+    ) -> Result<Self::On<K, M>> {
+        /// Bytes that a pair takes in a tranche that is about three quarters full.
+        const BYTES_PER_PAIR: u64 = 26;
+        let mut config = tranche::Config::default();
+        if setup.presize {
+            let groups = setup.keys * BYTES_PER_PAIR / (T * G) as u64;
+            config.initial_depth = groups.next_power_of_two().ilog2();
+        }
+        Tranche::create(pool.clone(), pool.root(ROOT), config)
     }
 }
 

@@ -12,5 +12,6 @@ mod probe;
 #[cfg(any(test, feature = "relativistic"))]
 pub mod relativistic;
 pub(crate) mod segmented;
+pub mod tranche;
 mod vacancy;
 pub mod volatile;

@@ -6,7 +6,7 @@ use evermap_pm::sim::Sim;
 use super::keys::Numbered;
 use super::ordered::encoded::InOrder;
 use super::persistence::PoolSubject;
-use crate::hash::{cceh, clht, dash, level, line};
+use crate::hash::{cceh, clht, dash, level, line, tranche};
 use crate::key::Quotient;
 use crate::ordered::art::Art;
 use crate::ordered::hot::Hot;
@@ -75,6 +75,17 @@ impl<K: Numbered + Quotient> PoolSubject<K> for Line {
 
     fn config(&self) -> line::Config {
         line::Config { initial_depth: 0 }
+    }
+}
+
+/// The heterogeneous table, beginning with one group of two tranches.
+pub struct Tranche;
+
+impl<K: Numbered> PoolSubject<K> for Tranche {
+    type Index = tranche::Tiny<K, Sim>;
+
+    fn config(&self) -> tranche::Config {
+        tranche::Config { initial_depth: 0 }
     }
 }
 

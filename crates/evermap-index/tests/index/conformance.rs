@@ -5,9 +5,10 @@ use evermap_index::hash::clht;
 use evermap_index::hash::dash::{Config, Tiny, TinyLh};
 use evermap_index::hash::level::{self, Resize};
 use evermap_index::hash::line;
+use evermap_index::hash::tranche;
 use evermap_index::testkit::counters::{Cost, OperationKind, Promise, counters};
 use evermap_index::testkit::{self, Failure, Numbered, Plain, PoolSubject};
-use evermap_index::{Bytes, Clht, DashEh, DashLh, LineHash, Quotient, conformance};
+use evermap_index::{Bytes, Clht, DashEh, DashLh, LineHash, Quotient, Tranche, conformance};
 use evermap_pm::sim::Sim;
 
 struct TinyDash;
@@ -79,6 +80,18 @@ impl<K: Numbered + Quotient> PoolSubject<K> for TinyLine {
 }
 
 conformance!(line_hash, TinyLine, [u64, Plain, Bytes]);
+
+struct TinyTranche;
+
+impl<K: Numbered> PoolSubject<K> for TinyTranche {
+    type Index = tranche::Tiny<K, Sim>;
+
+    fn config(&self) -> tranche::Config {
+        tranche::Config { initial_depth: 0 }
+    }
+}
+
+conformance!(tranche_table, TinyTranche);
 
 /// The default geometry, for which the costs are promised.
 struct FullDash;
@@ -354,4 +367,48 @@ fn line_hash_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
     counters::<u64, _>(&FullLine, config, 10_000, &promises(0))?;
     counters::<Bytes, _>(&FullLine, config, 10_000, &promises(4))
+}
+
+/// The default geometry.
+struct FullTranche;
+
+impl<K: Numbered> PoolSubject<K> for FullTranche {
+    type Index = Tranche<K, Sim>;
+
+    fn config(&self) -> tranche::Config {
+        tranche::Config::default()
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
+/// A lookup reads the line that locates the chunk, that of the group's lock, the first line of the
+/// home tranche, and the payload. An insert flushes the payload and then the first line.
+#[test]
+fn tranche_costs() -> Result<(), Failure> {
+    let promise = |kind, lines_read, persists, percent| {
+        let (lines_flushed, fences) = (persists, persists);
+        // The lock, the first line of the tranche, and the payload.
+        let lines_written = if persists == 0 { 0 } else { 3 };
+        let most = Cost { lines_read, lines_written, lines_flushed, fences };
+        Promise { kind, most, percent }
+    };
+    let promises = |record: u64| {
+        [
+            promise(OperationKind::Hit, 4 + record, 0, 85),
+            promise(OperationKind::Hit, u64::MAX, 0, 100),
+            promise(OperationKind::Miss, 3, 0, 60),
+            promise(OperationKind::Miss, 6, 0, 90),
+            promise(OperationKind::Miss, u64::MAX, 0, 100),
+            // The rest takes part in the growth of the table, or passes a full tranche.
+            promise(OperationKind::Insert, u64::MAX, 2, 70),
+            promise(OperationKind::Update, u64::MAX, 1, 99),
+            promise(OperationKind::Remove, u64::MAX, 1, 85),
+        ]
+    };
+    let config = &testkit::Config::default();
+    counters::<u64, _>(&FullTranche, config, 10_000, &promises(0))?;
+    counters::<Bytes, _>(&FullTranche, config, 10_000, &promises(4))
 }

@@ -6,8 +6,9 @@ use evermap_index::crash_campaign;
 use evermap_index::hash::cceh::{Locking, Recovery};
 use evermap_index::hash::dash::{EH_MUTANTS, NOTICED_ELSEWHERE};
 use evermap_index::hash::level::Resize;
+use evermap_index::hash::tranche::MUTANTS;
 use evermap_index::testkit::crash::{CRASHABLE, battery};
-use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht};
+use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht, Tranche};
 use evermap_index::testkit::{Tier, tier};
 use evermap_pm::sim::Replay;
 use evermap_pm::sim::mutants::Fate;
@@ -20,6 +21,7 @@ crash_campaign!(level, Level(Resize::Incremental));
 crash_campaign!(variant level_paper, Level(Resize::Blocking));
 crash_campaign!(p_clht, PClht);
 crash_campaign!(line, Line);
+crash_campaign!(tranche, Tranche);
 
 /// Replays of earlier failures find nothing any more. The default tier tries a third of them.
 #[test]
@@ -105,4 +107,17 @@ fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
         let fate = trial.fate_of_planted("DA-15", 2);
         assert!(matches!(fate, Fate::Killed(_)), "{}: {fate}", battery.name);
     }
+}
+
+/// A search that stops at free space. It takes half a minute to notice it by chance, so that is
+/// left to the full tier; a test of the table has a state that shows it.
+#[test]
+fn a_search_that_stops_at_free_space_is_noticed() {
+    if tier() == Tier::Default {
+        return;
+    }
+    evermap_pm::sim::keep_panics_quiet();
+    let battery = battery("tranche", MUTANTS, Tranche);
+    let (fate, _) = battery.fate_of_planted("TM-1", 2);
+    assert!(matches!(fate, Fate::Killed(_)), "{fate}");
 }

@@ -9,6 +9,7 @@ use super::{battery, costs};
 use crate::hash::cceh::{Locking, Recovery};
 use crate::hash::dash;
 use crate::hash::level::Resize;
+use crate::hash::tranche;
 use crate::ordered::{art, bwtree, fast_fair, hot, masstree};
 use crate::testkit::tiny;
 
@@ -25,7 +26,7 @@ pub struct Crashable {
 }
 
 /// Everything that can be crashed, each with its heap and its region.
-pub static CRASHABLE: [Crashable; 11] = [
+pub static CRASHABLE: [Crashable; 12] = [
     Crashable {
         name: "dash-eh",
         about: "Dash-EH with segments of 4 buckets",
@@ -61,6 +62,12 @@ pub static CRASHABLE: [Crashable; 11] = [
         about: "the line hash, beginning with one segment",
         battery: || battery("line", &[], tiny::Line),
         costs: |images| costs("line", tiny::Line, images),
+    },
+    Crashable {
+        name: "tranche",
+        about: "the heterogeneous table, beginning with one group of two tranches",
+        battery: || battery("tranche", tranche::MUTANTS, tiny::Tranche),
+        costs: |images| costs("tranche", tiny::Tranche, images),
     },
     Crashable {
         name: "p-art",

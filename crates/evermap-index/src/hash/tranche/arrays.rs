@@ -1,0 +1,247 @@
+//! The arrays of groups, and how far the table has grown.
+//!
+//! The place of a group is computed from its number, and never changes. Array 0 has the groups that
+//! the table begins with, and each further array as many as all before it. Nothing larger than a
+//! chunk of `2^C` groups is allocated in one piece, and only when its first group is needed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use evermap_pm::region::Region;
+use evermap_pm::{Error, Medium, PmU64, Pool, Result};
+
+use super::layout::{ARRAYS, DEPTH_MAX, Named, Root, State};
+
+/// The memory of a group: its number, and the words of its tranches.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a> {
+    pub(super) index: u64,
+    pub(super) words: &'a [PmU64],
+}
+
+/// The arrays of a table with groups of `G` tranches of `T` bytes, in chunks of `2^C` groups.
+pub(super) struct Arrays<M: Medium, const T: usize, const G: usize, const C: u32> {
+    pool: Arc<Pool<M>>,
+    region: Arc<Region<M>>,
+    root: u64,
+    /// Binary logarithm of the number of groups in array 0.
+    base: u32,
+    /// An encoded [`State`]. Changed only when the root's word is durable, so that no thread acts
+    /// on what a crash could take back.
+    state: AtomicU64,
+    /// The offset of the table of each array; set before the state includes groups of the array,
+    /// and not changed afterwards.
+    tables: [AtomicU64; ARRAYS],
+}
+
+impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C> {
+    /// Bytes in a group.
+    pub(super) const GROUP: u64 = (T * G) as u64;
+
+    /// Creates the object for the root at `root`.
+    pub(super) fn assemble(pool: Arc<Pool<M>>, root: u64, base: u32, state: State) -> Self {
+        let region = pool.share_region();
+        let tables = [const { AtomicU64::new(0) }; ARRAYS];
+        Arrays { pool, region, root, base, state: AtomicU64::new(state.encode()), tables }
+    }
+
+    /// Opens the arrays that the root at `root` names.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub(super) fn open(pool: Arc<Pool<M>>, root: u64) -> Result<Self> {
+        let m = pool.medium();
+        let header: &Root = m.at(root).ok_or_else(|| outside(root))?;
+        let (base, state) = (m.load(&header.base), State::decode(m.load(&header.state)));
+        let possible = |state: &State| base <= u64::from(state.depth);
+        let state = state
+            .filter(possible)
+            .ok_or_else(|| Error::damaged(root, "impossible state of a table"))?;
+        let arrays = Self::assemble(pool.clone(), root, base as u32, state);
+        let (last, _) = arrays.place(state.groups() - 1);
+        for (array, entry) in header.arrays.iter().enumerate() {
+            let word = m.load(entry);
+            if word == 0 && array > last {
+                continue;
+            }
+            let inside = |&table: &u64| m.slice::<PmU64>(table, arrays.chunks(array)).is_some();
+            let exists = array <= arrays.last_array();
+            let table = Named::Table(array).decode(word).filter(|table| exists && inside(table));
+            let table = table
+                .ok_or_else(|| Error::damaged(m.offset_of(entry), "impossible array of groups"))?;
+            arrays.tables[array].store(table, Ordering::Relaxed);
+        }
+        Ok(arrays)
+    }
+
+    #[inline(always)]
+    fn medium(&self) -> &M {
+        self.region.medium()
+    }
+
+    pub(super) fn root(&self) -> &Root {
+        self.medium().at(self.root).expect("checked when opened")
+    }
+
+    /// Returns the last array that a table can have.
+    fn last_array(&self) -> usize {
+        (DEPTH_MAX - self.base) as usize + 1
+    }
+
+    /// Returns how far the table has grown.
+    #[inline(always)]
+    pub(super) fn state(&self) -> State {
+        // Acquire: pairs with the release in `set_state`, so that the tables and the new group are
+        // initialised.
+        State::decode_unchecked(self.state.load(Ordering::Acquire))
+    }
+
+    /// Publishes a state that is durable.
+    pub(super) fn set_state(&self, state: State) {
+        self.state.store(state.encode(), Ordering::Release);
+    }
+
+    /// Returns the array of a group, and its index there.
+    #[inline(always)]
+    fn place(&self, group: u64) -> (usize, u64) {
+        match (group >> self.base).checked_ilog2() {
+            None => (0, group),
+            Some(doublings) => (doublings as usize + 1, group - (1 << (self.base + doublings))),
+        }
+    }
+
+    /// Returns the first group of an array.
+    fn first(&self, array: usize) -> u64 {
+        if array == 0 { 0 } else { 1 << (self.base as usize + array - 1) }
+    }
+
+    /// Returns the number of groups in an array.
+    fn groups(&self, array: usize) -> u64 {
+        1 << (self.base as usize + array.saturating_sub(1))
+    }
+
+    fn chunks(&self, array: usize) -> u64 {
+        self.groups(array).div_ceil(1 << C)
+    }
+
+    fn chunk_bytes(&self, array: usize) -> u64 {
+        Self::GROUP * self.groups(array).min(1 << C)
+    }
+
+    /// Returns a group of the table.
+    ///
+    /// # Errors
+    /// `Damaged` if what leads to it is damaged.
+    #[inline(always)]
+    pub(super) fn group(&self, index: u64) -> Result<Group<'_>> {
+        let (m, (array, at)) = (self.medium(), self.place(index));
+        // Relaxed: the caller has loaded the state, which was stored after the table.
+        let table = self.tables[array].load(Ordering::Relaxed);
+        let words = m.at::<PmU64>(table + (at >> C) * 8).and_then(|entry| {
+            let first = self.first(array) + (at >> C << C);
+            let chunk = Named::Chunk(first).decode(m.load(entry))?;
+            m.slice(chunk + (at & ((1 << C) - 1)) * Self::GROUP, Self::GROUP / 8)
+        });
+        match words {
+            Some(words) => Ok(Group { index, words }),
+            None => Err(Error::damaged(table, "impossible chunk of groups")),
+        }
+    }
+
+    /// Ensures that there is space for a group behind the last one.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Damaged`.
+    pub(super) fn extend_to(&self, group: u64) -> Result<()> {
+        let (array, at) = self.place(group);
+        if array > self.last_array() {
+            return Err(Error::no_space("the greatest number of groups", Self::GROUP));
+        }
+        let m = self.medium();
+        if self.tables[array].load(Ordering::Relaxed) == 0 {
+            let table = self.new_table(array)?;
+            // The zeros are durable before the table is reachable.
+            m.fence();
+            let entry = &self.root().arrays[array];
+            m.store(entry, Named::Table(array).encode(table));
+            m.persist(entry);
+            // Release: pairs with the acquire in `blocks`, so that the zeros are visible.
+            self.tables[array].store(table, Ordering::Release);
+        }
+        let table = self.tables[array].load(Ordering::Relaxed);
+        let entry = m.at::<PmU64>(table + (at >> C) * 8).ok_or_else(|| outside(table))?;
+        if m.load(entry) == 0 {
+            self.new_chunk(array, at >> C, entry)?;
+        }
+        // Also if an earlier process has stored it: that may have died before it was durable, and
+        // no group of the chunk may count before it is.
+        if at.is_multiple_of(1 << C) {
+            m.persist(entry);
+        }
+        Ok(())
+    }
+
+    /// Allocates array 0, and names it in the root. Flushed, without a fence.
+    ///
+    /// # Errors
+    /// `NoSpace`; then nothing is allocated.
+    pub(super) fn create(&self) -> Result<()> {
+        let m = self.medium();
+        let table = self.new_table(0)?;
+        self.tables[0].store(table, Ordering::Relaxed);
+        let entries = m.slice::<PmU64>(table, self.chunks(0)).ok_or_else(|| outside(table))?;
+        for (chunk, entry) in entries.iter().enumerate() {
+            if let Err(error) = self.new_chunk(0, chunk as u64, entry) {
+                self.blocks(|block, _| self.pool.free_unpublished(block));
+                return Err(error);
+            }
+        }
+        m.flush(entries);
+        m.store(&self.root().arrays[0], Named::Table(0).encode(table));
+        Ok(())
+    }
+
+    /// Allocates a chunk and stores its name in `entry`, without flushing that.
+    fn new_chunk(&self, array: usize, chunk: u64, entry: &PmU64) -> Result<()> {
+        let block = self.pool.allocate_fixed(self.chunk_bytes(array))?;
+        let name = Named::Chunk(self.first(array) + (chunk << C));
+        self.medium().store(entry, name.encode(block));
+        Ok(())
+    }
+
+    /// Allocates a table and fills it with zeros. Flushed, without a fence.
+    fn new_table(&self, array: usize) -> Result<u64> {
+        let (m, entries) = (self.medium(), self.chunks(array));
+        let table = self.pool.allocate_fixed(entries * 8)?;
+        let entries = m.slice::<PmU64>(table, entries).ok_or_else(|| outside(table))?;
+        entries.iter().for_each(|entry| m.store(entry, 0));
+        m.flush(entries);
+        Ok(table)
+    }
+
+    /// Calls `each` with the offset and the size of every chunk and every table. A block is shown
+    /// if it is reachable throughout.
+    pub(super) fn blocks(&self, mut each: impl FnMut(u64, u64)) {
+        let m = self.medium();
+        for (array, table) in self.tables.iter().enumerate() {
+            // Acquire: pairs with the release in `extend_to`.
+            let table = table.load(Ordering::Acquire);
+            if table == 0 {
+                continue;
+            }
+            let entries = m.slice::<PmU64>(table, self.chunks(array)).unwrap_or_default();
+            for (chunk, entry) in entries.iter().enumerate() {
+                let first = self.first(array) + ((chunk as u64) << C);
+                // The last chunks of the last array are missing.
+                if let Some(offset) = Named::Chunk(first).decode(m.load(entry)) {
+                    each(offset, self.chunk_bytes(array));
+                }
+            }
+            each(table, self.chunks(array) * 8);
+        }
+    }
+}
+
+fn outside(offset: u64) -> Error {
+    Error::damaged(offset, "a block of the table ends outside the region")
+}

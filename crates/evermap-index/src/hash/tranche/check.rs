@@ -1,0 +1,67 @@
+//! The invariants of a table.
+
+use evermap_pm::{Medium, Result};
+
+use super::arrays::Group;
+use super::image::fingerprint;
+use super::layout::{GROUP_WORD, Shape, Version};
+use super::table::{Format, Table};
+
+impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
+    /// Describes each violated invariant. Must not run concurrently with changes.
+    pub(super) fn check_groups(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        // Recovers all groups.
+        if let Err(error) = self.walk(|_| Ok(()), || true) {
+            problems.push(error.to_string());
+        }
+        for index in 0..self.arrays.state().groups() {
+            let group = self.arrays.group(index);
+            let checked = group.and_then(|group| self.check_group(group, &mut problems));
+            if let Err(error) = checked {
+                problems.push(error.to_string());
+            }
+        }
+        problems
+    }
+
+    fn check_group(&self, group: Group<'_>, problems: &mut Vec<String>) -> Result<()> {
+        let (m, groups, state) = (self.medium(), self.groups(), self.arrays.state());
+        let mut wrong = |what: String| problems.push(format!("group {}: {what}", group.index));
+        if !Version(m.load(&group.words[GROUP_WORD])).is_readable(self.generation) {
+            wrong("locked, or not recovered".to_owned());
+        }
+        let due = groups.counted(group, |stored| self.hash_of(stored))?;
+        for (place, (tranche, due)) in groups.tranches(group)?.into_iter().zip(due).enumerate() {
+            let found = groups.commit(tranche)?;
+            if found != due {
+                wrong(format!("tranche {place} has {found:?}, must have {due:?}"));
+            }
+        }
+        let mut live = Vec::new();
+        let mut taken = vec![false; groups.tranches(group)?.len() * Shape::<T>::WORDS];
+        groups.records(group, |stored| {
+            let start = stored.place * Shape::<T>::WORDS + stored.entry.start;
+            for word in &mut taken[start..][..stored.payload.len()] {
+                if std::mem::replace(word, true) {
+                    wrong(format!("tranche {}: record {} overlaps", stored.place, stored.at));
+                }
+            }
+            if stored.entry.dead {
+                return Ok(());
+            }
+            let hash = self.hash_of(&stored)?;
+            if state.group_of(hash) != group.index {
+                wrong(format!("tranche {}: record {} is elsewhere", stored.place, stored.at));
+            }
+            let word = m.load(&stored.tranche[Shape::<T>::fingerprint_word(stored.at)]);
+            if (word >> (stored.at % 8 * 8)) as u8 != fingerprint(hash) {
+                wrong(format!("tranche {}: fingerprint {} is wrong", stored.place, stored.at));
+            }
+            live.push((hash, stored));
+            Ok(())
+        })?;
+        self.check_unique(&live, &mut wrong);
+        Ok(())
+    }
+}

@@ -1,0 +1,58 @@
+//! How full the table is, in ordinary memory.
+//!
+//! After opening, only the groups that were recovered are known. They are a sample of all groups
+//! that the hashes have chosen, so the share of their space that is taken is that of the table.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A part of the groups, in a cache line of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Part {
+    /// Bytes of live records.
+    live: AtomicU64,
+    groups: AtomicU64,
+}
+
+/// Counters of live bytes, in parts so that threads seldom share one.
+#[derive(Default)]
+pub(super) struct Fill([Part; Fill::PARTS as usize]);
+
+impl Fill {
+    const PARTS: u64 = 16;
+    /// Bytes in a part between two looks at all parts.
+    const STEP: u64 = 128;
+
+    fn part(&self, group: u64) -> &Part {
+        &self.0[(group % Self::PARTS) as usize]
+    }
+
+    /// Adds a group with this number of bytes of live records.
+    pub(super) fn add_group(&self, group: u64, live: u64) {
+        self.part(group).live.fetch_add(live, Ordering::Relaxed);
+        self.part(group).groups.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds a record. Returns `true` from time to time: then the caller should look at the ratio.
+    #[inline(always)]
+    pub(super) fn add(&self, group: u64, bytes: u64) -> bool {
+        let before = self.part(group).live.fetch_add(bytes, Ordering::Relaxed);
+        before / Self::STEP != before.wrapping_add(bytes) / Self::STEP
+    }
+
+    /// Removes a record.
+    #[inline(always)]
+    pub(super) fn remove(&self, group: u64, bytes: u64) {
+        self.part(group).live.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the share of the known groups that is taken, if each has this capacity.
+    pub(super) fn ratio(&self, capacity: u64) -> f64 {
+        let sum = |of: fn(&Part) -> &AtomicU64| {
+            // Wrapping: a record may be counted in one part before it is removed from another.
+            self.0.iter().fold(0u64, |sum, part| sum.wrapping_add(of(part).load(Ordering::Relaxed)))
+        };
+        let (live, groups) = (sum(|part| &part.live), sum(|part| &part.groups));
+        if groups == 0 { 0.0 } else { live as f64 / (groups * capacity) as f64 }
+    }
+}

@@ -1,0 +1,582 @@
+//! The table of records, whatever their keys are: locks, recovery, growth and walks.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+use evermap_pm::error::ErrorKind;
+use evermap_pm::medium::Note;
+use evermap_pm::region::{self, Region};
+use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::arrays::{Arrays, Group};
+use super::fill::Fill;
+use super::group::{Groups, Room, Stored};
+use super::image::{Image, bytes_of};
+use super::layout::{
+    Commit, DEPTH_MAX, GROUP_WORD, Kind, Named, OVERFLOWS_MAX, Redo, Root, Shape, State, Version,
+};
+use crate::FOUND_LATE;
+use crate::fresh::Fresh;
+use crate::index::Stats;
+use crate::lock_wait::LockWait;
+use crate::root;
+
+/// The configuration of a new table.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The binary logarithm of the initial number of groups, 0 to 40.
+    pub initial_depth: u32,
+}
+
+impl Default for Config {
+    /// Four groups.
+    fn default() -> Self {
+        Config { initial_depth: 2 }
+    }
+}
+
+/// What the records of a table are.
+pub(super) trait Format: 'static {
+    /// Identifies the kind of table in the persistent format.
+    const KIND: [u8; 8];
+    /// Identifies the kind of keys.
+    const KEYS: u16;
+    /// `true` if there are records of every kind, and the hash of a key is that of its bytes.
+    /// Otherwise there are only pairs.
+    const BYTE_STRINGS: bool;
+    /// `true` if the words of pairs name records, so that several pairs may have the same key word.
+    const WORDS_ARE_RECORDS: bool;
+
+    /// Returns the hash of the key of a pair.
+    fn pair_hash(slot_key: u64, seed: u64) -> u64;
+}
+
+/// A table of records in groups of `G` tranches of `T` bytes, allocated in chunks of `2^C` groups.
+pub(super) struct Table<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> {
+    pub(super) pool: Arc<Pool<M>>,
+    pub(super) arrays: Arrays<M, T, G, C>,
+    root: u64,
+    /// A reference to the pool's region, which every operation needs, to save an indirection.
+    pub(super) region: Arc<Region<M>>,
+    pub(super) generation: u64,
+    pub(super) seed: u64,
+    /// Locks for the recovery of groups.
+    recovering: Box<[Mutex<()>]>,
+    /// Held by the thread that splits a group.
+    pub(super) growth: Mutex<()>,
+    /// Held by the thread that rewrites a group. Such a thread waits for no other lock.
+    redo: Mutex<()>,
+    redo_block: u64,
+    pub(super) fill: Fill,
+    /// `true` while groups are split, round after round of all groups.
+    pub(super) round: AtomicBool,
+    /// Bytes of records that were added in this round and not paid for by splits.
+    pub(super) debt: AtomicU64,
+    pub(super) splits: AtomicU64,
+    recovered: AtomicU64,
+    format: PhantomData<fn(F) -> F>,
+}
+
+/// A group that this thread has locked. Dropping it unlocks the group.
+pub(super) struct Locked<'t, M: Medium> {
+    medium: &'t M,
+    pub(super) group: Group<'t>,
+    version: Version,
+    /// `true` if anything was changed that readers must notice.
+    pub(super) changed: bool,
+}
+
+impl<M: Medium> Drop for Locked<'_, M> {
+    fn drop(&mut self) {
+        // After a panic in the middle of a change the group stays locked: nothing may read it.
+        if !std::thread::panicking() {
+            let released =
+                if self.changed { self.version.locked().advanced() } else { self.version };
+            self.medium.store_transient(&self.group.words[GROUP_WORD], released.0);
+        }
+    }
+}
+
+impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
+    const GEOMETRY_IS_POSSIBLE: () = assert!(G >= 2 && G <= 64 && G.is_power_of_two() && C <= 15);
+    /// The number of pairs that a group holds.
+    pub(super) const PAIRS: u64 = (G * Shape::<T>::PAIRS) as u64;
+    /// The bytes of these pairs, of which fill is a share.
+    pub(super) const CAPACITY: u64 = Self::PAIRS * bytes_of(2);
+
+    /// Returns the first word of the root: kind, key format, geometry.
+    pub(super) fn kind() -> u64 {
+        let () = Self::GEOMETRY_IS_POSSIBLE;
+        let geometry = u64::from(T.ilog2()) << 8 | u64::from(G.ilog2()) << 4 | u64::from(C);
+        u64::from_le_bytes(F::KIND) ^ u64::from(F::KEYS) << 56 ^ geometry << 40
+    }
+
+    #[inline(always)]
+    pub(super) fn medium(&self) -> &M {
+        self.region.medium()
+    }
+
+    #[inline(always)]
+    pub(super) fn groups(&self) -> Groups<'_, M, T, G> {
+        Groups(self.medium())
+    }
+
+    /// Creates an empty table and publishes it: see [`Persistent::create`](crate::Persistent).
+    pub(super) fn create(pool: Arc<Pool<M>>, cell: &PmU64, config: Config) -> Result<Self> {
+        pool.region().ensure_writable()?;
+        if config.initial_depth > DEPTH_MAX {
+            let what = format!("2^{} groups: the exponent must be 0 to 40", config.initial_depth);
+            return Err(ErrorKind::Config(what).into());
+        }
+        let m = pool.medium();
+        // Nothing below is reachable until the root cell names it, so an error or a crash discards
+        // it all.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
+        let redo_block = fresh.allocate_fixed(Arrays::<M, T, G, C>::GROUP)?;
+        let state = State { depth: config.initial_depth, split: 0 };
+        let header: &Root = m.at(block).expect("just allocated");
+        header.arrays.iter().for_each(|entry| m.store(entry, 0));
+        m.store(&header.base, u64::from(config.initial_depth));
+        m.store(&header.state, state.encode());
+        m.store(&header.redo, 0);
+        m.store(&header.redo_block, Named::Redo.encode(redo_block));
+        let arrays = Arrays::assemble(pool.clone(), block, config.initial_depth, state);
+        arrays.create()?;
+        fresh.keep();
+        let table = Self::assemble(pool.clone(), block, redo_block, arrays);
+        for index in 0..state.groups() {
+            let group = table.arrays.group(index)?;
+            table.store_empty(group.words);
+            m.store_transient(&group.words[GROUP_WORD], Version::fresh(table.generation).0);
+            table.fill.add_group(index, 0);
+        }
+        m.flush(header);
+        root::publish(&pool, cell, block, Self::kind());
+        Ok(table)
+    }
+
+    /// Opens the table that a root cell names: see [`Persistent::open`](crate::Persistent).
+    pub(super) fn open(pool: Arc<Pool<M>>, cell: &PmU64) -> Result<Self> {
+        let block = root::block_of(&pool, cell, Self::kind())?;
+        let m = pool.medium();
+        let header: &Root = m
+            .at(block)
+            .ok_or_else(|| Error::damaged(block, "the index's root ends outside the region"))?;
+        // The process that stored the root may have died before it was durable, and the root
+        // decides where records are and which blocks are free.
+        m.note(Note::Harmless(FOUND_LATE));
+        m.persist(header);
+        let redo_block = Named::Redo
+            .decode(m.load(&header.redo_block))
+            .filter(|&at| m.slice::<PmU64>(at, Arrays::<M, T, G, C>::GROUP / 8).is_some())
+            .ok_or_else(|| Error::damaged(block, "impossible block for rewriting groups"))?;
+        let arrays = Arrays::open(pool.clone(), block)?;
+        let everything = pool.region().must_recover_all();
+        let table = Self::assemble(pool, block, redo_block, arrays);
+        table.finish_rewriting()?;
+        if everything {
+            // Generations of an earlier opener could equal the current one: makes all groups stale.
+            table.make_all_stale()?;
+        }
+        Ok(table)
+    }
+
+    fn assemble(
+        pool: Arc<Pool<M>>,
+        root: u64,
+        redo_block: u64,
+        arrays: Arrays<M, T, G, C>,
+    ) -> Self {
+        Table {
+            region: pool.share_region(),
+            generation: pool.generation(),
+            seed: pool.seed(),
+            recovering: (0..64).map(|_| Mutex::new(())).collect(),
+            growth: Mutex::new(()),
+            redo: Mutex::new(()),
+            redo_block,
+            fill: Fill::default(),
+            round: AtomicBool::new(arrays.state().split > 0),
+            debt: AtomicU64::new(0),
+            splits: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
+            format: PhantomData,
+            pool,
+            arrays,
+            root,
+        }
+    }
+
+    fn make_all_stale(&self) -> Result<()> {
+        let stale = Version::fresh(region::stale(self.generation));
+        for index in 0..self.arrays.state().groups() {
+            let group = self.arrays.group(index)?;
+            self.medium().store_transient(&group.words[GROUP_WORD], stale.0);
+        }
+        Ok(())
+    }
+
+    /// Stores empty tranches in a block, flushed without a fence.
+    fn store_empty(&self, words: &[PmU64]) {
+        let m = self.medium();
+        for tranche in words.chunks(Shape::<T>::WORDS) {
+            m.store(&tranche[GROUP_WORD], 0);
+            m.store(&tranche[super::layout::COMMIT], Commit::empty(Shape::<T>::WORDS).encode());
+            m.flush(&tranche[..2]);
+        }
+    }
+
+    /// Returns the hash of the key of a record.
+    pub(super) fn hash_of(&self, stored: &Stored<'_>) -> Result<u64> {
+        let m = self.medium();
+        let load = |at: usize| m.load_relaxed(&stored.payload[at]);
+        match stored.entry.kind {
+            Kind::Pair => Ok(F::pair_hash(load(0), self.seed)),
+            Kind::Direct if F::BYTE_STRINGS => {
+                let key = self
+                    .key_of(stored)
+                    .ok_or_else(|| self.groups().damaged(stored.tranche, "impossible lengths"))?;
+                Ok(xxh3_64_with_seed(&key, self.seed))
+            }
+            Kind::Indirect if F::BYTE_STRINGS => Ok(load(1)),
+            _ => Err(self.groups().damaged(stored.tranche, "impossible kind of a record")),
+        }
+    }
+
+    /// Looks something up without a lock or a store: calls `search` with the group of keys with
+    /// this hash until no change interferes.
+    #[inline(always)]
+    pub(super) fn read<R>(
+        &self,
+        hash: u64,
+        mut search: impl FnMut(Group<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let m = self.medium();
+        let mut lock_wait = LockWait::default();
+        loop {
+            let index = self.arrays.state().group_of(hash);
+            let group = self.arrays.group(index)?;
+            let cell = &group.words[GROUP_WORD];
+            let version = Version(m.load(cell));
+            if version.is_readable(self.generation) {
+                // Asked again now: a split that moved the key has published the new state before
+                // it stored this version.
+                if self.arrays.state().group_of(hash) != index && !m.mutant("TM-2") {
+                    continue;
+                }
+                let result = search(group);
+                // Acquire: everything above is read before the version is read again.
+                fence(Ordering::Acquire);
+                if m.load_relaxed(cell) == version.0 {
+                    return result;
+                }
+            } else if !version.is_of(self.generation) {
+                self.recover(index)?;
+            } else {
+                lock_wait.wait_at(&self.region, m.offset_of(cell))?;
+            }
+        }
+    }
+
+    /// Locks the group of keys with this hash.
+    #[inline(always)]
+    pub(super) fn lock(&self, hash: u64) -> Result<Locked<'_, M>> {
+        loop {
+            let index = self.arrays.state().group_of(hash);
+            let locked = self.lock_group(index)?;
+            // While a group is locked, it is not split.
+            if self.arrays.state().group_of(hash) == index {
+                return Ok(locked);
+            }
+        }
+    }
+
+    /// Locks a group, and recovers it if necessary.
+    pub(super) fn lock_group(&self, index: u64) -> Result<Locked<'_, M>> {
+        let m = self.medium();
+        let group = self.arrays.group(index)?;
+        let cell = &group.words[GROUP_WORD];
+        let mut lock_wait = LockWait::default();
+        loop {
+            let version = Version(m.load(cell));
+            if version.is_readable(self.generation) {
+                if m.cas_transient(cell, version.0, version.locked().0).is_ok() {
+                    return Ok(Locked { medium: m, group, version, changed: false });
+                }
+            } else if !version.is_of(self.generation) {
+                self.recover(index)?;
+                continue;
+            }
+            lock_wait.wait_at(&self.region, m.offset_of(cell))?;
+        }
+    }
+
+    /// Returns room for a record in a locked group. Rewrites the group, or adds an overflow block,
+    /// if that is necessary.
+    ///
+    /// # Errors
+    /// `NoSpace`; `Damaged`.
+    pub(super) fn make_room<'t>(
+        &'t self,
+        locked: &mut Locked<'t, M>,
+        hash: u64,
+        kind: Kind,
+        words: usize,
+        guard: &Guard<'_>,
+    ) -> Result<Room<'t>> {
+        let groups = self.groups();
+        if let Some(room) = groups.room(locked.group, hash, kind, words)? {
+            return Ok(room);
+        }
+        if groups.has_dead(locked.group)? {
+            match self.compact(locked, guard) {
+                Err(error) if !error.is_no_space() => return Err(error),
+                _ => {}
+            }
+            if let Some(room) = groups.room(locked.group, hash, kind, words)? {
+                return Ok(room);
+            }
+        }
+        self.add_overflow(locked)?;
+        // The group is full, so it should be split soon; but if the others are not, the fault is in
+        // the hashes, and splitting all of them would not help.
+        if self.fill.ratio(Self::CAPACITY) >= 0.5 {
+            self.round.store(true, Ordering::Relaxed);
+        }
+        groups
+            .room(locked.group, hash, kind, words)?
+            .ok_or_else(|| Error::no_space("a tranche of a table", words as u64 * 8))
+    }
+
+    /// Adds an empty overflow block to a locked group.
+    fn add_overflow(&self, locked: &mut Locked<'_, M>) -> Result<()> {
+        let (m, groups) = (self.medium(), self.groups());
+        let blocks = groups.overflows(locked.group)?;
+        if blocks.len() == OVERFLOWS_MAX {
+            let bytes = Arrays::<M, T, G, C>::GROUP;
+            return Err(Error::no_space("the overflow blocks of a group", bytes));
+        }
+        let last = match blocks.len().checked_sub(1) {
+            None => locked.group.words,
+            Some(last) => groups.overflow(locked.group, last)?.map_or(&[][..], |(_, words)| words),
+        };
+        let Some(cell) = last.get(Shape::<T>::WORDS + GROUP_WORD) else {
+            return Err(groups.damaged(locked.group.words, "impossible overflow block of a group"));
+        };
+        let block = self.new_overflow()?;
+        self.store_empty(self.overflow_words(block)?);
+        m.fence();
+        // Searches arrive there only past full tranches whose counters say so, but they may be
+        // under way.
+        locked.changed = true;
+        crate::recipe::commit(
+            m,
+            cell,
+            Named::Overflow(locked.group.index, blocks.len()).encode(block),
+        );
+        Ok(())
+    }
+
+    fn new_overflow(&self) -> Result<u64> {
+        self.pool.allocate_fixed(Arrays::<M, T, G, C>::GROUP)
+    }
+
+    fn overflow_words(&self, block: u64) -> Result<&[PmU64]> {
+        self.medium()
+            .slice(block, Arrays::<M, T, G, C>::GROUP / 8)
+            .ok_or_else(|| Error::damaged(block, "a block ends outside the region"))
+    }
+
+    /// Allocates and writes the overflow blocks of a new image of a group. Flushed, without a
+    /// fence.
+    ///
+    /// # Errors
+    /// `NoSpace`; then nothing is allocated.
+    pub(super) fn store_overflows<'p>(
+        &'p self,
+        group: u64,
+        image: &mut Image<T, G>,
+        fresh: &mut Fresh<'p, M>,
+    ) -> Result<()> {
+        let bytes = Arrays::<M, T, G, C>::GROUP;
+        let blocks: Vec<u64> =
+            (0..image.overflows()).map(|_| fresh.allocate_fixed(bytes)).collect::<Result<_>>()?;
+        image.link(group, &blocks);
+        for (place, &block) in blocks.iter().enumerate() {
+            let words = self.overflow_words(block)?;
+            // The first word of a group is its lock, and left out of images.
+            self.medium().store(&words[GROUP_WORD], 0);
+            image.store(self.medium(), 1 + place, words);
+        }
+        Ok(())
+    }
+
+    /// Rewrites a locked group without its dead records.
+    pub(super) fn compact(&self, locked: &mut Locked<'_, M>, guard: &Guard<'_>) -> Result<()> {
+        let groups = self.groups();
+        let items = groups.items(locked.group, |stored| self.hash_of(stored))?;
+        let old = groups.overflows(locked.group)?;
+        let mut fresh = Fresh::new(&self.pool);
+        let mut image = Image::compose(self.medium(), &items)
+            .ok_or_else(|| Error::no_space("the overflow blocks of a group", 0))?;
+        self.store_overflows(locked.group.index, &mut image, &mut fresh)?;
+        let redo = self.prepare_rewriting(&image)?;
+        fresh.keep();
+        self.medium().fence();
+        let header = self.arrays.root();
+        crate::recipe::commit(self.medium(), &header.redo, Redo::encode(locked.group.index));
+        self.rewrite(locked, &image, &old, redo, guard);
+        Ok(())
+    }
+
+    /// Writes an image to the block for rewriting, flushed without a fence. No other group is
+    /// rewritten while the result lives.
+    pub(super) fn prepare_rewriting(&self, image: &Image<T, G>) -> Result<MutexGuard<'_, ()>> {
+        // A panic under the lock poisons the region, which every caller checks.
+        let redo = self.redo.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        image.store(self.medium(), 0, self.overflow_words(self.redo_block)?);
+        Ok(redo)
+    }
+
+    /// Replaces the content of a locked group by an image, after the root's word has committed
+    /// that, and gives up its former overflow blocks.
+    pub(super) fn rewrite(
+        &self,
+        locked: &mut Locked<'_, M>,
+        image: &Image<T, G>,
+        old: &[u64],
+        redo: MutexGuard<'_, ()>,
+        guard: &Guard<'_>,
+    ) {
+        locked.changed = true;
+        self.apply(locked.group, image);
+        drop(redo);
+        for &block in old {
+            self.pool.retire(block, Arrays::<M, T, G, C>::GROUP, guard);
+        }
+    }
+
+    /// Copies a committed image to its group, durably, and ends the rewriting.
+    fn apply(&self, group: Group<'_>, image: &Image<T, G>) {
+        let m = self.medium();
+        image.store(m, 0, group.words);
+        m.fence();
+        let header = self.arrays.root();
+        m.store(&header.redo, 0);
+        m.persist(&header.redo);
+    }
+
+    /// Completes what a crash has interrupted after its commit.
+    fn finish_rewriting(&self) -> Result<()> {
+        let m = self.medium();
+        let header = self.arrays.root();
+        let word = m.load(&header.redo);
+        if word == 0 {
+            return Ok(());
+        }
+        let known = |&index: &u64| index < self.arrays.state().groups();
+        let index = Redo::decode(word)
+            .filter(known)
+            .ok_or_else(|| Error::damaged(self.root, "impossible rewriting of a group"))?;
+        let words = self.overflow_words(self.redo_block)?;
+        // The process that committed this may have died before the image was durable; another
+        // crash must not find a group that is half of an image without that.
+        m.note(Note::Harmless(FOUND_LATE));
+        m.persist(words);
+        let image = Image::read(m, words)
+            .ok_or_else(|| Error::damaged(self.redo_block, "impossible image of a group"))?;
+        self.apply(self.arrays.group(index)?, &image);
+        Ok(())
+    }
+
+    /// Recovers a stale group, or waits until another thread has.
+    ///
+    /// # Errors
+    /// `Damaged`; then the group stays stale.
+    #[cold]
+    fn recover(&self, index: u64) -> Result<()> {
+        self.region.ensure_sound()?;
+        let (m, group) = (self.medium(), self.arrays.group(index)?);
+        let stripe = index as usize % self.recovering.len();
+        let _one_at_a_time =
+            self.recovering[stripe].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let cell = &group.words[GROUP_WORD];
+        if Version(m.load(cell)).is_of(self.generation) {
+            return Ok(());
+        }
+        let live = self.rebuild(group)?;
+        self.fill.add_group(index, live);
+        self.recovered.fetch_add(1, Ordering::Relaxed);
+        // The version is stored last: until then other threads wait.
+        m.store_transient(cell, Version::fresh(self.generation).0);
+        Ok(())
+    }
+
+    /// Drops what a crash has left over, counts anew what is not flushed, and makes everything
+    /// found durable. Returns the number of bytes of live records.
+    fn rebuild(&self, group: Group<'_>) -> Result<u64> {
+        let (m, groups) = (self.medium(), self.groups());
+        let mut live: Vec<(u64, Stored<'_>)> = Vec::new();
+        let mut dropped = Vec::new();
+        groups.records(group, |stored| {
+            if stored.entry.dead {
+                return Ok(());
+            }
+            let hash = self.hash_of(&stored)?;
+            // Moved by a split whose last step the crash has prevented, or replaced by an update
+            // that was not acknowledged.
+            let moved = self.arrays.state().group_of(hash) != group.index;
+            if moved || (F::BYTE_STRINGS && self.is_duplicate(&live, hash, &stored)) {
+                dropped.push(stored);
+            } else {
+                live.push((hash, stored));
+            }
+            Ok(())
+        })?;
+        dropped.iter().for_each(|stored| groups.mark_dead(stored));
+        groups.recount(group, |stored| self.hash_of(stored))?;
+        // The process that stored this may have died before it was durable. It is used only
+        // afterwards.
+        m.note(Note::Harmless(FOUND_LATE));
+        for tranche in groups.tranches(group)? {
+            m.flush(tranche);
+        }
+        m.note(Note::Harmless(FOUND_LATE));
+        m.fence();
+        Ok(live.iter().map(|(_, stored)| stored.bytes()).sum())
+    }
+
+    /// Returns whether a record has the key of one that was found before.
+    fn is_duplicate(&self, found: &[(u64, Stored<'_>)], hash: u64, stored: &Stored<'_>) -> bool {
+        let key = self.key_of(stored);
+        let mut same = found.iter().filter(|(other, _)| *other == hash);
+        same.any(|(_, other)| key.is_some() && self.key_of(other) == key)
+    }
+
+    /// Adds what the table is made of to `stats`, apart from its records.
+    pub(super) fn add_stats(&self, stats: &mut Stats) {
+        let state = self.arrays.state();
+        stats.capacity += state.groups() * Self::PAIRS;
+        stats.segments += state.groups();
+        stats.depth = state.depth;
+        stats.pm_bytes += size_of::<Root>() as u64 + Arrays::<M, T, G, C>::GROUP;
+        self.arrays.blocks(|_, bytes| stats.pm_bytes += bytes);
+        stats.dram_bytes =
+            (size_of::<Self>() + self.recovering.len() * size_of::<Mutex<()>>()) as u64;
+        stats.splits = self.splits.load(Ordering::Relaxed);
+        stats.recovered = self.recovered.load(Ordering::Relaxed);
+    }
+
+    /// Calls `each` with the blocks that are not part of a group.
+    pub(super) fn own_blocks(&self, mut each: impl FnMut(u64)) {
+        // The guard keeps what is given up meanwhile unchanged.
+        let _guard = self.pool.pin();
+        each(self.root);
+        each(self.redo_block);
+        self.arrays.blocks(|block, _| each(block));
+    }
+}

@@ -1,0 +1,326 @@
+//! The pitfalls that `docs/two-misses.md` lists, each in a state that shows it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use evermap_pm::medium::Counter;
+use evermap_pm::sim::schedule::Schedule;
+use evermap_pm::sim::{Mutation, Sim, Strategy};
+use evermap_pm::{Medium, PmU64, Pool};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::super::group::Stored;
+use super::super::image::{fingerprint, home};
+use super::super::layout::Kind;
+use super::super::{Config, Tiny, TinyMap, Tranche256};
+use super::{in_memory, pool};
+use crate::key::Key;
+use crate::testkit::Plain;
+use crate::{Index, Persistent};
+
+/// Returns the key that is its own hash, in group 0, with this home in a group of two.
+fn placed(home: u64, number: u64) -> u64 {
+    home << 56 | number << 20
+}
+
+fn tiny_plain(sim: &Sim) -> (Arc<Pool<Sim>>, Tiny<Plain, Sim>) {
+    let pool = pool(sim.clone(), 1);
+    let config = Config { initial_depth: 0 };
+    let index = Tiny::<Plain, _>::create(pool.clone(), pool.root(0), config).unwrap();
+    (pool, index)
+}
+
+/// Pitfall 1: a search that stopped at a tranche with free space would miss records that were
+/// displaced before a removal, and large ones for which the space was not enough.
+#[test]
+fn p1_a_search_goes_on_while_records_have_passed() {
+    let sim = Sim::in_memory(1 << 20).unwrap();
+    let (pool, index) = tiny_plain(&sim);
+    // The home has room for twelve.
+    for number in 0..13 {
+        assert!(index.insert(placed(0, number), number, &pool.pin()).unwrap().inserted());
+    }
+    index.remove(placed(0, 3), &pool.pin()).unwrap();
+    assert_eq!(index.get(placed(0, 12), &pool.pin()).unwrap(), Some(12));
+    let group = index.table.arrays.group(0).unwrap();
+    let tranche = index.table.groups().tranche(group, 0).unwrap().unwrap();
+    let commit = index.table.groups().commit(tranche).unwrap();
+    assert_eq!((commit.pass, commit.dead), (1, 1));
+}
+
+/// The same with records of several sizes: a large one finds no room in its home, and a small one
+/// does afterwards.
+#[test]
+fn p1_a_small_record_may_fit_where_a_large_one_did_not() {
+    let pool = in_memory(1 << 20);
+    let map = TinyMap::create(pool.clone(), pool.root(0), Config { initial_depth: 0 }).unwrap();
+    let keys = homed_keys(pool.seed(), 0, 8);
+    for key in &keys[..5] {
+        map.upsert(key, &[7; 30]).unwrap();
+    }
+    let place = |key: &[u8]| {
+        let hash = xxh3_64_with_seed(key, pool.seed());
+        let table = map.table();
+        let is_it = |stored: &Stored<'_>| table.is_of(stored, key, hash).unwrap();
+        let group = table.arrays.group(0).unwrap();
+        table.groups().find(group, hash, is_it).unwrap().unwrap().place
+    };
+    assert_eq!(place(&keys[4]), 1, "the home has room for four");
+    map.upsert(&keys[5], b"x").unwrap();
+    assert_eq!(place(&keys[5]), 0, "and for a small one");
+    assert_eq!(map.get(&keys[4]).unwrap(), Some(vec![7; 30]));
+    assert_eq!(map.verify(), Vec::<String>::new());
+}
+
+/// A record was displaced when its home was full, and the home has room now. The planted mistake, a
+/// search that stops there, misses it.
+#[test]
+fn p1_a_search_that_stops_at_free_space_misses_a_record() {
+    let sim = Sim::new(1 << 20).unwrap();
+    sim.pause();
+    let (pool, index) = tiny_plain(&sim);
+    for number in 0..5 {
+        index.insert(placed(0, number), number, &pool.pin()).unwrap();
+    }
+    let (groups, key) = (index.table.groups(), placed(0, 5));
+    let mut locked = index.table.lock(0).unwrap();
+    let room = groups.room(locked.group, placed(1, 0), Kind::Pair, 2).unwrap().unwrap();
+    groups.add(locked.group, &room, key, Kind::Pair, &[key, 9]).unwrap();
+    locked.changed = true;
+    drop(locked);
+    assert_eq!(index.check(), Vec::<String>::new());
+    assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(9));
+    sim.mutate(Some(Mutation::Planted("TM-1")));
+    assert_eq!(index.get(key, &pool.pin()).unwrap(), None, "the mistake has no effect");
+}
+
+/// Returns byte strings with this home in a group of two tranches.
+fn homed_keys(seed: u64, at: usize, count: usize) -> Vec<Vec<u8>> {
+    (0u32..)
+        .map(|number| format!("key {number}").into_bytes())
+        .filter(|key| home::<2>(xxh3_64_with_seed(key, seed)) == at)
+        .take(count)
+        .collect()
+}
+
+/// Pitfall 2: an insertion that took the first room before it had looked everywhere would give a
+/// key two records.
+#[test]
+fn p2_a_key_has_one_record() {
+    let pool = in_memory(1 << 20);
+    let map = TinyMap::create(pool.clone(), pool.root(0), Config { initial_depth: 0 }).unwrap();
+    let keys = homed_keys(pool.seed(), 0, 6);
+    for key in &keys[..5] {
+        map.upsert(key, &[1; 30]).unwrap();
+    }
+    // The fifth is displaced; now its home has room.
+    map.remove(&keys[0]).unwrap();
+    assert!(map.upsert(&keys[4], &[2; 30]).unwrap());
+    assert!(map.upsert(&keys[4], b"short").unwrap());
+    assert!(!map.insert(&keys[4], b"no").unwrap());
+    let mut shown = Vec::new();
+    map.for_each(|key, value| {
+        shown.push((key.to_vec(), value.to_vec()));
+        true
+    })
+    .unwrap();
+    let of_key: Vec<_> = shown.iter().filter(|(key, _)| *key == keys[4]).collect();
+    assert_eq!(of_key, [&(keys[4].clone(), b"short".to_vec())]);
+    assert!(map.remove(&keys[4]).unwrap());
+    assert_eq!(map.get(&keys[4]).unwrap(), None);
+    assert_eq!(map.verify(), Vec::<String>::new());
+}
+
+/// Pitfall 3: records that are displaced across the point up to which groups were split, or behind
+/// the last tranche, would be lost. Here they stay within their group.
+#[test]
+fn p3_every_key_is_found_after_every_split() {
+    let pool = in_memory(16 << 20);
+    let config = Config { initial_depth: 0 };
+    let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
+    let splits = || index.table.splits.load(Ordering::Relaxed);
+    let (mut seen, mut wrapped) = (0, 0);
+    for key in 0..2500 {
+        index.insert(key, !key, &pool.pin()).unwrap();
+        if splits() > seen {
+            seen = splits();
+            for key in 0..=key {
+                assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(!key), "split {seen}");
+            }
+            let table = &index.table;
+            for group in 0..table.arrays.state().groups() {
+                let group = table.arrays.group(group).unwrap();
+                let count = |stored: Stored<'_>| {
+                    let home = home::<2>(table.hash_of(&stored)?);
+                    wrapped += u64::from(home > stored.place);
+                    Ok(())
+                };
+                table.groups().records(group, count).unwrap();
+            }
+        }
+    }
+    assert!(seen > 60 && wrapped > 0, "{seen} splits, {wrapped} wrapped records");
+    assert_eq!(index.check(), Vec::<String>::new());
+}
+
+/// Pitfall 4: a table that always has the same load would have groups that wait for their split
+/// twice as full as others. Pitfall 5: one insertion splits one group at most.
+#[test]
+fn p4_p5_rounds_are_short_and_no_insertion_pays_for_one() {
+    let counter = Arc::new(Counter::default());
+    let medium = Sim::in_memory(64 << 20).unwrap().observed_by(counter.clone());
+    let pool = pool(medium, 1);
+    let config = Config { initial_depth: 2 };
+    let index = Tranche256::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
+    let table = &index.table;
+    let (mut splits, mut most, mut began, mut rounds) = (0, 0, None, 0);
+    for key in 0..60_000u64 {
+        counter.reset();
+        index.insert(key, key, &pool.pin()).unwrap();
+        most = most.max(counter.counts().lines_flushed);
+        let (now, state) = (table.splits.load(Ordering::Relaxed), table.arrays.state());
+        assert!(now <= splits + 1, "an insertion has split {} groups", now - splits);
+        if now > splits && state.split == 1 {
+            began = Some(key);
+        }
+        if now > splits && state.split == 0 {
+            if let Some(began) = began {
+                let growth = (key - began) as f64 / began as f64;
+                assert!(growth < 0.05, "a round took a growth by {growth}");
+                rounds += 1;
+            }
+            // The fill of the whole table at the end of the round: 0.8 and the growth, halved.
+            let fill = (key + 1) as f64 / (state.groups() * 192) as f64;
+            assert!((0.35..0.47).contains(&fill), "{fill}");
+        }
+        splits = now;
+    }
+    let stats = index.stats(&pool.pin()).unwrap();
+    assert!(rounds >= 6 && stats.splits == splits, "{rounds} rounds, {stats:?}");
+    // No group had to overflow: with two records of a thousand displaced twice, few would.
+    assert!(stats.segments <= table.arrays.state().groups() + 2, "{stats:?}");
+    // The new group, the image of the old one, and the old one.
+    assert!(most < 3 * (64 + 16) + 20, "{most} lines in one insertion");
+}
+
+/// Pitfall 6: lengths of 0 and of more than a byte holds, for keys and values.
+#[test]
+fn p6_every_length_can_be_stored() {
+    let pool = in_memory(64 << 20);
+    let map = TinyMap::create(pool.clone(), pool.root(0), Config::default()).unwrap();
+    let lengths = [0, 1, 7, 8, 9, 40, 41, 254, 255, 256, 257, 65_535, 65_536, 70_000];
+    let pairs = lengths.iter().flat_map(|&key| lengths.iter().map(move |&value| (key, value)));
+    for (number, (key, value)) in pairs.enumerate() {
+        let (key, value) = (vec![3; key], vec![number as u8; value]);
+        let present = map.upsert(&key, &value).unwrap();
+        assert_eq!(present, number % lengths.len() > 0);
+        assert_eq!(map.get(&key).unwrap(), Some(value));
+    }
+    assert_eq!(map.len().unwrap(), lengths.len() as u64);
+    assert_eq!(map.verify(), Vec::<String>::new());
+    for &key in &lengths {
+        assert!(map.remove(&vec![3; key]).unwrap());
+    }
+    assert!(map.is_empty().unwrap());
+}
+
+/// Pitfall 7: without the hash in an indirect record, every key with the same fingerprint would
+/// have the block of the record read.
+#[test]
+fn p7_a_block_is_read_only_for_its_key() {
+    let pool = in_memory(1 << 20);
+    let map = TinyMap::create(pool.clone(), pool.root(0), Config { initial_depth: 0 }).unwrap();
+    let hash = |key: &[u8]| xxh3_64_with_seed(key, pool.seed());
+    let (key, value) = (b"a key".to_vec(), vec![1; 200]);
+    map.upsert(&key, &value).unwrap();
+    let same = |other: &Vec<u8>| {
+        fingerprint(hash(other)) == fingerprint(hash(&key))
+            && home::<2>(hash(other)) == home::<2>(hash(&key))
+    };
+    let other = (0u32..).map(|number| number.to_le_bytes().to_vec()).find(same).unwrap();
+    // If the block were read, the damage would be reported.
+    let table = map.table();
+    let group = table.arrays.group(0).unwrap();
+    let found = table.groups().find(group, hash(&key), |_| true).unwrap().unwrap();
+    let block = table.block_of(&found).unwrap();
+    let lengths: &PmU64 = pool.medium().at(block).unwrap();
+    pool.medium().store(lengths, u64::MAX);
+    assert_eq!(map.get(&other).unwrap(), None);
+    let error = map.get(&key).unwrap_err();
+    assert!(matches!(error.kind(), evermap_pm::error::ErrorKind::Damaged { .. }), "{error}");
+    assert!(!map.verify().is_empty());
+}
+
+/// Pitfall 9: with the seed of the file, keys that collide in one table do not in another.
+#[test]
+fn p9_keys_that_collide_under_one_seed_do_not_under_another() {
+    let place = |key: u64, seed: u64| {
+        let hash = <u64 as Key>::hash(key, seed);
+        (hash & 63, home::<16>(hash))
+    };
+    let keys: Vec<u64> = (0..).filter(|&key| place(key, 1) == (5, 3)).take(60).collect();
+    let displaced = |seed: u64| {
+        let pool = pool(Sim::in_memory(4 << 20).unwrap(), seed);
+        let config = Config { initial_depth: 6 };
+        let index = Tranche256::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
+        let mut displaced = 0;
+        for &key in &keys {
+            index.insert(key, key, &pool.pin()).unwrap();
+            let hash = <u64 as Key>::hash(key, pool.seed());
+            let group = index.table.arrays.state().group_of(hash);
+            let group = index.table.arrays.group(group).unwrap();
+            let is_it = |stored: &Stored<'_>| pool.medium().load(&stored.payload[0]) == key;
+            let found = index.table.groups().find(group, hash, is_it).unwrap().unwrap();
+            displaced += u32::from(found.place != home::<16>(hash));
+        }
+        displaced
+    };
+    assert_eq!(displaced(1), 48);
+    assert_eq!(displaced(2), 0);
+}
+
+/// Reads keys while groups are split, under this schedule. Returns how many were missed.
+fn missed_during_splits(seed: u64, mutation: Option<Mutation>) -> u64 {
+    const KEPT: u64 = 18;
+    let sim = Sim::new(1 << 20).unwrap();
+    sim.pause();
+    let pool = pool(sim.clone(), 1);
+    let config = Config { initial_depth: 0 };
+    let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
+    for key in 0..KEPT {
+        index.insert(key, key + 1, &pool.pin()).unwrap();
+    }
+    sim.mutate(mutation);
+    sim.set_schedule(Schedule { strategy: Strategy::Mixed, seed });
+    let read = || {
+        let mut missed = 0;
+        for _ in 0..3 {
+            for key in 0..KEPT {
+                missed += u64::from(index.get(key, &pool.pin()).unwrap() != Some(key + 1));
+            }
+        }
+        missed
+    };
+    let write = || {
+        for key in 100..110 {
+            index.insert(key, key, &pool.pin()).unwrap();
+        }
+        0
+    };
+    let bodies: Vec<Box<dyn FnOnce() -> u64 + Send>> = vec![Box::new(read), Box::new(write)];
+    let missed = sim.in_parallel(bodies).into_iter().sum();
+    assert!(index.table.splits.load(Ordering::Relaxed) > 0);
+    missed
+}
+
+/// A reader that has computed the group of a key before a split, and reads the group after it, must
+/// compute the group again.
+#[test]
+fn no_schedule_of_a_split_hides_a_key() {
+    const SCHEDULES: u64 = 150;
+    let missed: u64 = (0..SCHEDULES).map(|seed| missed_during_splits(seed, None)).sum();
+    assert_eq!(missed, 0);
+    let planted = Some(Mutation::Planted("TM-2"));
+    let noticed = (0..20 * SCHEDULES).any(|seed| missed_during_splits(seed, planted) > 0);
+    assert!(noticed, "no schedule shows what happens without that");
+}

@@ -1,0 +1,246 @@
+//! States that crashes seldom leave, constructed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use evermap_pm::sim::Sim;
+use evermap_pm::{Medium, PmU64, Pool};
+
+use super::super::group::Stored;
+use super::super::layout::{COMMIT, Kind, Named, Redo, Root, Shape, State};
+use super::super::{Config, Tiny};
+use crate::crash_states::{self, for_each_image, is_durable_once_served, record, word_in};
+use crate::key::Key;
+use crate::{Index, Persistent};
+
+const CAPACITY: u64 = 128 << 10;
+
+type Parts = (Sim, Arc<Pool<Sim>>, Tiny<u64, Sim>);
+
+fn created() -> Parts {
+    crash_states::created(CAPACITY, Config { initial_depth: 0 })
+}
+
+/// Returns the record of a key.
+fn stored<'i>(index: &'i Tiny<u64, Sim>, key: u64) -> Stored<'i> {
+    let hash = <u64 as Key>::hash(key, index.table.seed);
+    let group = index.table.arrays.group(index.table.arrays.state().group_of(hash)).unwrap();
+    let is_it = |stored: &Stored<'_>| index.table.medium().load(&stored.payload[0]) == key;
+    index.table.groups().find(group, hash, is_it).unwrap().unwrap()
+}
+
+/// Opens an image as a file, and checks that it has exactly these keys, each with itself as word.
+fn check_image(bytes: &[u8], keys: std::ops::Range<u64>) {
+    let sim = Sim::from_image(bytes, CAPACITY).unwrap();
+    let (pool, index) = crash_states::reopened::<Tiny<u64, Sim>>(&sim);
+    for key in keys.clone() {
+        assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
+    }
+    assert_eq!(index.check(), Vec::<String>::new());
+    let len = index.stats(&pool.pin()).unwrap().len;
+    assert!(len == keys.end || len == keys.end + 1, "{len} keys");
+}
+
+/// A crash at any point of a split, also between its two commits, loses and duplicates nothing.
+#[test]
+fn a_split_is_crashed_everywhere() {
+    let (sim, pool, index) = created();
+    let splits = || index.table.splits.load(Ordering::Relaxed);
+    let mut key = 0;
+    // The next insertion splits a group.
+    loop {
+        let debt = index.table.debt.load(Ordering::Relaxed);
+        if index.table.round.load(Ordering::Relaxed) && debt + 19 >= 22 && splits() > 1 {
+            break;
+        }
+        index.insert(key, key, &pool.pin()).unwrap();
+        key += 1;
+    }
+    let root = sim.at::<Root>(sim.load(pool.root(0))).unwrap();
+    let (state, redo) = (sim.offset_of(&root.state), sim.offset_of(&root.redo));
+    let before = (splits(), sim.load(&root.state));
+    record(&sim, || {
+        index.insert(key, key, &pool.pin()).unwrap();
+    });
+    assert_eq!(splits(), before.0 + 1);
+    let (between, rewriting) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    for_each_image(&sim, false, |image| {
+        let split = word_in(image, state) != before.1;
+        if word_in(image, redo) == 0 {
+            // Also at the end, when the old group is complete.
+            between.set(between.get() + u32::from(split));
+        } else {
+            assert!(split, "the rewriting of the group is committed before the split");
+            assert!(Redo::decode(word_in(image, redo)).is_some());
+            rewriting.set(rewriting.get() + 1);
+        }
+        check_image(image.bytes, 0..key);
+    });
+    assert!(between.get() > 1 && rewriting.get() > 1);
+}
+
+/// A group is rewritten without its dead records, and crashed everywhere.
+#[test]
+fn a_rewriting_is_crashed_everywhere() {
+    let (sim, pool, index) = created();
+    const KEYS: u64 = 14;
+    for key in 0..KEYS + 4 {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    for key in KEYS..KEYS + 4 {
+        index.remove(key, &pool.pin()).unwrap();
+    }
+    record(&sim, || {
+        let mut locked = index.table.lock(0).unwrap();
+        index.table.compact(&mut locked, &pool.pin()).unwrap();
+    });
+    let groups = index.table.groups();
+    assert!(!groups.has_dead(index.table.arrays.group(0).unwrap()).unwrap());
+    for_each_image(&sim, false, |image| check_image(image.bytes, 0..KEYS));
+}
+
+/// A process has allocated a chunk and died before the word that names it was durable. The next
+/// process uses the same chunk.
+#[test]
+fn a_chunk_that_a_process_left_is_durable_before_a_group_in_it_counts() {
+    let (sim, pool, index) = created();
+    index.insert(7, 7, &pool.pin()).unwrap();
+    index.table.arrays.extend_to(1).unwrap();
+    let root = sim.load(pool.root(0));
+    let header = sim.at::<Root>(root).unwrap();
+    let table = Named::Table(1).decode(sim.load(&header.arrays[1])).unwrap();
+    let entry = sim.at::<PmU64>(table).unwrap();
+    let left = sim.load(entry);
+    drop((pool, index));
+    sim.store(entry, 0);
+    sim.checkpoint();
+    sim.store(entry, left);
+    let (pool, index) = crash_states::reopened::<Tiny<u64, Sim>>(&sim);
+    crash_states::as_operation(&sim, || index.table.split_next(&pool.pin()).unwrap());
+    let split = std::cell::Cell::new(0);
+    for_each_image(&sim, false, |image| {
+        let state = State::decode(word_in(image, sim.offset_of(&header.state))).unwrap();
+        if state.groups() > 1 {
+            assert_eq!(word_in(image, table), left);
+            split.set(split.get() + 1);
+        }
+    });
+    assert!(split.get() > 0);
+}
+
+/// A process has stored a record and died before it was durable. Once the next process has served
+/// it, it is.
+#[test]
+fn what_recovery_finds_is_durable_before_it_is_used() {
+    let (sim, pool, index) = created();
+    index.insert(7, 70, &pool.pin()).unwrap();
+    let stored = stored(&index, 7);
+    // Not the header: the inverse of its word would be damage.
+    let words = [&stored.payload[0], &stored.payload[1]];
+    let words: Vec<u64> = words.map(|word| sim.offset_of(word)).into();
+    is_durable_once_served(&sim, (pool, index), &words, 7);
+}
+
+/// Counters that a crash has left too small or too large are counted anew.
+#[test]
+fn counters_are_not_trusted_after_a_crash() {
+    let (sim, pool, index) = created();
+    for key in 0..40 {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    let groups = index.table.groups();
+    for group in 0..index.table.arrays.state().groups() {
+        let group = index.table.arrays.group(group).unwrap();
+        for (number, tranche) in groups.tranches(group).unwrap().into_iter().enumerate() {
+            let mut commit = groups.commit(tranche).unwrap();
+            commit.pass = 3 * (number as u64 % 2);
+            sim.store(&tranche[COMMIT], commit.encode());
+        }
+    }
+    drop((pool, index));
+    let (pool, index) = crash_states::reopened::<Tiny<u64, Sim>>(&sim);
+    for key in 0..40 {
+        assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
+    }
+    assert_eq!(index.check(), Vec::<String>::new());
+}
+
+/// A length from the file that reaches beyond the tranche is damage, and nothing outside is read.
+#[test]
+fn impossible_records_are_damage() {
+    for (word, what) in [(0, "no kind"), (u64::MAX, "all bits"), (0x2fff, "lengths at the end")] {
+        let (sim, pool, index) = created();
+        index.insert(7, 70, &pool.pin()).unwrap();
+        let entries = Shape::<256>::entry_word(stored(&index, 7).at);
+        let tranche = stored(&index, 7).tranche;
+        sim.store(&tranche[entries], word);
+        sim.store(&tranche[31], u64::MAX);
+        let found = index.get(7, &pool.pin());
+        assert!(found.is_err(), "{what}: {found:?}");
+        assert!(!index.check().is_empty());
+    }
+}
+
+/// Garbage in the chunk of a group that is about to be used is no record.
+#[test]
+fn used_memory_makes_no_difference() {
+    let (sim, pool, index) = created();
+    let bytes = 1024;
+    let blocks: Vec<u64> = (0..20).map(|_| pool.allocate_fixed(bytes).unwrap()).collect();
+    for &block in &blocks {
+        let words = sim.slice::<PmU64>(block, bytes / 8).unwrap();
+        words.iter().for_each(|word| sim.store(word, 0x1020_1020_1020_1020));
+        pool.free_unpublished(block);
+    }
+    for key in 0..400 {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    assert_eq!(index.check(), Vec::<String>::new());
+    assert_eq!(index.stats(&pool.pin()).unwrap().len, 400);
+}
+
+/// All records of a table of adversarial hashes are in one group, which overflows up to its limit
+/// and keeps what it has.
+#[test]
+fn a_group_overflows_up_to_a_limit() {
+    use crate::testkit::Coarse;
+    let pool = super::in_memory(16 << 20);
+    let config = Config { initial_depth: 0 };
+    let index = Tiny::<Coarse, _>::create(pool.clone(), pool.root(0), config).unwrap();
+    let keys: Vec<u64> = (0..300).map(|i| 0x9a3c_55f0 << 32 | i).collect();
+    let insert = |&&key: &&u64| match index.insert(key, key, &pool.pin()) {
+        Ok(change) => change.inserted(),
+        Err(error) => {
+            assert!(error.is_no_space(), "{error}");
+            false
+        }
+    };
+    let held: Vec<&u64> = keys.iter().filter(insert).collect();
+    assert_eq!(held.len(), 24 * 9, "a group of 24 pairs, and eight overflow blocks");
+    for key in &keys {
+        let due = held.contains(&key).then_some(*key);
+        assert_eq!(index.get(*key, &pool.pin()).unwrap(), due);
+    }
+    assert!(index.stats(&pool.pin()).unwrap().depth <= 6);
+    assert_eq!(index.check(), Vec::<String>::new());
+    // Removed records give their places to others.
+    assert!(index.remove(*held[5], &pool.pin()).unwrap().removed());
+    assert!(index.insert(keys[299], 1, &pool.pin()).unwrap().inserted());
+    assert_eq!(index.check(), Vec::<String>::new());
+    // Without records, rewriting gives the blocks back.
+    keys.iter().for_each(|&key| {
+        index.remove(key, &pool.pin()).unwrap();
+    });
+    let group = index.table.arrays.state().group_of(Coarse::hash(keys[0], pool.seed()));
+    let mut locked = index.table.lock_group(group).unwrap();
+    index.table.compact(&mut locked, &pool.pin()).unwrap();
+    assert_eq!(index.table.groups().overflows(locked.group).unwrap(), []);
+    drop(locked);
+    let room = index.table.groups().room(
+        index.table.arrays.group(group).unwrap(),
+        Coarse::hash(keys[0], pool.seed()),
+        Kind::Pair,
+        2,
+    );
+    assert!(room.unwrap().is_some());
+}
