@@ -84,26 +84,33 @@ impl Lock {
     }
 }
 
-/// The obsolete node that the last attempt of an operation met.
+/// The locks of the obsolete nodes that the last attempt of an operation met.
 ///
 /// What refers to a node is replaced before the node is obsolete, so an attempt that begins later
 /// does not get to it any more. If it does, the tree is damaged, and would never let it pass.
 #[derive(Default)]
-pub(crate) struct LastObsolete(Option<u64>);
+pub(crate) struct LastObsolete<'m>(Vec<&'m PmU64>);
 
-impl LastObsolete {
-    /// Records the obsolete node that another attempt met, from the root down.
+impl<'m> LastObsolete<'m> {
+    /// Records which nodes that another attempt used are obsolete. `locks` are those of all nodes
+    /// that it used.
     ///
     /// # Errors
-    /// `Damaged` if it is the same one again.
-    pub(crate) fn meet(&mut self, offset: Option<u64>) -> Result<()> {
-        match offset.filter(|_| self.0 == offset) {
-            Some(offset) => Err(Error::damaged(offset, "a tree leads to a node that it replaced")),
-            None => {
-                self.0 = offset;
-                Ok(())
-            }
+    /// `Damaged` if one was for the attempt before, too.
+    pub(crate) fn meet<M: Medium>(
+        &mut self,
+        m: &M,
+        locks: impl IntoIterator<Item = &'m PmU64>,
+    ) -> Result<()> {
+        let is_obsolete = |cell: &&PmU64| Lock(m.load(cell)).is_obsolete();
+        let now: Vec<_> = locks.into_iter().filter(is_obsolete).collect();
+        let again = |cell: &&&PmU64| self.0.iter().any(|other| std::ptr::eq(*other, **cell));
+        if let Some(cell) = now.iter().find(again) {
+            let what = "a tree leads to a node that is not part of it";
+            return Err(Error::damaged(m.offset_of(*cell), what));
         }
+        self.0 = now;
+        Ok(())
     }
 }
 

@@ -14,7 +14,7 @@ use super::node::Node;
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode};
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
-use crate::ordered::lock::{LastObsolete, Lock};
+use crate::ordered::lock::LastObsolete;
 use crate::recipe;
 
 /// Where the search for a key ended.
@@ -81,7 +81,7 @@ impl<M: Medium> Art<M> {
                 return Ok(change);
             }
             // Another thread was here in the meantime.
-            obsolete.meet(self.obsolete(&end.node))?;
+            obsolete.meet(self.medium(), [&end.node.header.lock])?;
             (below, detours) = (usize::MAX, 0);
         }
     }
@@ -156,13 +156,6 @@ impl<M: Medium> Art<M> {
         })
     }
 
-    /// Returns the offset of a node if it is obsolete.
-    fn obsolete(&self, node: &Node<'_>) -> Option<u64> {
-        let m = self.medium();
-        let lock = Lock(m.load(&node.header.lock));
-        lock.is_obsolete().then(|| m.offset_of(node.header))
-    }
-
     /// Locks the node in which a search ended. Returns `None` if anything has changed since.
     fn lock_end<'m>(&'m self, key: &[u8], end: &End<'m>) -> Result<Option<Locked<'m>>> {
         let m = self.medium();
@@ -202,7 +195,7 @@ impl<M: Medium> Art<M> {
                 }
             }
             // Another node was inserted between them, or replaced the parent.
-            obsolete.meet(self.obsolete(&parent))?;
+            obsolete.meet(m, [&parent.header.lock])?;
             parent = self.parent_of(key, here)?;
         }
     }

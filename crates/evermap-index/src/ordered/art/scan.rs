@@ -204,18 +204,13 @@ impl<'m, M: Medium> Walk<'m, M> {
     ///
     /// # Errors
     /// `Damaged` if a node was obsolete for the last attempt too.
-    fn is_valid(&self, last: &mut LastObsolete) -> Result<bool> {
+    fn is_valid(&self, last: &mut LastObsolete<'m>) -> Result<bool> {
         let m = self.tree.medium();
-        let (mut valid, mut obsolete) = (true, None);
-        for &(cell, then) in &self.seen {
-            let now = Lock(m.load(cell));
-            valid &= now.0 == then && !now.is_locked() && !now.is_obsolete();
-            if now.is_obsolete() && obsolete.is_none() {
-                obsolete = Some(m.offset_of(cell));
-            }
-        }
-        last.meet(obsolete)?;
-        Ok(valid)
+        last.meet(m, self.seen.iter().map(|&(cell, _)| cell))?;
+        Ok(self.seen.iter().all(|&(cell, then)| {
+            let lock = Lock(then);
+            m.load(cell) == then && !lock.is_locked() && !lock.is_obsolete()
+        }))
     }
 }
 
@@ -239,13 +234,13 @@ impl<M: Medium> Art<M> {
     }
 
     /// Reads a page of up to `most` pairs. Returns `false` if the tree changed meanwhile.
-    fn try_page(
-        &self,
+    fn try_page<'m>(
+        &'m self,
         from: Bound<&[u8]>,
         direction: Direction,
         most: usize,
         page: &mut Page,
-        last: &mut LastObsolete,
+        last: &mut LastObsolete<'m>,
     ) -> Result<bool> {
         let m = self.medium();
         let mut walk = Walk::new(self, from, direction)?;

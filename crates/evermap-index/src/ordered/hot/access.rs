@@ -10,7 +10,7 @@ use super::layout::Child;
 use super::node::Node;
 use crate::lock_wait::LockWait;
 use crate::ordered::leaf::LeafRef;
-use crate::ordered::lock::{self, Lock};
+use crate::ordered::lock::{self, LastObsolete, Lock};
 use crate::recipe;
 
 /// The number of bytes of a node that a search asks the memory for before it reads the first ones.
@@ -104,8 +104,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Held<'_, 'm, ENTRIES, M> {
 #[derive(Default)]
 pub(super) struct Retries<'m> {
     wait: LockWait,
-    /// The nodes of the last attempt that were not part of the tree any more after it.
-    gone: Vec<&'m PmU64>,
+    obsolete: LastObsolete<'m>,
 }
 
 impl<'m> Retries<'m> {
@@ -120,14 +119,7 @@ impl<'m> Retries<'m> {
         tree: &Hot<M, ENTRIES>,
         locks: impl Iterator<Item = &'m PmU64>,
     ) -> Result<()> {
-        let m = tree.medium();
-        let gone: Vec<_> = locks.filter(|lock| Lock(m.load(lock)).is_obsolete()).collect();
-        let before = |lock: &&PmU64| self.gone.iter().any(|other| std::ptr::eq(*other, *lock));
-        if let Some(lock) = gone.iter().find(|lock| before(lock)) {
-            let what = "a node of a tree is not part of it";
-            return Err(Error::damaged(m.offset_of(*lock), what));
-        }
-        self.gone = gone;
+        self.obsolete.meet(tree.medium(), locks)?;
         self.wait.wait_at(&tree.region, tree.root)
     }
 }
