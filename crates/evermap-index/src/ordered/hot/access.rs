@@ -70,10 +70,10 @@ impl<'m, const ENTRIES: usize, M: Medium> Held<'_, 'm, ENTRIES, M> {
 
     /// Locks a node that is below one that is held, unless another thread has locked it: that could
     /// be waiting for one of the nodes that are held. Returns `false` then.
-    pub(super) fn try_lock(&mut self, node: &Node<'m>) -> Result<bool> {
+    pub(super) fn try_lock(&mut self, node: &Node<'m>) -> bool {
         let lock = lock::try_acquire(self.tree.medium(), node.lock);
         self.nodes.extend(lock.map(|lock| (*node, lock)));
-        Ok(lock.is_some())
+        lock.is_some()
     }
 
     /// Releases all nodes but the one that was locked first, none of which has changed.

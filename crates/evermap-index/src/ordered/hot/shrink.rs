@@ -110,7 +110,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         }
         if let Some((at, (node, mut other))) = beside {
             if let Some(node) = node {
-                if !held.try_lock(&node)? {
+                if !held.try_lock(&node) {
                     held.release_last();
                     return Ok(());
                 }
