@@ -26,7 +26,8 @@ pub(super) struct Bounds {
     pub(super) sibling: u64,
 }
 
-/// A base node.
+/// A base node. Its words are loaded without ordering: they were stored before the word that led
+/// here, which was loaded with acquire.
 #[derive(Clone, Copy)]
 pub(super) struct BaseRef<'m> {
     pub(super) offset: u64,
