@@ -114,14 +114,14 @@ struct Events {
 
 /// Mistakes that can be planted, and that the crash campaign notices.
 ///
-/// * BW-1: readers and writers act on words that are not durable;
 /// * BW-2: a node is split before the word of the new node is durable;
 /// * BW-3: a delta becomes durable after the word that names it;
 /// * BW-4: a merge is taken for complete before the left node has the keys.
 ///
-/// Two more only show in few orders of several threads, and have tests of their own: BW-5, a frozen
-/// node is changed, and BW-6, the level above is told of a node that was merged meanwhile.
-pub const MUTANTS: &[&str] = &["BW-1", "BW-2", "BW-3", "BW-4"];
+/// Three more only show in few orders of several threads. What they break has tests of its own:
+/// BW-1, readers and writers act on words that are not durable; BW-5, a frozen node is changed;
+/// BW-6, the level above is told of a node that was merged meanwhile.
+pub const MUTANTS: &[&str] = &["BW-2", "BW-3", "BW-4"];
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     const SHAPE: () = assert!(8 <= ITEMS && ITEMS <= 254 && ITEMS.is_multiple_of(2));
