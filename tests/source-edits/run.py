@@ -83,7 +83,8 @@ def sources(tree):
         for folder, _, names in sorted(os.walk(os.path.join(tree, INDEX, part))):
             if os.path.basename(folder) != "lh":
                 found += [os.path.relpath(os.path.join(folder, n), tree) for n in sorted(names)]
-    return [f for f in found if f.endswith(".rs") and os.path.exists(os.path.join(tree, f))]
+    is_product = lambda f: f.endswith(".rs") and os.path.basename(f) != "tests.rs"
+    return [f for f in found if is_product(f) and os.path.exists(os.path.join(tree, f))]
 
 
 def statements(lines):
