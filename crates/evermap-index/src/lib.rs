@@ -11,7 +11,7 @@
 //!
 //! Modules beside the folders are shared by several indexes: [`key`] (representations of keys and
 //! hashing), [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable
-//! before they become visible).
+//! before they become visible), [`node_lock`] (locks of the nodes of trees).
 
 #[cfg(test)]
 mod crash_states;
@@ -21,6 +21,7 @@ pub mod hash;
 pub mod index;
 pub mod key;
 mod lock_wait;
+pub mod node_lock;
 pub mod ordered;
 pub mod recipe;
 pub mod record;

@@ -131,7 +131,7 @@ use evermap_pm::region::Region;
 use evermap_pm::{Medium, PmU64, Result};
 
 use crate::lock_wait::LockWait;
-use crate::ordered::lock::Lock;
+use crate::node_lock::Lock;
 
 /// A change by condition 1 that is in progress: everything stored through it is durable before the
 /// one store that commits it.

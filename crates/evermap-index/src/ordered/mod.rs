@@ -19,7 +19,6 @@ mod cursor;
 pub mod fast_fair;
 pub mod hot;
 pub mod leaf;
-pub mod lock;
 pub mod masstree;
 mod run;
 

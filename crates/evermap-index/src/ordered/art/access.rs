@@ -5,13 +5,13 @@ use evermap_pm::{Error, Medium, PmU64, Result};
 use super::Art;
 use super::layout::{Child, Kind};
 use super::node::Node;
+use crate::node_lock::{self, Lock};
 use crate::ordered::leaf::LeafRef;
-use crate::ordered::lock::{self, Lock};
 use crate::recipe;
 use crate::record::KEY_MAX;
 
 /// A node that this thread has locked.
-pub(super) type Locked<'m> = lock::Locked<'m, Node<'m>>;
+pub(super) type Locked<'m> = node_lock::Locked<'m, Node<'m>>;
 
 impl<M: Medium> Art<M> {
     /// Returns a child whose word was loaded from `cell`, once that is durable.

@@ -13,8 +13,8 @@ use super::layout::{Child, Kind};
 use super::node::Node;
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode};
+use crate::node_lock::LastObsolete;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
-use crate::ordered::lock::LastObsolete;
 use crate::recipe;
 
 /// Where the search for a key ended.

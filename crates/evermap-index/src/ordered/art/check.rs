@@ -8,7 +8,7 @@ use super::Art;
 use super::layout::{Child, Kind};
 use super::node::rank;
 use super::scan::Item;
-use crate::ordered::lock::Lock;
+use crate::node_lock::Lock;
 
 impl<M: Medium> Art<M> {
     /// Describes what is wrong. Each leaf has to be found by its key, so this includes the

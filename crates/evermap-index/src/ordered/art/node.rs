@@ -3,7 +3,7 @@
 use evermap_pm::{Medium, PmU64};
 
 use super::layout::{Child, Header, Kind, Meta, Node4, Node16, Node48, Node256, Prefix};
-use crate::ordered::lock::Lock;
+use crate::node_lock::Lock;
 
 /// A node of any kind.
 #[derive(Clone, Copy)]

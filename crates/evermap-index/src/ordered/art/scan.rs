@@ -9,8 +9,8 @@ use evermap_pm::{Medium, PmU64, Result};
 use super::Art;
 use super::layout::Child;
 use super::node::{Node, RANKS, rank};
+use crate::node_lock::{LastObsolete, Lock};
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
-use crate::ordered::lock::{LastObsolete, Lock};
 use crate::ordered::{Direction, Page};
 
 /// The number of pairs in a page, if no other thread changes the tree meanwhile.

@@ -6,8 +6,8 @@ use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
 use super::layout::{self, Header, Meta, RECORDS, Record, Rest};
+use crate::node_lock::{self, Lock};
 use crate::ordered::leaf::LeafRef;
-use crate::ordered::lock::{self, Lock};
 
 /// A key to search for.
 #[derive(Clone, Copy)]
@@ -72,7 +72,7 @@ impl<'m> NodeRef<'m> {
 }
 
 /// A node that this thread has locked.
-pub(super) type Locked<'m> = lock::Locked<'m, NodeRef<'m>>;
+pub(super) type Locked<'m> = node_lock::Locked<'m, NodeRef<'m>>;
 
 /// Where a key belongs in a node.
 #[derive(Clone, Copy, Debug)]
@@ -144,13 +144,13 @@ impl<M: Medium> FastFair<M> {
     /// Those of `read`; `Poisoned` and `Damaged` if the node stays locked.
     #[inline(always)]
     pub(super) fn read<T>(&self, node: &NodeRef<'_>, read: impl Fn() -> Result<T>) -> Result<T> {
-        Ok(lock::read(&self.region, &node.header().lock, read)?.1)
+        Ok(node_lock::read(&self.region, &node.header().lock, read)?.1)
     }
 
     /// Returns the lock word of a node as soon as it is not locked.
     #[inline(always)]
     pub(super) fn version(&self, node: &NodeRef<'_>) -> Result<Lock> {
-        lock::unlocked(&self.region, &node.header().lock)
+        node_lock::unlocked(&self.region, &node.header().lock)
     }
 
     /// Finds the place for a key in a node that is locked or [read](Self::read).

@@ -6,8 +6,8 @@ use super::FastFair;
 use super::access::{NodeRef, Search};
 use super::layout::{NO_CHILD, RECORDS_MAX, prefix};
 use super::walk::Snapshot;
+use crate::node_lock::Lock;
 use crate::ordered::leaf::LeafRef;
-use crate::ordered::lock::Lock;
 
 impl<M: Medium> FastFair<M> {
     /// Describes what is wrong. Each leaf has to be found by its key.

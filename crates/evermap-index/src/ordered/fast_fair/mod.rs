@@ -47,10 +47,10 @@ use evermap_pm::region::Region;
 use evermap_pm::{Error, Medium, PmU64, Pool, Result};
 
 use super::leaf::LeafRef;
-use super::lock::Lock;
 use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
+use crate::node_lock::Lock;
 use crate::{recipe, root};
 
 mod access;

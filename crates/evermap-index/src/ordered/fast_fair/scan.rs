@@ -8,8 +8,8 @@ use evermap_pm::{Error, Medium, Result};
 use super::FastFair;
 use super::access::{NodeRef, Search};
 use super::layout::RECORDS;
+use crate::node_lock::Lock;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
-use crate::ordered::lock::Lock;
 use crate::ordered::{Direction, Page};
 
 /// A page ends with the node in which it has this many pairs.

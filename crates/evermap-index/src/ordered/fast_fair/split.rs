@@ -14,8 +14,8 @@ use super::FastFair;
 use super::access::{Locked, NodeRef, Search};
 use super::layout::{self, Meta, NO_CHILD, RECORDS, Rest};
 use crate::fresh::Fresh;
+use crate::node_lock::Lock;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
-use crate::ordered::lock::Lock;
 use crate::recipe;
 
 /// The position of the record at which a full node is split.

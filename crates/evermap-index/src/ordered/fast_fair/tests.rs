@@ -8,7 +8,7 @@ use evermap_pm::{ErrorKind, Medium, Pool};
 use super::FastFair;
 use super::layout::{Node, RECORDS_MAX};
 use crate::crash_states::{created, reopened};
-use crate::ordered::lock::Lock;
+use crate::node_lock::Lock;
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{OrderedIndex, Persistent};
 

@@ -9,8 +9,8 @@ use super::bits::Search;
 use super::layout::Child;
 use super::node::Node;
 use crate::lock_wait::LockWait;
+use crate::node_lock::{self, LastObsolete, Lock};
 use crate::ordered::leaf::LeafRef;
-use crate::ordered::lock::{self, LastObsolete, Lock};
 use crate::recipe;
 
 /// The number of bytes of a node that a search asks the memory for before it reads the first ones.
@@ -50,7 +50,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Held<'_, 'm, ENTRIES, M> {
     pub(super) fn lock(&mut self, step: &Step<'m>) -> Result<bool> {
         let (tree, node) = (self.tree, step.node);
         let ignores = tree.medium().mutant("HO-5");
-        let Some(lock) = lock::acquire(&tree.region, node.lock, ignores)? else {
+        let Some(lock) = node_lock::acquire(&tree.region, node.lock, ignores)? else {
             return Ok(false);
         };
         self.nodes.push((node, lock));
@@ -71,7 +71,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Held<'_, 'm, ENTRIES, M> {
     /// Locks a node that is below one that is held, unless another thread has locked it: that could
     /// be waiting for one of the nodes that are held. Returns `false` then.
     pub(super) fn try_lock(&mut self, node: &Node<'m>) -> bool {
-        let lock = lock::try_acquire(self.tree.medium(), node.lock);
+        let lock = node_lock::try_acquire(self.tree.medium(), node.lock);
         self.nodes.extend(lock.map(|lock| (*node, lock)));
         lock.is_some()
     }

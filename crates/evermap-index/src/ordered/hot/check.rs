@@ -9,8 +9,8 @@ use super::Hot;
 use super::bits::Search;
 use super::node::Node;
 use super::scan::Item;
+use crate::node_lock::Lock;
 use crate::ordered::leaf::LeafRef;
-use crate::ordered::lock::Lock;
 
 /// What a check has seen so far.
 #[derive(Default)]

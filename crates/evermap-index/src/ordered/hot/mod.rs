@@ -63,10 +63,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use evermap_pm::region::Region;
 use evermap_pm::{Error, Medium, PmU64, Pool, Result};
 
-use super::lock::Lock;
 use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
+use crate::node_lock::Lock;
 use crate::root;
 
 mod access;

@@ -7,7 +7,7 @@ use evermap_pm::{Error, Medium, PmU64, Result};
 use super::bits::{Search, extract};
 use super::contents::{Contents, Positions};
 use super::layout::{BITS_MAX, Child, HEADER, INDEXES, Root, Shape};
-use crate::ordered::lock::Lock;
+use crate::node_lock::Lock;
 
 /// A node, or the root block, which is treated as a node with one entry that no other entry has to
 /// be told apart from.

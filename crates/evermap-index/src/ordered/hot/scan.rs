@@ -10,8 +10,8 @@ use super::bits::Search;
 use super::layout::Child;
 use super::node::Node;
 use super::place::Place;
+use crate::node_lock::Lock;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
-use crate::ordered::lock::Lock;
 use crate::ordered::{Direction, Page};
 
 /// The number of pairs in a page, if no other thread changes the tree meanwhile.

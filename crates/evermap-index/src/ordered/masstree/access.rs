@@ -4,7 +4,7 @@ use evermap_pm::{Error, Medium, Result};
 
 use super::Masstree;
 use super::layout::{self, Below, Classes, ENTRIES, Entry, Header, Meta, Permutation, Slice};
-use crate::ordered::lock::{self, Lock};
+use crate::node_lock::{self, Lock};
 
 /// A key to search for in the layer at one depth.
 #[derive(Clone, Copy)]
@@ -98,7 +98,7 @@ impl<'m> NodeRef<'m> {
 }
 
 /// A node that this thread has locked.
-pub(super) type Locked<'m> = lock::Locked<'m, NodeRef<'m>>;
+pub(super) type Locked<'m> = node_lock::Locked<'m, NodeRef<'m>>;
 
 /// Where a slice belongs in a node.
 #[derive(Clone, Copy, Debug)]
@@ -196,12 +196,12 @@ impl<M: Medium> Masstree<M> {
     /// Those of `read`; `Poisoned` and `Damaged` if the node stays locked.
     #[inline(always)]
     fn read<T>(&self, node: &NodeRef<'_>, read: impl Fn() -> Result<T>) -> Result<T> {
-        Ok(lock::read(&self.region, &node.header().lock, read)?.1)
+        Ok(node_lock::read(&self.region, &node.header().lock, read)?.1)
     }
 
     /// Returns what a node has, and its lock word at that moment.
     pub(super) fn snapshot(&self, node: &NodeRef<'_>) -> Result<(Lock, Contents)> {
-        lock::read(&self.region, &node.header().lock, || self.contents(node))
+        node_lock::read(&self.region, &node.header().lock, || self.contents(node))
     }
 
     /// Returns what a node has that is locked, or [read](Self::read).

@@ -7,8 +7,8 @@ use super::access::{Contents, NodeRef};
 use super::change::Found;
 use super::layout::{Below, SLICE, Slice};
 use super::walk::Way;
+use crate::node_lock::Lock;
 use crate::ordered::leaf::LeafRef;
-use crate::ordered::lock::Lock;
 
 impl<M: Medium> Masstree<M> {
     /// Describes what is wrong. Each key has to be found.

@@ -9,8 +9,8 @@ use evermap_pm::{Medium, PmU64, Result};
 use super::Masstree;
 use super::access::{Contents, NodeRef, Target};
 use super::layout::{Below, SLICE, Slice};
+use crate::node_lock::Lock;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
-use crate::ordered::lock::Lock;
 use crate::ordered::{Direction, Page};
 
 /// The number of pairs in a page, and of nodes that are read for it, if no other thread changes

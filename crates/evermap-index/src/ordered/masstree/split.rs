@@ -20,7 +20,7 @@ use super::access::{Contents, NodeRef, Target};
 use super::layout::{self, Below, Classes, Meta, Permutation, Slice};
 use crate::FOUND_LATE;
 use crate::fresh::Fresh;
-use crate::ordered::lock::Lock;
+use crate::node_lock::Lock;
 use crate::recipe::{self, Preparation};
 
 /// What is written to a new node.

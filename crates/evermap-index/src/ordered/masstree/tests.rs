@@ -11,7 +11,7 @@ use super::Masstree;
 use super::access::{NodeRef, Target};
 use super::layout::{Below, ENTRIES, Node, Permutation, Slice};
 use crate::crash_states::{created, for_each_image, is_durable_once_served, record, reopened};
-use crate::ordered::lock::Lock;
+use crate::node_lock::Lock;
 use crate::ordered::{Cursor, Direction, Page, PersistentOrdered};
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{Action, MutateMode, OrderedIndex, Visitor};

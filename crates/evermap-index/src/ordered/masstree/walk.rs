@@ -6,8 +6,8 @@ use super::Masstree;
 use super::access::{Contents, NodeRef};
 use super::layout::{self, Below, Root, SLICE};
 use crate::index::{Stats, Visitor};
+use crate::node_lock::Lock;
 use crate::ordered::leaf::LeafRef;
-use crate::ordered::lock::Lock;
 
 /// Where a walk is.
 pub(super) struct Way<'p> {
