@@ -1,9 +1,11 @@
 //! The leaves of trees: blocks with a key and the word that it is bound to.
 
 use std::cmp::Ordering;
+use std::ops::Bound;
 
-use evermap_pm::{Error, Medium, PmU64, Result, pod};
+use evermap_pm::{Error, Medium, PmU64, Pool, Result, pod};
 
+use super::{Direction, Page};
 use crate::recipe::{self, Preparation};
 use crate::record::{KEY_MAX, bytes_equal};
 
@@ -220,6 +222,61 @@ impl<'m> LeafRef<'m> {
     pub(crate) fn symbol<M: Medium>(&self, m: &M, level: usize) -> Option<u8> {
         (level < self.length)
             .then(|| m.load_relaxed(&self.cells[level / 8]).to_le_bytes()[level % 8])
+    }
+}
+
+/// The number of leaves that [`for_units`] shows under one guard.
+pub(crate) const UNIT: usize = 1024;
+
+/// Walks over all leaves in the order of their keys, with a guard for [`UNIT`] of them at a time.
+/// `show` shows as many, from the bound that it is passed, and returns the last one, or `None` if
+/// the walk is to end.
+///
+/// # Errors
+/// Those of `show`. `Damaged` if the walk does not advance.
+pub(crate) fn for_units<'m, M: Medium>(
+    pool: &'m Pool<M>,
+    mut show: impl FnMut(Bound<&[u8]>) -> Result<Option<LeafRef<'m>>>,
+) -> Result<()> {
+    let mut last: Option<Vec<u8>> = None;
+    loop {
+        let _guard = pool.pin();
+        let from = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+        let Some(leaf) = show(from)? else { return Ok(()) };
+        let key = leaf.key(pool.medium());
+        // Otherwise a damaged key could lead the walk back, again and again.
+        if last.is_some_and(|last| last >= key) {
+            return Err(Error::damaged(leaf.offset, "a leaf of a tree is not in order"));
+        }
+        last = Some(key);
+    }
+}
+
+/// Makes a page of leaves and their words, which are in the order of the scan. If it has not
+/// `ended`, the next page begins beyond the last one.
+pub(crate) fn fill_page<M: Medium>(
+    m: &M,
+    page: &mut Page,
+    mut leaves: Vec<(LeafRef<'_>, u64)>,
+    direction: Direction,
+    ended: bool,
+) {
+    page.clear();
+    if direction == Direction::Descending {
+        leaves.reverse();
+    }
+    for (leaf, word) in &leaves {
+        page.pairs.push_with(*word, |bytes| leaf.append_key(m, bytes));
+    }
+    match (direction, leaves.last(), leaves.first()) {
+        _ if ended => {}
+        (Direction::Ascending, Some((last, _)), _) => {
+            let mut edge = last.key(m);
+            edge.push(0);
+            page.continue_at(&edge);
+        }
+        (Direction::Descending, _, Some((first, _))) => page.continue_at(&first.key(m)),
+        _ => {}
     }
 }
 

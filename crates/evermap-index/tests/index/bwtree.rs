@@ -1,17 +1,14 @@
 //! P-BwTree.
 
-use std::sync::Arc;
-
+use evermap_index::ordered::OrderedIndex;
 use evermap_index::ordered::bwtree::{BwTree, MUTANTS, Tiny};
-use evermap_index::ordered::{Cursor, Direction, OrderedIndex};
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::tiny::PBwTree;
 use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
-use evermap_pm::medium::Counter;
 use evermap_pm::sim::{Sim, mutants::Fate};
 
-use crate::trees::{Make, SOUND, in_memory, memory, tree_in};
+use crate::trees::{Costs, Make, SOUND, in_memory, keys_with_equal_prefixes};
 
 ordered_conformance!(ordered, Make::<Tiny<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
@@ -29,36 +26,9 @@ fn planted_mistakes_are_noticed() {
     }
 }
 
-/// Returns the keys of a tree in one direction.
-fn keys(tree: &dyn OrderedIndex, direction: Direction) -> Vec<Vec<u8>> {
-    let mut cursor = Cursor::new(tree, .., direction);
-    let mut keys = Vec::new();
-    while let Some((key, _)) = cursor.next().unwrap() {
-        keys.push(key.to_vec());
-    }
-    keys
-}
-
-/// Keys that only differ after their prefixes, some of which are the beginning of others.
 #[test]
 fn prefixes_need_not_tell_keys_apart() {
-    let tree: BwTree<Sim> = in_memory();
-    let mut all: Vec<Vec<u8>> = (0..2000u32)
-        .map(|number| [&b"a common beginning"[..], &number.to_be_bytes()[..]].concat())
-        .chain((0..300).map(|length| vec![0; length]))
-        .collect();
-    all.sort();
-    for (word, key) in all.iter().enumerate().rev() {
-        assert!(tree.insert(key, word as u64).unwrap().inserted());
-    }
-    assert_eq!(tree.check(), SOUND);
-    assert_eq!(keys(&tree, Direction::Ascending), all);
-    all.reverse();
-    assert_eq!(keys(&tree, Direction::Descending), all);
-    for key in &all {
-        assert!(tree.remove(key).unwrap().removed());
-    }
-    assert_eq!((tree.check(), tree.len()), (SOUND, 0));
+    keys_with_equal_prefixes::<BwTree<Sim>>();
 }
 
 /// Every level is told of every split: the height is that of a B+tree, in whatever order keys come.
@@ -104,28 +74,13 @@ fn nodes_are_merged() {
 /// The flushes and fences of inserts of random keys, splits included. A lookup has none.
 #[test]
 fn inserts_flush_a_record_and_a_word() {
-    const KEYS: u64 = 50_000;
-    let counter = Arc::new(Counter::default());
-    let medium = memory().unwrap().observed_by(counter.clone());
-    let tree: BwTree<Sim> = tree_in(medium).unwrap();
-    let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
-    let count = |run: &dyn Fn(u64)| {
-        counter.reset();
-        (0..KEYS).for_each(run);
-        counter.counts()
-    };
-    let each = |count: u64| count as f64 / KEYS as f64;
-    let inserted = count(&|number| assert!(tree.insert(&key(number), number).unwrap().inserted()));
-    let (lines, fences) = (each(inserted.lines_flushed), each(inserted.fences));
-    println!("{lines:.2} lines flushed, {fences:.2} fences");
-    assert!(lines <= 6.0 && fences <= 2.5, "{inserted:?}");
-    let found = count(&|number| assert_eq!(tree.get(&key(number)).unwrap(), Some(number)));
+    let costs = Costs::of::<BwTree<Sim>>();
+    let (lines, fences) = Costs::of_each("an insert", &costs.inserted);
+    assert!(lines <= 6.0 && fences <= 2.5, "{:?}", costs.inserted);
+    let found = costs.found;
     assert_eq!((found.lines_flushed, found.fences, found.stores, found.cas), (0, 0, 0, 0));
-    let updated =
-        count(&|number| assert!(tree.update(&key(number), number + 1).unwrap().changed()));
-    println!("{:.2} and {:.2} for an update", each(updated.lines_flushed), each(updated.fences));
-    assert!(each(updated.fences) <= 1.5, "{updated:?}");
-    let removed = count(&|number| assert!(tree.remove(&key(number)).unwrap().removed()));
-    println!("{:.2} and {:.2} for a removal", each(removed.lines_flushed), each(removed.fences));
-    assert!(each(removed.lines_flushed) <= 6.0, "{removed:?}");
+    let (_, fences) = Costs::of_each("an update", &costs.updated);
+    assert!(fences <= 1.5, "{:?}", costs.updated);
+    let (lines, _) = Costs::of_each("a removal", &costs.removed);
+    assert!(lines <= 6.0, "{:?}", costs.removed);
 }

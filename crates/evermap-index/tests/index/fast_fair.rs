@@ -1,14 +1,14 @@
 //! FAST & FAIR.
 
+use evermap_index::ordered::OrderedIndex;
 use evermap_index::ordered::fast_fair::{FastFair, MUTANTS};
-use evermap_index::ordered::{Direction, OrderedIndex};
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::tiny;
 use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_pm::sim::{Sim, mutants::Fate};
 
-use crate::trees::{Costs, Make, SOUND, in_memory, keys, nodes_stay_stale};
+use crate::trees::{Costs, Make, SOUND, in_memory, keys_with_equal_prefixes, nodes_stay_stale};
 
 ordered_conformance!(ordered, Make::<FastFair<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
@@ -31,26 +31,9 @@ fn planted_mistakes_are_noticed() {
     }
 }
 
-/// Keys that only differ after their prefixes, some of which are the beginning of others.
 #[test]
 fn prefixes_need_not_tell_keys_apart() {
-    let tree: FastFair<Sim> = in_memory();
-    let mut all: Vec<Vec<u8>> = (0..2000u32)
-        .map(|number| [&b"a common beginning"[..], &number.to_be_bytes()[..]].concat())
-        .chain((0..300).map(|length| vec![0; length]))
-        .collect();
-    all.sort();
-    for (word, key) in all.iter().enumerate().rev() {
-        assert!(tree.insert(key, word as u64).unwrap().inserted());
-    }
-    assert_eq!(tree.check(), SOUND);
-    assert_eq!(keys(&tree, Direction::Ascending), all);
-    all.reverse();
-    assert_eq!(keys(&tree, Direction::Descending), all);
-    for key in &all {
-        assert!(tree.remove(key).unwrap().removed());
-    }
-    assert_eq!((tree.check(), tree.len()), (SOUND, 0));
+    keys_with_equal_prefixes::<FastFair<Sim>>();
 }
 
 /// The published code takes a record for one that is being moved if the next one has the same

@@ -1,17 +1,14 @@
 //! P-HOT.
 
-use std::sync::Arc;
-
 use evermap_index::ordered::hot::{Hot, MUTANTS};
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex};
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::tiny::PHot;
 use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
-use evermap_pm::medium::Counter;
 use evermap_pm::sim::{Sim, mutants::Fate};
 
-use crate::trees::{Make, SOUND, in_memory, memory, nodes_stay_stale, tree_in};
+use crate::trees::{Costs, Make, SOUND, in_memory, nodes_stay_stale};
 
 ordered_conformance!(ordered, Make::<Hot<Sim, 5>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
@@ -176,27 +173,13 @@ fn trees_are_low_and_shrink() {
 /// The flushes and fences of inserts of random keys, splits included. A lookup has none.
 #[test]
 fn inserts_flush_a_node() {
-    const KEYS: u64 = 50_000;
-    let counter = Arc::new(Counter::default());
-    let medium = memory().unwrap().observed_by(counter.clone());
-    let tree: Hot<Sim> = tree_in(medium).unwrap();
-    let key = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
-    let count = |run: &dyn Fn(u64)| {
-        counter.reset();
-        (0..KEYS).for_each(run);
-        counter.counts()
-    };
-    let each = |count: u64| count as f64 / KEYS as f64;
-    let inserted = count(&|number| assert!(tree.insert(&key(number), number).unwrap().inserted()));
-    let (lines, fences) = (each(inserted.lines_flushed), each(inserted.fences));
-    println!("{lines:.2} lines flushed, {fences:.2} fences");
-    assert!(lines <= 8.0 && fences <= 2.01, "{inserted:?}");
-    let found = count(&|number| assert_eq!(tree.get(&key(number)).unwrap(), Some(number)));
+    let costs = Costs::of::<Hot<Sim>>();
+    let (lines, fences) = Costs::of_each("an insert", &costs.inserted);
+    assert!(lines <= 8.0 && fences <= 2.01, "{:?}", costs.inserted);
+    let found = costs.found;
     assert_eq!((found.lines_flushed, found.fences, found.stores, found.cas), (0, 0, 0, 0));
-    let updated =
-        count(&|number| assert!(tree.update(&key(number), number + 1).unwrap().changed()));
-    assert!(each(updated.fences) <= 1.1, "{updated:?}");
-    let removed = count(&|number| assert!(tree.remove(&key(number)).unwrap().removed()));
-    println!("{:.2} and {:.2} for a removal", each(removed.lines_flushed), each(removed.fences));
-    assert!(each(removed.lines_flushed) <= 7.0 && each(removed.fences) <= 2.01, "{removed:?}");
+    let (_, fences) = Costs::of_each("an update", &costs.updated);
+    assert!(fences <= 1.1, "{:?}", costs.updated);
+    let (lines, fences) = Costs::of_each("a removal", &costs.removed);
+    assert!(lines <= 7.0 && fences <= 2.01, "{:?}", costs.removed);
 }

@@ -41,6 +41,27 @@ pub(crate) fn keys(tree: &dyn OrderedIndex, direction: Direction) -> Vec<Vec<u8>
     keys
 }
 
+/// Keys that only differ after their prefixes, some of which are the beginning of others.
+pub(crate) fn keys_with_equal_prefixes<T: PersistentOrdered<Sim>>() {
+    let tree: T = in_memory();
+    let mut all: Vec<Vec<u8>> = (0..2000u32)
+        .map(|number| [&b"a common beginning"[..], &number.to_be_bytes()[..]].concat())
+        .chain((0..300).map(|length| vec![0; length]))
+        .collect();
+    all.sort();
+    for (word, key) in all.iter().enumerate().rev() {
+        assert!(tree.insert(key, word as u64).unwrap().inserted());
+    }
+    assert_eq!(tree.check(), SOUND);
+    assert_eq!(keys(&tree, Direction::Ascending), all);
+    all.reverse();
+    assert_eq!(keys(&tree, Direction::Descending), all);
+    for key in &all {
+        assert!(tree.remove(key).unwrap().removed());
+    }
+    assert_eq!((tree.check(), tree.len()), (SOUND, 0));
+}
+
 /// The accesses of operations on many random keys of 8 bytes.
 pub(crate) struct Costs {
     pub(crate) inserted: Counts,

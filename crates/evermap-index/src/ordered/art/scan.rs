@@ -10,7 +10,7 @@ use super::Art;
 use super::layout::Child;
 use super::node::{Node, RANKS, rank};
 use crate::node_lock::{LastObsolete, Lock};
-use crate::ordered::leaf::{LeafRef, leaf_bytes};
+use crate::ordered::leaf::{LeafRef, fill_page, leaf_bytes};
 use crate::ordered::{Direction, Page};
 
 /// The number of pairs in a page, if no other thread changes the tree meanwhile.
@@ -260,27 +260,11 @@ impl<M: Medium> Art<M> {
         // Each leaf is somewhere else, so they are read when the memory has been asked for all of
         // them.
         let read = |child| self.leaf(child).map(|leaf| (leaf, leaf.word(self.medium())));
-        let mut leaves = children.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+        let leaves = children.into_iter().map(read).collect::<Result<Vec<_>>>()?;
         if !walk.is_valid(last)? {
             return Ok(false);
         }
-        page.clear();
-        if direction == Direction::Descending {
-            leaves.reverse();
-        }
-        for (leaf, word) in &leaves {
-            page.pairs.push_with(*word, |bytes| leaf.append_key(m, bytes));
-        }
-        match (direction, leaves.last(), leaves.first()) {
-            _ if ended => {}
-            (Direction::Ascending, Some((last, _)), _) => {
-                let mut edge = last.key(m);
-                edge.push(0);
-                page.continue_at(&edge);
-            }
-            (Direction::Descending, _, Some((first, _))) => page.continue_at(&first.key(m)),
-            _ => {}
-        }
+        fill_page(m, page, leaves, direction, ended);
         Ok(true)
     }
 }

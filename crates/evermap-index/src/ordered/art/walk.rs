@@ -1,17 +1,14 @@
 //! Showing all blocks of the tree, and counting them.
 
-use std::ops::{Bound, ControlFlow};
+use std::ops::ControlFlow;
 
-use evermap_pm::{Error, Medium, Result};
+use evermap_pm::{Medium, Result};
 
 use super::Art;
 use super::layout::Root;
 use super::scan::{Each, Item, Walk};
 use crate::index::{Stats, Visitor};
-use crate::ordered::Direction;
-
-/// The number of leaves that are shown under one guard.
-const UNIT: usize = 1024;
+use crate::ordered::{Direction, leaf};
 
 impl<M: Medium> Art<M> {
     /// Shows every block and word, with a guard for some leaves at a time.
@@ -41,28 +38,18 @@ impl<M: Medium> Art<M> {
     /// Calls `each` with every node but the root and every leaf, and the number of nodes above it,
     /// until it returns `Break`.
     pub(super) fn show(&self, each: &mut Each<'_>) -> Result<()> {
-        let mut last: Option<Vec<u8>> = None;
-        loop {
-            let _guard = self.pool.pin();
-            let from = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+        leaf::for_units(&self.pool, |from| {
             let mut walk = Walk::new(self, from, Direction::Ascending)?;
-            let mut next = None;
-            for leaves in 1.. {
-                let ControlFlow::Continue(Some(leaf)) = walk.next_leaf(each)? else {
-                    return Ok(());
+            for _ in 1..leaf::UNIT {
+                let ControlFlow::Continue(Some(_)) = walk.next_leaf(each)? else {
+                    return Ok(None);
                 };
-                if leaves == UNIT {
-                    next = Some((leaf.offset, leaf.key(self.medium())));
-                    break;
-                }
             }
-            let (offset, key) = next.expect("the loop ends there");
-            // Otherwise a damaged key could lead the walk back, again and again.
-            if last.is_some_and(|last| last >= key) {
-                return Err(Error::damaged(offset, "a leaf of a tree is not in order"));
+            match walk.next_leaf(each)? {
+                ControlFlow::Continue(last) => Ok(last),
+                ControlFlow::Break(()) => Ok(None),
             }
-            last = Some(key);
-        }
+        })
     }
 
     /// Counts pairs and nodes: O(n).
