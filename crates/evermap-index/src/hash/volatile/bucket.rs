@@ -93,6 +93,17 @@ impl Bucket {
         Id::new(self.references[slot].load(Acquire) % ENTRY_LIMIT)
     }
 
+    /// Returns the reference in a slot if the bits of the hash that are stored there are these, or
+    /// `None` if they are others or the slot became free. So a search reads few entries of other
+    /// keys with the same tag.
+    #[inline(always)]
+    pub(super) fn reference_if(&self, slot: usize, split: u32) -> Option<Id> {
+        step();
+        // Acquire: as in `reference`.
+        let reference = self.references[slot].load(Acquire);
+        if reference >> SPLIT_SHIFT == split { Id::new(reference % ENTRY_LIMIT) } else { None }
+    }
+
     /// Returns the bits of the hash that are stored in a slot that is in use. The caller holds the
     /// lock.
     #[inline(always)]

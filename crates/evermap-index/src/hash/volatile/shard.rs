@@ -298,21 +298,23 @@ impl<K, V> Shard<K, V> {
                 table = table.next().expect("a forwarded bucket has a next table");
                 continue;
             }
-            if let Some(entry) = self.search(bucket, words, place, key) {
+            let split = place.split(table.bits());
+            if let Some(entry) = self.search(bucket, words, (place, split), key) {
                 return Some(entry);
             }
             let overflow = words.overflow_for(place.mark())?;
-            return self.search_overflow(overflow, place, key, guard);
+            return self.search_overflow(overflow, (place, split), key, guard);
         }
     }
 
-    /// Searches the slots of one bucket. The caller has a guard.
+    /// Searches the slots of one bucket for a key with this place, and these split bits of it. The
+    /// caller has a guard.
     #[inline(always)]
     fn search<Q>(
         &self,
         bucket: &Bucket,
         words: Words,
-        place: Place,
+        (place, split): (Place, u32),
         key: &Q,
     ) -> Option<NonNull<Entry<K, V>>>
     where
@@ -320,7 +322,7 @@ impl<K, V> Shard<K, V> {
         Q: Eq + ?Sized,
     {
         for slot in words.matching(place.tag()) {
-            if let Some(id) = bucket.reference(slot) {
+            if let Some(id) = bucket.reference_if(slot, split) {
                 let entry = non_null(self.entries.at(id));
                 step();
                 // SAFETY: see `entry`.
@@ -339,7 +341,7 @@ impl<K, V> Shard<K, V> {
     fn search_overflow<Q>(
         &self,
         mut overflow: Id,
-        place: Place,
+        place: (Place, u32),
         key: &Q,
         guard: &Guard<'_>,
     ) -> Option<NonNull<Entry<K, V>>>
@@ -462,12 +464,12 @@ impl<K, V> Shard<K, V> {
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let first = table.bucket(place.prefix());
+        let (first, split) = (table.bucket(place.prefix()), place.split(table.bits()));
         let (mut bucket, mut free, mut chain) = (first, None, 0);
         loop {
             let words = bucket.load();
             for slot in words.matching(place.tag()) {
-                let found = bucket.reference(slot);
+                let found = bucket.reference_if(slot, split);
                 if found.is_some_and(|id| self.entry(id, guard).key.borrow() == key) {
                     return Spot { first, bucket, slot: Some(slot), found, chain };
                 }
