@@ -16,8 +16,8 @@ use crate::ordered::{Direction, Page};
 /// The largest number of pairs in a page.
 const PAGE: usize = 128;
 
-/// The number of nodes beside the current one that are prefetched.
-const NODES_AHEAD: usize = 2;
+/// The number of children that are prefetched, if they are nodes, before a walk comes to them.
+const NODES_AHEAD: usize = 8;
 
 /// A walk in one direction.
 pub(super) struct Walk<'m, M: Medium> {
@@ -166,10 +166,11 @@ impl<'m, M: Medium> Walk<'m, M> {
                 continue;
             }
             let Some((cell, child)) = self.waiting.pop() else { continue };
+            if let Some((_, ahead)) = self.waiting[below..].iter().nth_back(NODES_AHEAD - 1) {
+                self.tree.prefetch_node(*ahead);
+            }
             let child = self.tree.settled(cell, child);
             if !child.is_leaf() {
-                let beside = self.waiting[below..].iter().rev().nth(NODES_AHEAD - 1);
-                beside.into_iter().for_each(|(_, child)| self.tree.prefetch_node(*child));
                 let next = self.tree.node(child, Some(node.level))?;
                 self.enter(next);
             }
