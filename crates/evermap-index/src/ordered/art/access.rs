@@ -76,8 +76,9 @@ impl<M: Medium> Art<M> {
             Kind::N4 | Kind::N16 => m.prefetch_bytes(child.offset(), child.kind().bytes()),
             Kind::N48 => {
                 m.prefetch(child.offset());
-                let hints = std::mem::offset_of!(Node48, children) as u64;
-                m.prefetch_bytes(child.offset() + hints, size_of::<[PmU64; 48]>() as u64);
+                // Not its positions.
+                let children = child.offset() + std::mem::offset_of!(Node48, children) as u64;
+                m.prefetch_bytes(children, size_of::<[PmU64; 48]>() as u64);
             }
             // The lines behind these are read one after the other.
             Kind::N256 => m.prefetch_bytes(child.offset(), 256),
