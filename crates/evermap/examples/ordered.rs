@@ -2,13 +2,15 @@
 //!
 //! Puts records with 16-byte keys, overwrites them, scans, and opens the store again, for each kind
 //! of `OrderedUpdates`, with the order in the file, and without one. These take turns, so that
-//! other load on the machine affects all of them; medians are printed.
+//! other load on the machine affects all of them; medians are printed, of the time that passed and
+//! of the processor time of the threads that call the store, as far as the system says that.
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::hint::black_box;
 use std::ops::ControlFlow;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use evermap::{Evermap, Options, Order, OrderedState, OrderedUpdates};
@@ -20,20 +22,37 @@ use keys::key;
 /// The number of pairs of a short scan.
 const SHORT: u64 = 100;
 
-/// Returns the nanoseconds per operation, all threads together.
-fn phase(operations: u64, threads: u64, work: impl Fn(Range<u64>) + Sync) -> f64 {
-    let began = Instant::now();
-    let share = operations / threads;
-    std::thread::scope(|scope| {
-        for me in 0..threads {
-            let work = &work;
-            scope.spawn(move || work(me * share..(me + 1) * share));
-        }
-    });
-    began.elapsed().as_nanos() as f64 / (share * threads) as f64
+/// Nanoseconds per operation: those that passed, all threads together, and those of processor time.
+type Nanos = [f64; 2];
+
+const CLOCKS: [&str; 2] = ["ns", "ns of processor time"];
+
+/// Returns the nanoseconds for which this thread has run.
+fn processor_time() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    stat.split(' ').next().and_then(|nanos| nanos.parse().ok()).unwrap_or(0)
 }
 
-type Figures = BTreeMap<(usize, usize), Vec<f64>>;
+/// Returns what `operations` take that the threads share.
+fn phase(operations: u64, threads: u64, work: impl Fn(Range<u64>) + Sync) -> Nanos {
+    let (began, share) = (Instant::now(), operations / threads);
+    let run = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for me in 0..threads {
+            let (work, run) = (&work, &run);
+            scope.spawn(move || {
+                let began = processor_time();
+                work(me * share..(me + 1) * share);
+                run.fetch_add(processor_time() - began, Relaxed);
+            });
+        }
+    });
+    [began.elapsed().as_nanos() as f64, run.into_inner() as f64]
+        .map(|nanos| nanos / (share * threads) as f64)
+}
+
+/// By clock, phase and way.
+type Figures = BTreeMap<(usize, usize, usize), Vec<f64>>;
 
 const PHASES: [&str; 7] =
     ["insert", "overwrite", "get", "scan 100", "scan all", "build", "get+insert"];
@@ -60,8 +79,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             let options = || Options::new().ordered(order).ordered_updates(updates);
             let _ = std::fs::remove_file(path);
             let map = Evermap::open(path, options())?.default_map();
-            let mut note = |phase: usize, nanos: f64| {
-                figures.entry((phase, way)).or_default().push(nanos);
+            let mut note = |phase: usize, nanos: Nanos| {
+                for (clock, nanos) in nanos.into_iter().enumerate() {
+                    figures.entry((clock, phase, way)).or_default().push(nanos);
+                }
             };
             let put = |range: Range<u64>| {
                 range.for_each(|number| map.put(&key(number), &value).expect("put"));
@@ -79,28 +100,28 @@ fn main() -> Result<(), Box<dyn Error>> {
             );
             if order != Order::None {
                 let scans = (records / SHORT).min(20_000);
-                note(
-                    3,
-                    phase(scans, threads, |range| {
-                        for number in range {
-                            let from = scattered(number * 31);
-                            let mut scan = map.scan(&from[..]..).expect("scan").limit(SHORT);
-                            scan.visit(|item| {
-                                black_box(item).expect("sound");
-                                ControlFlow::Continue(())
-                            })
-                            .expect("scan");
-                        }
-                    }) / SHORT as f64,
-                );
-                let began = Instant::now();
-                let mut seen = 0;
-                map.scan(..)?.visit(|item| {
-                    seen += u64::from(black_box(item).is_ok());
-                    ControlFlow::Continue(())
-                })?;
-                assert_eq!(seen, records);
-                note(4, began.elapsed().as_nanos() as f64 / records as f64);
+                let short = phase(scans, threads, |range| {
+                    for number in range {
+                        let from = scattered(number * 31);
+                        let mut scan = map.scan(&from[..]..).expect("scan").limit(SHORT);
+                        scan.visit(|item| {
+                            black_box(item).expect("sound");
+                            ControlFlow::Continue(())
+                        })
+                        .expect("scan");
+                    }
+                });
+                note(3, short.map(|nanos| nanos / SHORT as f64));
+                let whole = phase(1, 1, |_| {
+                    let mut seen = 0;
+                    let scanned = map.scan(..).expect("scan").visit(|item| {
+                        seen += u64::from(black_box(item).is_ok());
+                        ControlFlow::Continue(())
+                    });
+                    scanned.expect("scan");
+                    assert_eq!(seen, records);
+                });
+                note(4, whole.map(|nanos| nanos / records as f64));
             }
             map.into_db().close()?;
             let map = Evermap::open(path, options())?.default_map();
@@ -109,7 +130,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let Some(OrderedState::Ready(took)) = map.stat().ordered.map(|o| o.state) else {
                     return Err("not built".into());
                 };
-                note(5, took.as_nanos() as f64 / records as f64);
+                // By threads of the store.
+                note(5, [took.as_nanos() as f64 / records as f64, 0.0]);
             }
             // Reads and inserts in turns, in a store that is filled already.
             note(
@@ -124,13 +146,23 @@ fn main() -> Result<(), Box<dyn Error>> {
             map.into_db().close()?;
         }
     }
-    println!("ns each, {records} records, {threads} threads, values of {} bytes", value.len());
+    println!("{records} records, {threads} threads, values of {} bytes", value.len());
+    for (clock, name) in CLOCKS.iter().enumerate() {
+        println!("{name}:");
+        print(&mut figures, clock, &ways.map(|(name, ..)| name));
+    }
+    std::fs::remove_file(path)?;
+    Ok(())
+}
+
+/// Prints a table of medians.
+fn print(figures: &mut Figures, clock: usize, ways: &[&str]) {
     print!("{:<12}", "");
-    ways.iter().for_each(|(name, ..)| print!("{name:>15}"));
+    ways.iter().for_each(|name| print!("{name:>15}"));
     for (phase, name) in PHASES.iter().enumerate() {
         print!("\n{name:<12}");
         for way in 0..ways.len() {
-            match figures.get_mut(&(phase, way)) {
+            match figures.get_mut(&(clock, phase, way)) {
                 Some(nanos) => {
                     nanos.sort_by(f64::total_cmp);
                     print!("{:>15.0}", nanos[nanos.len() / 2]);
@@ -140,6 +172,4 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     println!();
-    std::fs::remove_file(path)?;
-    Ok(())
 }

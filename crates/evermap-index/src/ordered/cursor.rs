@@ -111,6 +111,12 @@ impl<'i> Cursor<'i> {
         }
     }
 
+    /// Says how many more pairs the caller has use for, as far as it knows. Pages that are read
+    /// from now on need not have more, so a short scan reads less. It may still return more.
+    pub fn expect(&mut self, pairs: usize) {
+        self.page.expect(pairs);
+    }
+
     /// Returns the bound at which another cursor in the same direction would continue this scan:
     /// the key returned last, excluded, or an equivalent bound.
     pub fn position(&self) -> Bound<&[u8]> {

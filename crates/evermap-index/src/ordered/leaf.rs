@@ -252,32 +252,33 @@ pub(crate) fn for_units<'m, M: Medium>(
     }
 }
 
-/// Makes a page of leaves and their words, which are in the order of the scan. If it has not
+/// Makes a page of leaves, which are in the order of the scan, and their words. If it has not
 /// `ended`, the next page begins beyond the last one.
-pub(crate) fn fill_page<M: Medium>(
+///
+/// # Errors
+/// The first of a leaf.
+pub(crate) fn fill_page<'m, M: Medium>(
     m: &M,
     page: &mut Page,
-    mut leaves: Vec<(LeafRef<'_>, u64)>,
+    mut leaves: impl DoubleEndedIterator<Item = Result<LeafRef<'m>>> + ExactSizeIterator,
     direction: Direction,
     ended: bool,
-) {
+) -> Result<()> {
     page.clear();
-    if direction == Direction::Descending {
-        leaves.reverse();
+    page.pairs.reserve(leaves.len());
+    let push = |leaf: Result<LeafRef<'m>>| -> Result<()> {
+        let leaf = leaf?;
+        page.pairs.push_with(leaf.word(m), |bytes| leaf.append_key(m, bytes));
+        Ok(())
+    };
+    match direction {
+        Direction::Ascending => leaves.try_for_each(push)?,
+        Direction::Descending => leaves.rev().try_for_each(push)?,
     }
-    for (leaf, word) in &leaves {
-        page.pairs.push_with(*word, |bytes| leaf.append_key(m, bytes));
+    if !ended {
+        page.continue_beyond_pairs(direction);
     }
-    match (direction, leaves.last(), leaves.first()) {
-        _ if ended => {}
-        (Direction::Ascending, Some((last, _)), _) => {
-            let mut edge = last.key(m);
-            edge.push(0);
-            page.continue_at(&edge);
-        }
-        (Direction::Descending, _, Some((first, _))) => page.continue_at(&first.key(m)),
-        _ => {}
-    }
+    Ok(())
 }
 
 /// Returns the size in bytes of a leaf whose key has this length.

@@ -56,7 +56,8 @@ pub trait OrderedIndex: Send + Sync {
     ///
     /// The pairs are in ascending order whatever the direction is. They are all pairs that the
     /// index held, at one moment during the call, between `from` and the beginning of the next
-    /// page, which is beyond `from`. There may be none.
+    /// page, which is beyond `from`. There may be none. An index may have regard to
+    /// [what the caller expects](Page::expect).
     fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()>;
 
     /// Returns the number of pairs. Exact if there are no concurrent mutations.

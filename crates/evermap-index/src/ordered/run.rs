@@ -109,6 +109,7 @@ pub struct Page {
     /// returned, in descending order the last one that is not.
     pub(super) edge: Vec<u8>,
     pub(super) more: bool,
+    expected: Option<usize>,
 }
 
 impl Page {
@@ -124,6 +125,32 @@ impl Page {
         self.edge.clear();
         self.edge.extend_from_slice(edge);
         self.more = true;
+    }
+
+    /// Records that all other pairs are beyond those in the page, of which there is at least one.
+    pub(super) fn continue_beyond_pairs(&mut self, direction: Direction) {
+        let (pairs, edge) = (&self.pairs, &mut self.edge);
+        edge.clear();
+        match direction {
+            Direction::Ascending => {
+                edge.extend_from_slice(pairs.key(pairs.len() - 1));
+                // The least key that is greater.
+                edge.push(0);
+            }
+            Direction::Descending => edge.extend_from_slice(pairs.key(0)),
+        }
+        self.more = true;
+    }
+
+    /// Records how many pairs the caller has use for, as far as it knows.
+    pub fn expect(&mut self, pairs: usize) {
+        self.expected = Some(pairs);
+    }
+
+    /// Returns the number of pairs, at least 1 and at most `usual`, that a page should have for
+    /// what the caller [expects](Self::expect).
+    pub fn most(&self, usual: usize) -> usize {
+        self.expected.map_or(usual, |pairs| pairs.clamp(1, usual))
     }
 
     /// Returns the beginning of the next page, or `None` if this page is the last.

@@ -351,7 +351,9 @@ impl<'s, M: Medium> Scan<'s, M> {
             self.map.db.file.pool.region().ensure_writable()?;
             self.keys.clear();
             self.at = 0;
-            let wanted = BATCH_KEYS.min(usize::try_from(self.limit).unwrap_or(BATCH_KEYS));
+            let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+            let wanted = BATCH_KEYS.min(limit);
+            self.cursor.expect(limit);
             while self.keys.len() < wanted
                 && let Some((key, hash)) = self.cursor.next()?
             {

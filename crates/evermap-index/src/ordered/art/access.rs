@@ -3,7 +3,7 @@
 use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::Art;
-use super::layout::{Child, Kind};
+use super::layout::{Child, Kind, Node48};
 use super::node::Node;
 use crate::node_lock::{self, Lock};
 use crate::ordered::leaf::LeafRef;
@@ -63,6 +63,26 @@ impl<M: Medium> Art<M> {
         Node::at(self.medium(), child.offset(), child.kind())
             .filter(fits)
             .ok_or_else(|| Error::damaged(child.offset(), "there is no such node of a tree"))
+    }
+
+    /// Prefetches what a walk reads of a node, if the child is one.
+    #[inline]
+    pub(super) fn prefetch_node(&self, child: Child) {
+        let m = self.medium();
+        if child.is_leaf() {
+            return;
+        }
+        match child.kind() {
+            Kind::N4 | Kind::N16 => m.prefetch_bytes(child.offset(), child.kind().bytes()),
+            Kind::N48 => {
+                m.prefetch(child.offset());
+                // Not its positions.
+                let children = child.offset() + std::mem::offset_of!(Node48, children) as u64;
+                m.prefetch_bytes(children, size_of::<[PmU64; 48]>() as u64);
+            }
+            // The lines behind these are read one after the other.
+            Kind::N256 => m.prefetch_bytes(child.offset(), 256),
+        }
     }
 
     /// Returns the leaf that a reference names.

@@ -1,5 +1,7 @@
 //! The structures of P-ART in the region.
 
+use std::cmp::Ordering;
+
 use evermap_pm::{PmU64, pod};
 
 pod! {
@@ -287,6 +289,15 @@ impl Prefix {
         let bytes = self.0.to_le_bytes();
         bytes[1..=count] == key[level - count..level]
     }
+
+    /// Compares the last `skipped` bytes before the level of the node with `rest`, which is not
+    /// longer. They are equal only if all of them are. Returns `None` if the word has not as many.
+    pub fn compare(self, skipped: usize, rest: &[u8]) -> Option<Ordering> {
+        let count = self.count();
+        let from = count.checked_sub(skipped)?;
+        let bytes = self.0.to_le_bytes();
+        Some(bytes[1 + from..=count].cmp(rest))
+    }
 }
 
 #[cfg(test)]
@@ -305,6 +316,19 @@ mod tests {
         assert!(leaf.is_leaf() && leaf.offset() == 0xffff_ffff_fff0);
         let none = Child::none(Some(7));
         assert!(none.is_none() && !none.occupies() && Child(none.0 | Child::MARK).occupies());
+    }
+
+    #[test]
+    fn a_prefix_compares_what_it_has() {
+        let prefix = Prefix::of(b"0123456789", 9);
+        assert_eq!(prefix.compare(3, b"678"), Some(Ordering::Equal));
+        assert_eq!(prefix.compare(3, b"67"), Some(Ordering::Greater), "what is shorter is less");
+        assert_eq!(prefix.compare(3, b"668"), Some(Ordering::Greater));
+        assert_eq!(prefix.compare(3, b"7"), Some(Ordering::Less));
+        assert_eq!(prefix.compare(0, b""), Some(Ordering::Equal));
+        assert_eq!(prefix.compare(7, b"2345678"), Some(Ordering::Equal));
+        assert_eq!(prefix.compare(8, b"12345678"), None, "a byte that is not stored");
+        assert_eq!(Prefix(u64::MAX).compare(7, &[0xff; 7]), Some(Ordering::Equal));
     }
 
     #[test]

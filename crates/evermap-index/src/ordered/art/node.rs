@@ -1,9 +1,12 @@
 //! Nodes: finding, adding and removing children.
 
+use std::ops::Range;
+
 use evermap_pm::{Medium, PmU64};
 
 use super::layout::{Child, Header, Kind, Meta, Node4, Node16, Node48, Node256, Prefix};
 use crate::node_lock::Lock;
+use crate::ordered::Direction;
 
 /// A node of any kind.
 #[derive(Clone, Copy)]
@@ -29,6 +32,9 @@ fn symbol_at(rank: u16) -> Option<u8> {
 
 /// One more than the greatest [`rank`].
 pub(super) const RANKS: u16 = 257;
+
+/// The number of children of a [`Node256`] that are gathered together.
+const GATHERED: usize = 16;
 
 impl<'m> Node<'m> {
     /// Returns the node at this offset, or `None` if there is none of this kind.
@@ -215,32 +221,84 @@ impl<'m> Node<'m> {
         self.all(m).count()
     }
 
-    /// Returns whether the node has few children, in any order.
-    pub(super) fn is_small(&self) -> bool {
-        matches!(self.kind, Kind::N4 | Kind::N16)
-    }
-
-    /// Returns the first child whose [`rank`] is at least `from`, and the rank. O(1) for each
-    /// symbol of a node that is not small.
-    pub(super) fn first_from<M: Medium>(
+    /// Appends the children from the rank `edge` on in the given direction to `out`, the first of
+    /// them last, with the words that refer to them: all of them, but of a [`Node256`] no more than
+    /// [`GATHERED`]. Returns the edge behind them. In ascending order an edge is the least rank
+    /// that is wanted, in descending order the last that is not. O(symbols of the node).
+    pub(super) fn gather<M: Medium>(
         &self,
         m: &M,
-        from: u16,
-    ) -> Option<(u16, &'m PmU64, Child)> {
-        (from..RANKS).find_map(|rank| self.of_rank(m, rank))
+        edge: u16,
+        direction: Direction,
+        out: &mut Vec<(&'m PmU64, Child)>,
+    ) -> u16 {
+        let start = out.len();
+        let edge = match (self.kind, direction) {
+            (Kind::N256, Direction::Ascending) => {
+                let last = self.gather_some(m, edge..RANKS, out);
+                last.map_or(RANKS, |rank| rank + 1)
+            }
+            (Kind::N256, Direction::Descending) => {
+                let last = self.gather_some(m, (0..edge).rev(), out);
+                last.unwrap_or(0)
+            }
+            (_, Direction::Ascending) => {
+                self.gather_all(m, edge..RANKS, out);
+                RANKS
+            }
+            (_, Direction::Descending) => {
+                self.gather_all(m, 0..edge, out);
+                return 0;
+            }
+        };
+        out[start..].reverse();
+        edge
     }
 
-    /// Returns the last child whose [`rank`] is below `before`, and the rank.
-    pub(super) fn last_before<M: Medium>(
+    /// Appends the children of a [`Node256`] that have these ranks, until there are [`GATHERED`].
+    /// Returns the rank of the last one then.
+    fn gather_some<M: Medium>(
         &self,
         m: &M,
-        before: u16,
-    ) -> Option<(u16, &'m PmU64, Child)> {
-        (0..before).rev().find_map(|rank| self.of_rank(m, rank))
+        ranks: impl Iterator<Item = u16>,
+        out: &mut Vec<(&'m PmU64, Child)>,
+    ) -> Option<u16> {
+        let full = out.len() + GATHERED;
+        for rank in ranks {
+            let found = self.find(m, symbol_at(rank));
+            out.extend(found.filter(|(_, child)| !child.is_none()));
+            if out.len() == full {
+                return Some(rank);
+            }
+        }
+        None
     }
 
-    fn of_rank<M: Medium>(&self, m: &M, rank: u16) -> Option<(u16, &'m PmU64, Child)> {
-        let (cell, child) = self.find(m, symbol_at(rank))?;
-        (!child.is_none()).then_some((rank, cell, child))
+    /// Appends the children of a node of another kind that have these ranks, in their order.
+    fn gather_all<M: Medium>(&self, m: &M, ranks: Range<u16>, out: &mut Vec<(&'m PmU64, Child)>) {
+        // Sorting by a table takes no branch that depends on the order of the children.
+        let (mut present, mut positions) = ([0u64; 4], [0u8; 256]);
+        let mut children = [Child(0); 48];
+        for (position, (cell, child)) in self.children.iter().zip(&mut children).enumerate() {
+            *child = Child(m.load(cell));
+            let symbol = child.symbol();
+            let wanted = !child.is_none() && ranks.contains(&rank(Some(symbol)));
+            present[usize::from(symbol) / 64] |= u64::from(wanted) << (symbol % 64);
+            if wanted {
+                positions[usize::from(symbol)] = position as u8;
+            }
+        }
+        let end = Child(m.load(&self.header.end));
+        if !end.is_none() && ranks.contains(&0) {
+            out.push((&self.header.end, end));
+        }
+        for (symbols, mut present) in (0..).step_by(64).zip(present) {
+            while present != 0 {
+                let symbol = symbols + present.trailing_zeros() as usize;
+                present &= present - 1;
+                let position = usize::from(positions[symbol]);
+                out.push((&self.children[position], children[position]));
+            }
+        }
     }
 }

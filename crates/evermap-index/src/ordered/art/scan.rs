@@ -13,8 +13,11 @@ use crate::node_lock::{LastObsolete, Lock};
 use crate::ordered::leaf::{LeafRef, fill_page, leaf_bytes};
 use crate::ordered::{Direction, Page};
 
-/// The number of pairs in a page, if no other thread changes the tree meanwhile.
-const PAGE: usize = 64;
+/// The largest number of pairs in a page.
+const PAGE: usize = 128;
+
+/// The number of children that are prefetched, if they are nodes, before a walk comes to them.
+const NODES_AHEAD: usize = 8;
 
 /// A walk in one direction.
 pub(super) struct Walk<'m, M: Medium> {
@@ -22,8 +25,9 @@ pub(super) struct Walk<'m, M: Medium> {
     direction: Direction,
     /// The nodes from the root down.
     stack: Vec<Entered<'m>>,
-    /// The children of the small nodes on the stack that were not shown, the next one last.
-    waiting: Vec<Waiting<'m>>,
+    /// Children of the nodes on the stack that were not shown, the next one last, with the words
+    /// that refer to them.
+    waiting: Vec<(&'m PmU64, Child)>,
     /// The locks of all nodes that were used, as they were before.
     seen: Vec<(&'m PmU64, u64)>,
 }
@@ -31,18 +35,11 @@ pub(super) struct Walk<'m, M: Medium> {
 /// A node on the stack of a walk.
 struct Entered<'m> {
     node: Node<'m>,
-    /// In ascending order the least rank that was not shown, in descending order the last that was.
-    /// Of a small node, the waiting children say that.
+    /// In ascending order the least rank whose child does not wait yet and was not shown, in
+    /// descending order the last that does or was.
     edge: u16,
     /// The number of children that wait for the nodes above to continue.
     below: usize,
-}
-
-/// A child that was not shown.
-struct Waiting<'m> {
-    rank: u16,
-    cell: &'m PmU64,
-    child: Child,
 }
 
 /// What a walk shows.
@@ -59,8 +56,9 @@ pub(super) type Each<'f> = dyn FnMut(Item<'_>, usize) -> ControlFlow<()> + 'f;
 impl<'m, M: Medium> Walk<'m, M> {
     /// Begins a walk at a bound.
     pub(super) fn new(tree: &'m Art<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
-        let mut walk =
-            Walk { tree, direction, stack: Vec::new(), waiting: Vec::new(), seen: Vec::new() };
+        // As many as most pages need.
+        let (stack, seen) = (Vec::with_capacity(8), Vec::with_capacity(32));
+        let mut walk = Walk { tree, direction, stack, waiting: Vec::with_capacity(64), seen };
         walk.enter(tree.root_node()?);
         match from {
             Bound::Unbounded => {}
@@ -78,33 +76,26 @@ impl<'m, M: Medium> Walk<'m, M> {
         let m = self.tree.medium();
         // Before any child is loaded.
         self.seen.push((&node.header.lock, m.load(&node.header.lock)));
-        let below = self.waiting.len();
-        if node.is_small() {
-            // Sorted once, because finding the next of them takes as long.
-            let all = node.cells(m);
-            self.waiting.extend(all.map(|(symbol, cell, child)| Waiting {
-                rank: rank(symbol),
-                cell,
-                child,
-            }));
-            self.waiting[below..].sort_unstable_by_key(|waiting| match self.direction {
-                Direction::Ascending => RANKS - waiting.rank,
-                Direction::Descending => waiting.rank,
-            });
-        }
-        self.stack.push(Entered { node, edge, below });
+        self.stack.push(Entered { node, edge, below: self.waiting.len() });
     }
 
-    /// Moves the edge of the last node.
-    fn set_edge(&mut self, edge: u16) {
-        let entered = self.stack.last_mut().expect("the root was entered");
-        entered.edge = edge;
-        let kept = |waiting: &Waiting<'_>| match self.direction {
-            Direction::Ascending => waiting.rank >= edge,
-            Direction::Descending => waiting.rank < edge,
-        };
-        while self.waiting.len() > entered.below && !self.waiting.last().is_some_and(kept) {
-            self.waiting.pop();
+    /// Makes children of a node wait, from its edge on: the nodes below it on the stack have none
+    /// that wait. Returns `false` if there are none left.
+    fn gather(&mut self, at: usize) -> bool {
+        let (m, from) = (self.tree.medium(), self.waiting.len());
+        let entered = &mut self.stack[at];
+        entered.edge = entered.node.gather(m, entered.edge, self.direction, &mut self.waiting);
+        let next = self.waiting[from..].iter().rev().take(NODES_AHEAD);
+        next.for_each(|(_, child)| self.tree.prefetch_node(*child));
+        self.waiting.len() > from
+    }
+
+    /// Makes the children of the node above the current one wait, so that the nodes beside it are
+    /// prefetched before they are needed.
+    fn gather_neighbours(&mut self) {
+        if let Some(above) = self.stack.len().checked_sub(2) {
+            self.gather(above);
+            self.stack[above + 1].below = self.waiting.len();
         }
     }
 
@@ -121,7 +112,7 @@ impl<'m, M: Medium> Walk<'m, M> {
                 Some((_, child)) if child.is_leaf() => self.tree.leaf(child)?.compare(m, key),
                 Some((_, child)) => {
                     let next = self.tree.node(child, Some(node.level))?;
-                    let order = self.order(child, &next, key)?;
+                    let order = self.order(&node, (child, &next), key)?;
                     on_the_way = (order == Ordering::Equal).then_some(next);
                     order
                 }
@@ -134,18 +125,33 @@ impl<'m, M: Medium> Walk<'m, M> {
                 Ordering::Equal if on_the_way.is_some() => self.direction == Direction::Descending,
                 Ordering::Equal => included == (self.direction == Direction::Ascending),
             };
-            self.set_edge(rank(symbol) + u16::from(!before));
+            let entered = self.stack.last_mut().expect("the root was entered");
+            entered.edge = rank(symbol) + u16::from(!before);
             match on_the_way {
                 Some(next) => self.enter(next),
-                None => return Ok(()),
+                None => break,
             }
         }
+        self.gather_neighbours();
+        Ok(())
     }
 
-    /// Compares the keys below a node with `key`. They are equal if they all begin with the same
-    /// bytes up to the level of the node as `key` does.
-    fn order(&self, child: Child, node: &Node<'m>, key: &[u8]) -> Result<Ordering> {
+    /// Compares the keys below a child with `key`, which all begin with the same bytes up to the
+    /// symbol of the node `above` as `key` does. They are equal if they do up to the level of the
+    /// child too.
+    fn order(
+        &self,
+        above: &Node<'m>,
+        (child, node): (Child, &Node<'m>),
+        key: &[u8],
+    ) -> Result<Ordering> {
         let m = self.tree.medium();
+        let rest = key.get(above.level + 1..node.level.min(key.len()));
+        if let Some(rest) = rest
+            && let Some(order) = node.prefix(m).compare(node.level - above.level - 1, rest)
+        {
+            return Ok(order);
+        }
         let Some(leaf) = self.tree.any_leaf(child)? else { return Ok(Ordering::Equal) };
         let is_within = leaf.common(m, key) < node.level;
         Ok(if is_within { leaf.compare(m, key) } else { Ordering::Equal })
@@ -153,23 +159,16 @@ impl<'m, M: Medium> Walk<'m, M> {
 
     /// Returns what comes next: a leaf, or a node, which is entered.
     fn next(&mut self) -> Result<Option<Child>> {
-        let m = self.tree.medium();
-        while let Some(entered) = self.stack.last_mut() {
-            let node = entered.node;
-            let found = if node.is_small() {
-                let next = (self.waiting.len() > entered.below).then(|| self.waiting.pop());
-                next.flatten().map(|Waiting { rank, cell, child }| (rank, cell, child))
-            } else {
-                match self.direction {
-                    Direction::Ascending => node.first_from(m, entered.edge),
-                    Direction::Descending => node.last_before(m, entered.edge),
-                }
-            };
-            let Some((rank, cell, child)) = found else {
+        while let Some(entered) = self.stack.last() {
+            let (node, below) = (entered.node, entered.below);
+            if self.waiting.len() == below && !self.gather(self.stack.len() - 1) {
                 self.stack.pop();
                 continue;
-            };
-            entered.edge = rank + u16::from(self.direction == Direction::Ascending);
+            }
+            let Some((cell, child)) = self.waiting.pop() else { continue };
+            if let Some((_, ahead)) = self.waiting[below..].iter().nth_back(NODES_AHEAD - 1) {
+                self.tree.prefetch_node(*ahead);
+            }
             let child = self.tree.settled(cell, child);
             if !child.is_leaf() {
                 let next = self.tree.node(child, Some(node.level))?;
@@ -224,7 +223,7 @@ impl<M: Medium> Art<M> {
         page: &mut Page,
     ) -> Result<()> {
         let mut backoff = Backoff::default();
-        let (mut most, mut last) = (PAGE, LastObsolete::default());
+        let (mut most, mut last) = (page.most(PAGE), LastObsolete::default());
         while !self.try_page(from, direction, most, page, &mut last)? {
             self.region.ensure_sound()?;
             most = (most / 2).max(1);
@@ -259,12 +258,8 @@ impl<M: Medium> Art<M> {
         }
         // Each leaf is somewhere else, so they are read when the memory has been asked for all of
         // them.
-        let read = |child| self.leaf(child).map(|leaf| (leaf, leaf.word(self.medium())));
-        let leaves = children.into_iter().map(read).collect::<Result<Vec<_>>>()?;
-        if !walk.is_valid(last)? {
-            return Ok(false);
-        }
-        fill_page(m, page, leaves, direction, ended);
-        Ok(true)
+        let leaves = children.into_iter().map(|child| self.leaf(child));
+        fill_page(m, page, leaves, direction, ended)?;
+        walk.is_valid(last)
     }
 }

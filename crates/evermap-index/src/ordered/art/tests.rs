@@ -1,13 +1,17 @@
 //! States that crashes seldom leave, constructed.
 
+use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use evermap_pm::sim::Sim;
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 
 use super::Art;
-use super::layout::Child;
+use super::layout::{Child, Kind};
+use super::node::{Node, RANKS, rank};
 use crate::crash_states::{are_kept, as_operation, created, look_up_after_death};
+use crate::ordered::Page;
 use crate::ordered::leaf::LeafState;
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{Cursor, Direction, Index, OrderedIndex, Result};
@@ -113,5 +117,120 @@ fn a_reference_to_an_obsolete_node_is_damage() {
     for result in met {
         let error = result.unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");
+    }
+}
+
+/// A node gathers its children in the order of their keys, from any edge on.
+#[test]
+fn a_node_gathers_its_children_in_order() {
+    for count in [2, 4, 5, 16, 17, 48, 49, 256] {
+        let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+        let tree = &*index.index;
+        tree.insert(b"a", 0).unwrap();
+        // In no order, so that the places of the children are in none either.
+        for symbol in (0..count).map(|at| (at * 101 % 256) as u8) {
+            tree.insert(&[b'a', symbol], 1).unwrap();
+        }
+        let (_, child) = tree.root_node().unwrap().find(&sim, Some(b'a')).unwrap();
+        let node = tree.node(child, Some(0)).unwrap();
+        assert_eq!(node.kind, Kind::for_symbols(count));
+        let mut ranks: Vec<_> = node.all(&sim).map(|(symbol, _)| rank(symbol)).collect();
+        ranks.sort_unstable();
+        for edge in 0..=RANKS {
+            let mut from = edge;
+            let mut shown = Vec::new();
+            while from < RANKS {
+                let mut part = Vec::new();
+                from = node.gather(&sim, from, Direction::Ascending, &mut part);
+                shown.extend(part.iter().rev().map(|(_, child)| rank_of(&sim, &node, *child)));
+            }
+            assert!(
+                shown.iter().eq(ranks.iter().filter(|rank| **rank >= edge)),
+                "{edge} {shown:?}"
+            );
+            let mut before = edge;
+            let mut shown = Vec::new();
+            while before > 0 {
+                let mut part = Vec::new();
+                before = node.gather(&sim, before, Direction::Descending, &mut part);
+                shown.extend(part.iter().rev().map(|(_, child)| rank_of(&sim, &node, *child)));
+            }
+            let below = ranks.iter().rev().filter(|rank| **rank < edge);
+            assert!(shown.iter().eq(below), "{edge} {shown:?}");
+        }
+    }
+}
+
+fn rank_of(sim: &Sim, node: &Node<'_>, child: Child) -> u16 {
+    let is_end = Child(sim.load(&node.header.end)).is(child);
+    rank((!is_end).then_some(child.symbol()))
+}
+
+/// Scans begin at any bound, however many bytes the nodes on the way skip.
+#[test]
+fn pages_begin_at_their_bounds() {
+    let (_sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(4 << 20, ());
+    let tree = &*index.index;
+    let mut state = 7u64;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize
+    };
+    // Runs of equal bytes, so that few nodes skip many bytes, some of them more than a node stores.
+    let mut key = || {
+        let runs = (0..next() % 4).map(|_| vec![b'a' + next() as u8 % 3; next() % 6]);
+        runs.collect::<Vec<_>>().concat()
+    };
+    let keys: BTreeSet<_> = (0..400).map(|_| key()).collect();
+    for key in &keys {
+        tree.insert(key, key.len() as u64).unwrap();
+    }
+    for bound in keys.clone().into_iter().chain((0..2_000).map(|_| key())) {
+        for (from, direction) in [
+            (Bound::Included(&bound[..]), Direction::Ascending),
+            (Bound::Excluded(&bound[..]), Direction::Ascending),
+            (Bound::Included(&bound[..]), Direction::Descending),
+            (Bound::Excluded(&bound[..]), Direction::Descending),
+        ] {
+            let mut page = Page::default();
+            page.expect(5);
+            tree.page(from, direction, &mut page).unwrap();
+            let shown: Vec<_> = page.pairs.iter().map(|(key, _)| key.to_vec()).collect();
+            let expected: Vec<_> = match direction {
+                Direction::Ascending => {
+                    keys.range::<[u8], _>((from, Bound::Unbounded)).take(5).cloned().collect()
+                }
+                Direction::Descending => {
+                    let range = keys.range::<[u8], _>((Bound::Unbounded, from));
+                    let mut last: Vec<_> = range.rev().take(5).cloned().collect();
+                    last.reverse();
+                    last
+                }
+            };
+            assert_eq!(shown, expected, "{direction:?} from {from:?}");
+        }
+    }
+}
+
+/// What the caller expects bounds a page, and not what a scan shows.
+#[test]
+fn a_page_has_as_many_pairs_as_are_expected() {
+    let (_sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    let tree = &*index.index;
+    for key in 0..1_000u64 {
+        tree.insert(&key.to_be_bytes(), key).unwrap();
+    }
+    let mut page = Page::default();
+    page.expect(3);
+    tree.page(Bound::Unbounded, Direction::Descending, &mut page).unwrap();
+    assert!(page.pairs.iter().map(|(_, word)| word).eq(997..1_000));
+    for expected in [0, 1, 7, usize::MAX] {
+        let mut cursor = Cursor::new(tree, .., Direction::Ascending);
+        cursor.expect(expected);
+        for key in 0..1_000 {
+            assert_eq!(cursor.next().unwrap().map(|(_, word)| word), Some(key));
+        }
+        assert_eq!(cursor.next().unwrap(), None);
     }
 }

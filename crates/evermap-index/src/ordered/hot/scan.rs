@@ -196,13 +196,12 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         }
         // Each leaf is somewhere else, so they are read when the memory has been asked for all of
         // them.
-        let read = |child| self.leaf(child).map(|leaf| (leaf, leaf.word(self.medium())));
-        let leaves = children.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+        let leaves = children.into_iter().map(|child| self.leaf(child));
+        fill_page(m, page, leaves, direction, ended)?;
         if !walk.is_valid() {
             retries.again(self, walk.seen.iter().map(|&(lock, _)| lock))?;
             return Ok(false);
         }
-        fill_page(m, page, leaves, direction, ended);
         Ok(true)
     }
 }
