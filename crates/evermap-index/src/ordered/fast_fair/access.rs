@@ -385,7 +385,8 @@ impl<M: Medium> FastFair<M> {
             if prefix != search.prefix {
                 return Ok(None);
             }
-            // What a leaf has as its key is immutable.
+            // It is not vacant: `VACANT` is not less than the next prefix. The key of a leaf is
+            // immutable.
             let leaf = LeafRef::at(m, at)?;
             if leaf.is_of(m, search.key) {
                 return Ok(Some(leaf));

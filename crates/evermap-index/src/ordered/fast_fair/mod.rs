@@ -36,6 +36,9 @@
 //! * **The first thread that comes to a node after a crash repairs it**: it ends a shift, and a
 //!   split. The published code leaves a record that was being inserted where it is, and a removal
 //!   of it does nothing.
+//! * **Searches need not find the end of a node, nor read the next one**: what is behind the last
+//!   record has the greatest prefix, and the header has that of the next node. The published code
+//!   compares one record after the other, and looks at the next node if it comes to the end.
 //! * **Locks contain the generation**, so none is held after a crash.
 //! * **Any byte string is a key.** Records have the first eight bytes.
 
