@@ -69,7 +69,8 @@ pod! {
     /// byte 40  next_prefix  the prefix of the least key of the next node; all ones if this is the
     ///                       last node of the level
     /// byte 48  low          its prefix is that of the least key, and is immutable; its reference
-    ///                       is the child for keys before the first record; `NO_CHILD` in leaf nodes
+    ///                       is the child for keys before the first record, and `NO_CHILD` in
+    ///                       leaf nodes
     /// byte 64  records      in the order of their keys; behind the last one, the reference is 0,
     ///                       and all prefixes are `VACANT`
     /// ```
