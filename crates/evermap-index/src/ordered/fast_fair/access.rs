@@ -395,8 +395,8 @@ impl<M: Medium> FastFair<M> {
         self.find_among_equal(search)
     }
 
-    /// Returns the leaf of a key whose prefix alone does not tell where it is, or whose node another
-    /// thread changes.
+    /// Returns the leaf of a key whose prefix alone does not tell where it is, or whose node
+    /// another thread changes.
     #[inline(never)]
     fn find_among_equal(&self, search: &Search<'_>) -> Result<Option<LeafRef<'_>>> {
         let found = self.descend(search, 0)?.place.found;

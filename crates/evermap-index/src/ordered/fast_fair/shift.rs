@@ -9,8 +9,8 @@
 //!
 //! `C'` is a copy of the record before it and does not count, and neither does `(A)`, which has the
 //! reference of the record before it: see [`Record`](super::layout::Record). Stores to one line
-//! become durable in their order. A line is flushed before the next one is changed, so the lines are
-//! in order too.
+//! become durable in their order. A line is flushed before the next one is changed, so the lines
+//! are in order too.
 
 use evermap_pm::Medium;
 
