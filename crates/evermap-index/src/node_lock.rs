@@ -47,6 +47,13 @@ impl Lock {
         self.0 & (Self::GENERATION | Self::RECOVERING) == generation & Self::GENERATION
     }
 
+    /// Returns `true` if, in addition, the node is not locked.
+    #[inline(always)]
+    pub fn is_free_of(self, generation: u64) -> bool {
+        self.0 & (Self::GENERATION | Self::RECOVERING | Self::LOCKED)
+            == generation & Self::GENERATION
+    }
+
     /// Returns `true` if the node is locked.
     #[inline(always)]
     pub fn is_locked(self) -> bool {
@@ -243,6 +250,7 @@ mod tests {
         let fresh = Lock::fresh(0x1_0005);
         assert!(fresh.is_of(5) && !fresh.is_locked() && !fresh.is_obsolete());
         let locked = fresh.locked();
+        assert!(fresh.is_free_of(5) && !fresh.is_free_of(6) && !locked.is_free_of(5));
         assert!(locked.is_locked() && locked.unchanged() == fresh);
         assert!(locked.changed() != fresh && !locked.changed().is_locked());
         let gone = locked.obsolete();

@@ -104,7 +104,7 @@ fn build<const STASHES: usize, const WHAT: u8>(
     let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
     let built = match setup.lengths {
         Some(lengths) => builder.anonymous().and_then(|medium| {
-            builder.store::<Dash<STASHES>, Lacking<Bytes, WHAT>, _>(medium, lengths)
+            builder.store::<Dash<STASHES>, Lacking<Bytes, WHAT>, _>(medium, lengths, |_| None)
         }),
         None => builder
             .memory()

@@ -132,12 +132,13 @@ impl IndexBuilder<'_> {
         &self,
         medium: M,
         lengths: KeyValueLengths,
+        counts: fn(&M) -> Option<Counts>,
     ) -> Result<Box<dyn Subject>>
     where
         Keys: for<'k> Quotient<Ref<'k> = BytesRef<'k>>,
     {
         let (pool, index) = self.pool::<F, Keys, M>(medium)?;
-        let store = Recorded::<_, _, Keys>::new(pool, index, self.place());
+        let store = Recorded::<_, _, Keys>::new(pool, index, counts, self.place());
         Ok(Box::new(Stored::new(self.name, store, lengths)))
     }
 

@@ -4,7 +4,7 @@ use evermap_index::{Bytes, Result};
 
 use super::builder::IndexBuilder;
 use super::family::{CcehOf, Dash, Family, Levels, LinearDash, Lines, PClht, Tranches};
-use super::media::Memory;
+use super::media::{Memory, Watched};
 use evermap_lab_core::LabError;
 use evermap_lab_core::subject::facts::MediumKind;
 use evermap_lab_core::subject::setup::Setup;
@@ -173,12 +173,10 @@ fn byte_strings<F: Family>(
     lengths: KeyValueLengths,
     setup: &Setup,
 ) -> Result<Box<dyn Subject>, LabError> {
-    // Nothing is counted of byte strings.
-    let setup = &setup.uncounted();
     let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
     let built = builder.memory().and_then(|memory| match memory {
-        Memory::Plain(medium) => builder.store::<F, Bytes, _>(medium, lengths),
-        Memory::Watched(medium) => builder.store::<F, Bytes, _>(medium, lengths),
+        Memory::Plain(medium) => builder.store::<F, Bytes, _>(medium, lengths, |_| None),
+        Memory::Watched(medium) => builder.store::<F, Bytes, _>(medium, lengths, Watched::counts),
     });
     built.map_err(|error| LabError::index(name, error))
 }

@@ -1,5 +1,5 @@
 //! The ordered indexes as tables of words: keys are written in big-endian order, so that they sort
-//! as the numbers do.
+//! as the numbers do. And as stores of byte strings: the word of a key is its value.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -15,8 +15,9 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Pool, Result};
 
 use evermap_lab_core::LabError;
+use evermap_lab_core::subject::store;
 use evermap_lab_core::subject::{
-    Counts, Entry, Found, Guards, Measured, Place, Size, Subject, Table,
+    Counts, Entry, Found, Guards, Measured, Place, Setup, Size, Store, Stored, Subject, Table,
 };
 
 use crate::builder::IndexBuilder;
@@ -27,7 +28,7 @@ use crate::media::{Memory, Watched};
 macro_rules! persistent {
     ($tree:ident) => {
         |name, setup| {
-            setup.words_only(name)?;
+            setup.word_values_only(name)?;
             let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
             let built = builder.memory().and_then(|memory| match memory {
                 Memory::Plain(medium) => on::<_, $tree<_>>(&builder, medium, |_| None),
@@ -45,9 +46,8 @@ pub static ENTRIES: [Entry; 6] = [
         about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
         rival: false,
         factory: |name, setup| {
-            setup.words_only(name)?;
-            let table = Tree { tree: <BPlus>::new(), home: OrdinaryMemory };
-            Ok(Box::new(Measured { name, table, guards: Guards::PerOperation }))
+            setup.word_values_only(name)?;
+            Ok(subject(name, Tree { tree: <BPlus>::new(), home: OrdinaryMemory }, setup))
         },
     },
     Entry {
@@ -92,8 +92,19 @@ fn on<M: Medium, T: PersistentOrdered<M> + 'static>(
     let root = pool.root(ROOT);
     let tree = if is_new { T::create(pool.clone(), root) } else { T::open(pool.clone(), root) }?;
     let home = InPool { pool, counts, place: builder.place() };
-    let (name, guards) = (builder.name, builder.guards);
-    Ok(Box::new(Measured { name, table: Tree { tree, home }, guards }))
+    Ok(subject(builder.name, Tree { tree, home }, builder.setup))
+}
+
+/// Returns a tree as a subject that takes the keys which the setup requests.
+fn subject<T: OrderedIndex + 'static, H: Home>(
+    name: &'static str,
+    tree: Tree<T, H>,
+    setup: &Setup,
+) -> Box<dyn Subject> {
+    match setup.lengths {
+        None => Box::new(Measured { name, table: tree, guards: Guards::PerOperation }),
+        Some(lengths) => Box::new(Stored::new(name, tree, lengths)),
+    }
 }
 
 /// Where a tree is stored.
@@ -148,13 +159,36 @@ struct Tree<T, H> {
     home: H,
 }
 
-impl<T, H: Home> Tree<T, H> {
+impl<T: OrderedIndex, H: Home> Tree<T, H> {
     #[inline(always)]
     fn operate<R>(&self, operation: impl FnOnce(&T) -> R) -> R {
         self.home.begin();
         let result = operation(&self.tree);
         self.home.end();
         result
+    }
+
+    /// Calls `each` with up to `count` pairs from a key on.
+    fn pairs(&self, from: &[u8], count: usize, mut each: impl FnMut(&[u8], u64)) -> Result<()> {
+        self.operate(|tree| {
+            let range = (Bound::Included(from), Bound::Unbounded);
+            let mut cursor = Cursor::new(tree, range, Direction::Ascending);
+            for _ in 0..count {
+                let Some((key, word)) = cursor.next()? else { break };
+                each(key, word);
+            }
+            Ok(())
+        })
+    }
+
+    fn measure(&self) -> Size {
+        let stats = self.tree.stats();
+        Size {
+            len: Some(stats.len),
+            load_factor: (stats.capacity > 0).then(|| stats.load_factor()),
+            dram_bytes: Some(stats.dram_bytes),
+            pm_bytes: Some(stats.pm_bytes),
+        }
     }
 }
 
@@ -191,16 +225,12 @@ impl<T: OrderedIndex + 'static, H: Home> Table for Tree<T, H> {
         (): &(),
         each: &mut dyn FnMut(u64, u64),
     ) -> Result<bool> {
-        let from = from.to_be_bytes();
-        let range = (Bound::Included(&from[..]), Bound::Unbounded);
-        let mut cursor = Cursor::new(&self.tree, range, Direction::Ascending);
-        for _ in 0..count {
-            let Some((key, word)) = cursor.next()? else { break };
+        self.pairs(&from.to_be_bytes(), count, |key, word| {
             // Every key here is one that `insert` has written.
             if let Ok(key) = key.try_into() {
                 each(u64::from_be_bytes(key), word);
             }
-        }
+        })?;
         Ok(true)
     }
 
@@ -209,13 +239,64 @@ impl<T: OrderedIndex + 'static, H: Home> Table for Tree<T, H> {
     }
 
     fn size(&self) -> Result<Size> {
-        let stats = self.tree.stats();
-        Ok(Size {
-            len: Some(stats.len),
-            load_factor: (stats.capacity > 0).then(|| stats.load_factor()),
-            dram_bytes: Some(stats.dram_bytes),
-            pm_bytes: Some(stats.pm_bytes),
-        })
+        Ok(self.measure())
+    }
+
+    fn counts(&self) -> Option<Counts> {
+        self.home.counts()
+    }
+
+    fn place(&self) -> Place {
+        self.home.place()
+    }
+}
+
+/// Returns whether a key was bound.
+fn was(old: Option<u64>) -> Found {
+    if old.is_some() { Found::Present } else { Found::Absent }
+}
+
+impl<T: OrderedIndex + 'static, H: Home> Store for Tree<T, H> {
+    /// The tree pins what it reads.
+    type Reader<'a> = ();
+
+    fn reader(&self) -> store::Result<()> {
+        Ok(())
+    }
+
+    #[inline]
+    fn get(&self, key: &[u8], (): &(), value: &mut Vec<u8>) -> store::Result<bool> {
+        value.clear();
+        let word = self.operate(|tree| tree.get(key))?;
+        value.extend(word.into_iter().flat_map(u64::to_le_bytes));
+        Ok(word.is_some())
+    }
+
+    fn put(&self, key: &[u8], value: &[u8]) -> store::Result<Found> {
+        let word = u64::from_le_bytes(value.try_into()?);
+        Ok(was(self.operate(|tree| tree.upsert(key, word))?.old))
+    }
+
+    fn remove(&self, key: &[u8]) -> store::Result<Found> {
+        Ok(was(self.operate(|tree| tree.remove(key))?.old))
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        count: usize,
+        (): &(),
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> store::Result<()> {
+        Ok(self.pairs(from, count, |key, word| each(key, &word.to_le_bytes()))?)
+    }
+
+    fn is_ordered(&self) -> bool {
+        true
+    }
+
+    fn size(&self) -> store::Result<Size> {
+        Ok(self.measure())
     }
 
     fn counts(&self) -> Option<Counts> {

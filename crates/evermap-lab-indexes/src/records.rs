@@ -7,26 +7,43 @@ use std::sync::Arc;
 use evermap_index::key::BytesRef;
 use evermap_index::record::{HEADER, Header, OFFSET_MASK, lengths};
 use evermap_index::{Index, Key};
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool};
 
 use evermap_index::BATCH_KEYS;
 
 use super::indexed::size_of;
 use evermap_lab_core::subject::store::{Result, Store};
-use evermap_lab_core::subject::{Found, Place, Size};
+use evermap_lab_core::subject::{Counts, Found, Place, Size};
 
 /// An index over byte strings, with the records that it names.
 pub struct Recorded<M: Medium, I, K> {
     pool: Arc<Pool<M>>,
     index: I,
+    counts: fn(&M) -> Option<Counts>,
     place: Place,
     keys: PhantomData<fn() -> K>,
 }
 
 impl<M: Medium, I: Index<K>, K: for<'k> Key<Ref<'k> = BytesRef<'k>>> Recorded<M, I, K> {
-    /// Returns the store over an index of `pool`, which is at `place`.
-    pub fn new(pool: Arc<Pool<M>>, index: I, place: Place) -> Self {
-        Recorded { pool, index, place, keys: PhantomData }
+    /// Returns the store over an index of `pool`, which is at `place`. `counts` returns what its
+    /// medium has counted.
+    pub fn new(
+        pool: Arc<Pool<M>>,
+        index: I,
+        counts: fn(&M) -> Option<Counts>,
+        place: Place,
+    ) -> Self {
+        Recorded { pool, index, counts, place, keys: PhantomData }
+    }
+
+    /// Announces an operation to a medium that counts, so that it counts each line once.
+    #[inline(always)]
+    fn operate<R>(&self, operation: impl FnOnce() -> R) -> R {
+        self.pool.medium().note(Note::Begin(0));
+        let result = operation();
+        self.pool.medium().note(Note::End(0));
+        result
     }
 
     fn key<'k>(&self, key: &'k [u8]) -> BytesRef<'k> {
@@ -101,9 +118,11 @@ where
 
     #[inline]
     fn get(&self, key: &[u8], guard: &Guard<'_>, value: &mut Vec<u8>) -> Result<bool> {
-        let word = self.index.get(self.key(key), guard)?;
-        let read = word.map(|word| self.read(word, value)).transpose();
-        Ok(read?.is_some())
+        self.operate(|| {
+            let word = self.index.get(self.key(key), guard)?;
+            let read = word.map(|word| self.read(word, value)).transpose();
+            Ok(read?.is_some())
+        })
     }
 
     fn get_many(
@@ -128,11 +147,11 @@ where
     }
 
     fn put(&self, key: &[u8], value: &[u8]) -> Result<Found> {
-        Ok(Recorded::put(self, key, value)?)
+        Ok(self.operate(|| Recorded::put(self, key, value))?)
     }
 
     fn remove(&self, key: &[u8]) -> Result<Found> {
-        Ok(Recorded::remove(self, key)?)
+        Ok(self.operate(|| Recorded::remove(self, key))?)
     }
 
     /// Returns the size of the index, and adds the records to the bytes.
@@ -140,6 +159,10 @@ where
         let size = size_of::<K, M>(&self.pool, &self.index)?;
         let pm_bytes = Some(self.pool.heap_stats().allocated_bytes);
         Ok(Size { pm_bytes, ..size })
+    }
+
+    fn counts(&self) -> Option<Counts> {
+        (self.counts)(self.pool.medium())
     }
 
     fn place(&self) -> Place {

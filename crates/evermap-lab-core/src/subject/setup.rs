@@ -109,11 +109,6 @@ impl Setup {
         })
     }
 
-    /// Returns a copy that does not count.
-    pub fn uncounted(&self) -> Self {
-        Setup { counted: false, ..self.clone() }
-    }
-
     /// Checks that the medium is one of `media`, for subjects that support no others.
     ///
     /// # Errors
@@ -142,6 +137,21 @@ impl Setup {
             Some(_) => Err(LabError::Config(format!(
                 "{index} only takes keys and values of 8 bytes; leave out the lengths"
             ))),
+        }
+    }
+
+    /// Checks that values are words, or byte strings of that length, for subjects that take keys of
+    /// any length.
+    ///
+    /// # Errors
+    ///
+    /// `Config` if they are not.
+    pub fn word_values_only(&self, index: &str) -> Result<(), LabError> {
+        match self.lengths {
+            Some(lengths) if lengths.values.bounds() != (8, 8) => {
+                Err(LabError::Config(format!("{index} only takes values of 8 bytes")))
+            }
+            _ => Ok(()),
         }
     }
 }

@@ -81,8 +81,10 @@ pub struct Mix {
     pub insert: u8,
     /// Lookups followed by an update.
     pub modify: u8,
-    /// Scans of 1 to [`SCAN_MAX`] pairs.
+    /// Scans of up to [`SCAN_MAX`] pairs.
     pub scan: u8,
+    /// The least number of pairs that a scan reads.
+    pub scan_least: u16,
     /// The distribution of the keys, unless another is requested.
     pub keys: Distribution,
 }
@@ -98,13 +100,14 @@ const NOTHING: Mix = Mix {
     insert: 0,
     modify: 0,
     scan: 0,
+    scan_least: 1,
     keys: Distribution::Zipfian,
 };
 
 impl Mix {
     /// YCSB's workloads, then RECIPE's, which have insertions in place of updates, and uniform
-    /// keys.
-    pub const ALL: [Mix; 10] = [
+    /// keys. Then scans alone.
+    pub const ALL: [Mix; 11] = [
         Mix {
             name: "ycsb-a",
             about: "YCSB A: half reads, half updates",
@@ -173,6 +176,14 @@ impl Mix {
             keys: Distribution::Uniform,
             ..NOTHING
         },
+        Mix {
+            name: "scans",
+            about: "scans of 100 pairs, uniform",
+            scan: 100,
+            scan_least: SCAN_MAX,
+            keys: Distribution::Uniform,
+            ..NOTHING
+        },
     ];
 
     /// Returns `true` if the mix writes to present keys.
@@ -185,6 +196,11 @@ impl Mix {
         self.scan > 0
     }
 
+    fn scan_length(&self, uniform: u64) -> u16 {
+        let lengths = SCAN_MAX - self.scan_least + 1;
+        self.scan_least + (uniform % u64::from(lengths)) as u16
+    }
+
     fn kind(&self, uniform: u64, length: u64) -> Kind {
         let mut percent = ((u128::from(uniform) * 100) >> 64) as u8;
         let shares = [
@@ -192,7 +208,7 @@ impl Mix {
             (self.update, Kind::Update),
             (self.insert, Kind::Insert),
             (self.modify, Kind::ReadModifyWrite),
-            (self.scan, Kind::Scan(1 + (length % u64::from(SCAN_MAX)) as u16)),
+            (self.scan, Kind::Scan(self.scan_length(length))),
         ];
         for (share, kind) in shares {
             if percent < share {

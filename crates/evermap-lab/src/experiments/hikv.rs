@@ -48,6 +48,7 @@ const SCANS: Mix = Mix {
     insert: 0,
     modify: 0,
     scan: 100,
+    scan_least: 1,
     keys: Distribution::Uniform,
 };
 

@@ -52,13 +52,8 @@ pub(crate) fn grids(driven: &DriveReport) -> Vec<Grid> {
         let title = format!("{name}, ns; get_many: of a batch");
         table(&title, &|phase| Some(figure(&phase.summary)?.to_string()));
     }
-    table("Flushes / fences of an operation", &|phase| {
-        Some(format!("{:.2} / {:.2}", phase.summary.flushes_per_op?, phase.summary.fences_per_op?))
-    });
-    table("Lines read / written in an operation", &|phase| {
-        let Record { lines_read_per_op, lines_written_per_op, .. } = phase.summary;
-        Some(format!("{:.2} / {:.2}", lines_read_per_op?, lines_written_per_op?))
-    });
+    table("Flushes / fences of an operation", &|phase| persists(&phase.summary));
+    table("Lines read / written in an operation", &|phase| lines(&phase.summary));
     table("Load factor after the phase", &|phase| {
         Some(format!("{:.3}", phase.summary.load_factor?))
     });
@@ -86,6 +81,16 @@ fn mops(figure: f64) -> String {
 /// Returns a throughput, marked if it was disturbed.
 pub(crate) fn speed(record: &Record) -> Option<String> {
     Some(format!("{}{}", mops(record.mops?), mark(record.void)))
+}
+
+/// Returns the flushes and fences of an operation, if they were counted.
+pub(crate) fn persists(record: &Record) -> Option<String> {
+    Some(format!("{:.2} / {:.2}", record.flushes_per_op?, record.fences_per_op?))
+}
+
+/// Returns the lines that an operation reads and writes, if they were counted.
+pub(crate) fn lines(record: &Record) -> Option<String> {
+    Some(format!("{:.2} / {:.2}", record.lines_read_per_op?, record.lines_written_per_op?))
 }
 
 /// Returns the mark of a disturbed figure.

@@ -6,7 +6,7 @@ use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
-use crate::experiments::tables::{notes, point, speed};
+use crate::experiments::tables::{self, notes, point, speed};
 use crate::registry::subject;
 use crate::report::{Grid, Marks, Plot, Report, Series};
 use crate::report::{Output, Record};
@@ -26,6 +26,8 @@ pub(super) const YCSB: Experiment = Experiment {
         Setting::READ_NS,
         Setting::PRESIZE,
         Setting::HUGE_PAGES,
+        Setting::NO_COUNTS,
+        Setting::NO_LATENCIES,
         Setting::KEY_BYTES,
         Setting::VALUE_BYTES,
         Setting::WORKLOADS,
@@ -101,7 +103,7 @@ fn section(
     title: &str,
     out: &mut dyn Output,
 ) -> Result<(), LabError> {
-    let config = Config { counts: false, limits: false, ..config };
+    let config = Config { limits: false, ..config };
     let mixes = settings.workloads.clone().unwrap_or_else(|| Mix::ALL.to_vec());
     let ordered = ordered(&config)?;
     if ordered.is_empty() && mixes.iter().all(Mix::scans) {
@@ -156,8 +158,11 @@ fn tabulate(indexes: &[String], drives: &[(Mix, DriveReport)], title: &str) -> (
     let with_place = ["survives", "flush"].iter().chain(&names).copied().collect::<Vec<_>>();
     let upper = |text: &str| format!("{title}{text}");
     let mut throughput = Grid::new(upper("million operations a second, medians"), &with_place);
+    let mut cpu = Grid::new(upper("processor time of an operation, ns, medians"), &names);
     let mut tail = Grid::new(upper("99th percentile of latency, ns"), &names);
     let mut end = Grid::new(upper("99.9th percentile of latency, ns"), &names);
+    let mut persists = Grid::new(upper("flushes / fences of an operation"), &names);
+    let mut lines = Grid::new(upper("lines read / written in an operation"), &names);
     let mut series = Vec::new();
     for index in indexes {
         let records: Vec<_> = drives
@@ -174,8 +179,11 @@ fn tabulate(indexes: &[String], drives: &[(Mix, DriveReport)], title: &str) -> (
         };
         let place = vec![any.survives.to_owned(), any.flush_kind.clone().unwrap_or("-".into())];
         throughput.push(index, [place, cells(speed)].concat());
+        cpu.push(index, cells(|record| Some(format!("{:.0}", record.cpu_ns_per_op?))));
         tail.push(index, cells(|record| Some(record.p99_ns?.to_string())));
         end.push(index, cells(|record| Some(record.p999_ns?.to_string())));
+        persists.push(index, cells(tables::persists));
+        lines.push(index, cells(tables::lines));
         let points = records.iter().enumerate();
         let points = points.filter_map(|(at, record)| point(at as f64, (*record)?)).collect();
         series.push(Series { name: index.clone(), points });
@@ -188,6 +196,10 @@ fn tabulate(indexes: &[String], drives: &[(Mix, DriveReport)], title: &str) -> (
         marks: Marks::Bars(names.iter().map(|&name| name.to_owned()).collect()),
         series,
     };
-    let tables = [throughput, tail, end].into_iter().filter(|grid| !grid.rows.is_empty());
-    (tables.collect(), plot)
+    let says_something = |grid: &Grid| {
+        let mut cells = grid.rows.iter().flat_map(|(_, cells)| cells);
+        cells.any(|cell| cell != "-")
+    };
+    let tables = [throughput, cpu, tail, end, persists, lines].into_iter();
+    (tables.filter(says_something).collect(), plot)
 }

@@ -3,12 +3,11 @@
 use evermap_index::testkit::tier;
 use evermap_lab_indexes::entries::ENTRIES;
 
-use crate::driver::Config;
+use crate::driver::{Config, Plan};
 use crate::experiments::drive;
 use crate::subject::facts::MediumKind;
 use crate::testing::Kept;
-use crate::workload::Phase;
-use crate::workload::bytes::KeyValueLengths;
+use crate::workload::{Blend, KeyValueLengths, Mix, Phase, Zipf};
 
 fn config(medium: MediumKind, keys: u64) -> Config {
     Config {
@@ -52,6 +51,37 @@ fn our_indexes_pass_on_every_medium_and_leave_no_file() {
     }
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
     std::fs::remove_dir(&directory).unwrap();
+}
+
+/// The trees take keys of any length, and scan in their order; what they persist is counted.
+#[test]
+fn trees_take_byte_strings() {
+    let names =
+        ["bplus", "p-art", "fast-fair", "p-bwtree", "p-masstree", "p-hot", "rwlock-btreemap"];
+    let lengths = KeyValueLengths { keys: "8-40".parse().unwrap(), ..Default::default() };
+    let mix = |name: &str| {
+        let mix: Mix = name.parse().unwrap();
+        Plan::Blend(Blend { mix, keys: mix.keys, theta: Zipf::YCSB, ops: 500 })
+    };
+    let config = Config {
+        indexes: names.map(str::to_owned).to_vec(),
+        lengths: Some(lengths),
+        ..config(MediumKind::Dram, tier().choose(500, 10_000))
+    };
+    for plan in [Plan::Phases(Phase::ALL.to_vec()), mix("recipe-a"), mix("scans")] {
+        let driven = drive(&Config { plan, ..config.clone() }, &mut Kept::default()).unwrap();
+        for subject in &driven.subjects {
+            let persists = !["bplus", "rwlock-btreemap"].contains(&subject.name);
+            for phase in &subject.phases {
+                let counted = phase.summary.flushes_per_op;
+                assert_eq!(counted.is_some(), persists, "{} {}", subject.name, phase.name);
+            }
+        }
+    }
+    let lengths = KeyValueLengths { values: "9".parse().unwrap(), ..lengths };
+    let refused = Config { indexes: vec!["p-hot".into()], lengths: Some(lengths), ..config };
+    let error = drive(&refused, &mut Kept::default()).unwrap_err().to_string();
+    assert!(error.contains("p-hot only takes values of 8 bytes"), "{error}");
 }
 
 /// Counts are equal on every machine: higher ones would be a regression of the index or of the

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
-use super::layout::{self, Header, Meta, RECORDS, Record, Rest};
+use super::layout::{self, Header, LINE_RECORDS, Meta, RECORDS, RECORDS_MAX, Record, Rest, VACANT};
 use crate::node_lock::{self, Lock};
 use crate::ordered::leaf::LeafRef;
 
@@ -53,21 +53,53 @@ impl<'m> NodeRef<'m> {
     }
 
     pub(super) fn records(&self) -> &'m [Record; RECORDS] {
-        &self.node.records
+        self.node.records()
     }
 
     /// Returns the reference before the record at `position`.
+    #[inline(always)]
     pub(super) fn left_of<M: Medium>(&self, m: &M, position: usize) -> u64 {
-        match position {
-            0 => m.load(&self.header().leftmost),
-            _ => m.load(&self.records()[position - 1].at),
-        }
+        m.load(&self.node.low_and_records[position].at)
     }
 
-    /// Returns the number of records of a node in which none is being changed.
+    /// Returns the number of records of a node in which none is being changed, or [`RECORDS`] if
+    /// it has no end.
+    #[inline(always)]
     pub(super) fn count<M: Medium>(&self, m: &M) -> usize {
-        let ends = |record: &Record| m.load(&record.at) == 0;
-        self.records().iter().position(ends).unwrap_or(RECORDS)
+        (m.load(&self.header().count) as usize).min(RECORDS)
+    }
+
+    /// Sets the number of records of a node that this thread has locked.
+    pub(super) fn set_count<M: Medium>(&self, m: &M, count: usize) {
+        m.store_transient(&self.header().count, count as u64);
+    }
+
+    /// As [`set_count`](Self::set_count), if there were more records: makes the places of the
+    /// others vacant.
+    pub(super) fn end_at<M: Medium>(&self, m: &M, count: usize) {
+        self.set_count(m, count);
+        let vacant = &self.records()[count..];
+        vacant.iter().for_each(|record| m.store_transient(&record.prefix, VACANT));
+    }
+
+    /// Returns the number of records whose prefix is less than `prefix`.
+    ///
+    /// The last record of a line tells whether all of the line are less. Lowest nodes are seldom
+    /// in a cache: no line behind the right one is read of them. The others mostly are, so more
+    /// is read of them, but there is no branch that depends on it, which processors would often
+    /// mispredict.
+    #[inline(always)]
+    fn less<M: Medium>(&self, m: &M, prefix: u64) -> usize {
+        const LINES: usize = RECORDS / LINE_RECORDS;
+        const LAST: usize = LINE_RECORDS - 1;
+        let less = |at: usize| usize::from(m.load(&self.records()[at].prefix) < prefix);
+        let line_is_less = |line: &usize| less(line * LINE_RECORDS + LAST) == 1;
+        let lines = match self.level {
+            0 => (0..LINES - 1).take_while(line_is_less).count(),
+            _ => (0..LINES - 1).map(|line| less(line * LINE_RECORDS + LAST)).sum(),
+        };
+        let start = lines * LINE_RECORDS;
+        start + (start..start + LAST).map(less).sum::<usize>()
     }
 }
 
@@ -147,37 +179,81 @@ impl<M: Medium> FastFair<M> {
         Ok(node_lock::read(&self.region, &node.header().lock, read)?.1)
     }
 
-    /// Returns the lock word of a node as soon as it is not locked.
+    /// Returns the lock word of a node as soon as it is not locked. Recovers the node if no thread
+    /// has used it since the index was opened.
     #[inline(always)]
     pub(super) fn version(&self, node: &NodeRef<'_>) -> Result<Lock> {
-        node_lock::unlocked(&self.region, &node.header().lock)
+        let lock = Lock(self.medium().load(&node.header().lock));
+        if lock.is_free_of(self.generation) { Ok(lock) } else { self.wait_for(node) }
+    }
+
+    /// Recovers a node, or waits until it is not locked.
+    #[cold]
+    fn wait_for(&self, node: &NodeRef<'_>) -> Result<Lock> {
+        let lock = &node.header().lock;
+        if !Lock(self.medium().load(lock)).is_of(self.generation) {
+            self.recover(node)?;
+        }
+        node_lock::unlocked(&self.region, lock)
     }
 
     /// Finds the place for a key in a node that is locked or [read](Self::read).
     #[inline(always)]
     pub(super) fn place(&self, node: &NodeRef<'_>, search: &Search<'_>) -> Result<Place> {
         let m = self.medium();
-        let mut child = m.load(&node.header().leftmost);
-        for (position, record) in node.records().iter().enumerate() {
-            let at = m.load(&record.at);
-            if at == 0 {
-                return Ok(Place { position, found: None, child, at_end: true });
-            }
-            let order = match m.load(&record.prefix).cmp(&search.prefix) {
-                Ordering::Equal => self.compare(node, at, search.key)?,
-                order => order,
-            };
+        let first = node.less(m, search.prefix);
+        let record = &node.records()[first];
+        let at = m.load(&record.at);
+        if m.load(&record.prefix) == search.prefix && at != 0 {
+            return self.place_among_equal(node, search, first);
+        }
+        if first == RECORDS_MAX && at != 0 {
+            return Err(Self::endless(node));
+        }
+        Ok(Place { position: first, found: None, child: node.left_of(m, first), at_end: at == 0 })
+    }
+
+    #[cold]
+    fn endless(node: &NodeRef<'_>) -> Error {
+        Error::damaged(node.offset, "a node of a tree has no end")
+    }
+
+    /// Finds the place for a key in a node whose record at `first` is the first one with its
+    /// prefix.
+    fn place_among_equal(
+        &self,
+        node: &NodeRef<'_>,
+        search: &Search<'_>,
+        first: usize,
+    ) -> Result<Place> {
+        let (m, count) = (self.medium(), node.count(self.medium()));
+        if count > RECORDS_MAX {
+            return Err(Self::endless(node));
+        }
+        let is_equal = |record: &Record| m.load(&record.prefix) == search.prefix;
+        let behind = &node.records()[first..count.max(first)];
+        let (mut start, mut end) = (first, first + behind.partition_point(is_equal));
+        let mut found = None;
+        while start < end {
+            let middle = start.midpoint(end);
+            let at = m.load(&node.records()[middle].at);
+            let order = self.compare(node, at, search.key)?;
             let goes_on = match node.level {
                 0 => order == Ordering::Less,
                 _ => search.admits(order),
             };
-            if !goes_on {
-                let found = (node.level == 0 && order == Ordering::Equal).then_some(at);
-                return Ok(Place { position, found, child, at_end: false });
+            if goes_on {
+                start = middle + 1
+            } else {
+                end = middle
             }
-            child = at;
+            if node.level == 0 && order == Ordering::Equal {
+                (start, found) = (middle, Some(at));
+                break;
+            }
         }
-        Err(Error::damaged(node.offset, "a node of a tree has no end"))
+        let at_end = start == count;
+        Ok(Place { position: start, found, child: node.left_of(m, start), at_end })
     }
 
     /// Compares the key of a record with one that has the same prefix.
@@ -201,7 +277,7 @@ impl<M: Medium> FastFair<M> {
     /// Compares the least key of a node with another key.
     pub(super) fn compare_low(&self, node: &NodeRef<'_>, search: &Search<'_>) -> Result<Ordering> {
         let m = self.medium();
-        match m.load(&node.header().low_prefix).cmp(&search.prefix) {
+        match m.load(&node.node.low().prefix).cmp(&search.prefix) {
             Ordering::Equal => self.compare_rest(node, search.key),
             order => Ok(order),
         }
@@ -210,7 +286,7 @@ impl<M: Medium> FastFair<M> {
     /// Returns the least key of a node, or `None` if it is the first of its level.
     pub(super) fn low(&self, node: &NodeRef<'_>) -> Result<Option<Vec<u8>>> {
         let m = self.medium();
-        let prefix = m.load(&node.header().low_prefix).to_be_bytes();
+        let prefix = m.load(&node.node.low().prefix).to_be_bytes();
         Ok(match Rest::from_word(m.load(&node.header().low_rest)) {
             Rest::None => None,
             Rest::Length(length) => Some(prefix[..length].to_vec()),
@@ -225,14 +301,24 @@ impl<M: Medium> FastFair<M> {
     pub(super) fn step(&self, node: &NodeRef<'_>, search: &Search<'_>) -> Result<Step> {
         let m = self.medium();
         let place = self.place(node, search)?;
-        let sibling = m.load(&node.header().sibling);
-        if place.at_end && place.found.is_none() && sibling != 0 {
-            let next = self.node_as_it_is(sibling, Some(node.level))?;
-            if search.admits(self.compare_low(&next, search)?) {
-                return Ok(Step::Right(sibling));
-            }
+        if search.prefix < m.load(&node.header().next_prefix) || !place.at_end {
+            return Ok(Step::Here(place));
         }
-        Ok(Step::Here(place))
+        match self.next_admits(node, search)? {
+            Some(sibling) => Ok(Step::Right(sibling)),
+            None => Ok(Step::Here(place)),
+        }
+    }
+
+    /// Returns the offset of the next node of the level if that can have what is searched for.
+    #[cold]
+    fn next_admits(&self, node: &NodeRef<'_>, search: &Search<'_>) -> Result<Option<u64>> {
+        let sibling = self.medium().load(&node.header().sibling);
+        if sibling == 0 {
+            return Ok(None);
+        }
+        let next = self.node_as_it_is(sibling, Some(node.level))?;
+        Ok(search.admits(self.compare_low(&next, search)?).then_some(sibling))
     }
 
     /// Follows a reference to the next node of a level.
@@ -261,17 +347,60 @@ impl<M: Medium> FastFair<M> {
     pub(super) fn descend(&self, search: &Search<'_>, level: u8) -> Result<End<'_>> {
         let (mut node, mut passed) = (self.root_node()?, None);
         loop {
-            match self.read(&node, || self.step(&node, search))? {
+            // Not by `read`, whose closure the compiler does not inline.
+            let version = self.version(&node)?;
+            let step = self.step(&node, search);
+            // Acquire: all words of the node have been loaded before.
+            if self.medium().load(&node.header().lock) != version.0 {
+                continue;
+            }
+            match step? {
                 Step::Right(offset) => {
                     node = self.next_node(&node, offset)?;
                     passed = Some(offset);
                 }
                 Step::Here(place) if node.level > level => {
-                    node = self.node(place.child, Some(node.level - 1))?;
+                    node = self.node_as_it_is(place.child, Some(node.level - 1))?;
                 }
                 Step::Here(place) => return Ok(End { node, place, passed }),
             }
         }
+    }
+
+    /// Returns the leaf of a key. The caller has a guard.
+    #[inline(always)]
+    pub(super) fn find(&self, search: &Search<'_>) -> Result<Option<LeafRef<'_>>> {
+        let m = self.medium();
+        let end = self.descend(search, 1)?;
+        let node = match end.node.level {
+            0 => end.node,
+            level => self.node_as_it_is(end.place.child, Some(level - 1))?,
+        };
+        let version = self.version(&node)?;
+        let record = &node.records()[node.less(m, search.prefix)];
+        let (prefix, at) = (m.load(&record.prefix), m.load(&record.at));
+        let is_here = search.prefix < m.load(&node.header().next_prefix);
+        // Acquire: all words of the node have been loaded before.
+        if m.load(&node.header().lock) == version.0 && is_here {
+            if prefix != search.prefix {
+                return Ok(None);
+            }
+            // It is not vacant: `VACANT` is not less than the next prefix. The key of a leaf is
+            // immutable.
+            let leaf = LeafRef::at(m, at)?;
+            if leaf.is_of(m, search.key) {
+                return Ok(Some(leaf));
+            }
+        }
+        self.find_among_equal(search)
+    }
+
+    /// Returns the leaf of a key whose prefix alone does not tell where it is, or whose node
+    /// another thread changes.
+    #[inline(never)]
+    fn find_among_equal(&self, search: &Search<'_>) -> Result<Option<LeafRef<'_>>> {
+        let found = self.descend(search, 0)?.place.found;
+        found.map(|leaf| LeafRef::at(self.medium(), leaf)).transpose()
     }
 
     /// Locks the node of a level into which a key belongs, beginning at one that is not after it.
@@ -288,7 +417,7 @@ impl<M: Medium> FastFair<M> {
             })?;
             match self.step(&node, search) {
                 // A shift would store what is before the first record in its place: the end.
-                Ok(Step::Here(_)) if m.load(&node.header().leftmost) == 0 => {
+                Ok(Step::Here(_)) if m.load(&node.node.low().at) == 0 => {
                     locked.release(m);
                     return Err(Error::damaged(node.offset, "a node of a tree has no beginning"));
                 }

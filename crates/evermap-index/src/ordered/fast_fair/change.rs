@@ -10,12 +10,6 @@ use crate::index::{Action, Change, MutateMode};
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
 
 impl<M: Medium> FastFair<M> {
-    /// Returns the offset of the leaf of a key. The caller has a guard.
-    #[inline(always)]
-    pub(super) fn find(&self, search: &Search<'_>) -> Result<Option<u64>> {
-        Ok(self.descend(search, 0)?.place.found)
-    }
-
     /// Carries out what `decide` returns for a key.
     pub(super) fn change(
         &self,

@@ -8,6 +8,9 @@ pub use crate::ordered::leaf::prefix;
 /// reference that is 0.
 pub const RECORDS: usize = 28;
 
+/// The number of records in a cache line.
+pub const LINE_RECORDS: usize = 64 / size_of::<Record>();
+
 /// The most records that a node holds.
 pub const RECORDS_MAX: usize = RECORDS - 1;
 
@@ -23,41 +26,29 @@ pod! {
 }
 
 pod! {
-    /// The first cache line of a node.
-    ///
-    /// ```text
-    /// byte  0  lock        see `Lock`; never flushed
-    /// byte  8  meta        see `Meta`; immutable
-    /// byte 16  sibling     offset of the next node of the level, 0 if this is the last
-    /// byte 24  leftmost    the child for keys before the first record; `NO_CHILD` in leaf nodes
-    /// byte 32  low_prefix  the least key that belongs into the node: its prefix
-    /// byte 40  low_rest    and the rest of it: see `Rest`; both are immutable
-    /// ```
-    ///
-    /// It takes a whole line, so that the records begin with one. If they did not, the halves of
-    /// some records would be in two lines, and could become durable in any order.
-    pub struct Header: 64 {
+    /// The first words of a node. [`Node`] has the layout.
+    pub struct Header: 48 {
         /// The lock, the version and the generation.
         pub lock: PmU64,
         /// The kind of the node and its level.
         pub meta: PmU64,
         /// The next node of the level.
         pub sibling: PmU64,
-        /// The child for keys before the first record.
-        pub leftmost: PmU64,
-        /// The prefix of the least key.
-        pub low_prefix: PmU64,
         /// The rest of the least key.
         pub low_rest: PmU64,
-        unused: [PmU64; 2],
+        /// The number of records.
+        pub count: PmU64,
+        /// What no prefix of a key of this node exceeds, which spares searches the next node. Less
+        /// than that if the next node is damaged.
+        pub next_prefix: PmU64,
     }
 }
 
 pod! {
     /// A key and a reference: to its leaf, or to the child for it and the keys after it.
     ///
-    /// A record whose reference is that of the record before (of the header, before the first
-    /// record) does not count: it is being inserted or removed.
+    /// A record whose reference is that of the record before does not count: it is being inserted
+    /// or removed.
     pub struct Record: 16 {
         /// The first eight bytes of the key: see [`prefix`].
         pub prefix: PmU64,
@@ -68,13 +59,62 @@ pod! {
 
 pod! {
     /// A node: eight cache lines.
+    ///
+    /// ```text
+    /// byte  0  lock         see `Lock`; never flushed
+    /// byte  8  meta         see `Meta`; immutable
+    /// byte 16  sibling      offset of the next node of the level, 0 if this is the last
+    /// byte 24  low_rest     the least key that belongs into the node: see `Rest`; immutable
+    /// byte 32  count        the number of records
+    /// byte 40  next_prefix  the prefix of the least key of the next node; all ones if this is the
+    ///                       last node of the level
+    /// byte 48  low          its prefix is that of the least key, and is immutable; its reference
+    ///                       is the child for keys before the first record, and `NO_CHILD` in
+    ///                       leaf nodes
+    /// byte 64  records      in the order of their keys; behind the last one, the reference is 0,
+    ///                       and all prefixes are `VACANT`
+    /// ```
+    ///
+    /// The records begin with a line. If they did not, the halves of some records would be in two
+    /// lines, and could become durable in any order. The count, `next_prefix` and prefixes behind
+    /// the last record follow from the rest: they are never flushed, and computed again by the
+    /// thread that recovers the node.
     pub struct Node: 512 {
         /// The header.
         pub header: Header,
-        /// The records, in the order of their keys.
-        pub records: [Record; 28],
+        /// What is before the first record: the least key, and the child for it. And the records.
+        pub low_and_records: [Record; 29],
     }
 }
+
+impl Node {
+    /// Returns the least key's prefix and the child for keys before the first record.
+    #[inline(always)]
+    pub fn low(&self) -> &Record {
+        &self.low_and_records[0]
+    }
+
+    /// Returns the records.
+    #[inline(always)]
+    pub fn records(&self) -> &[Record; RECORDS] {
+        self.low_and_records.last_chunk().expect("there is one more")
+    }
+}
+
+/// Returns the size of the block of a node of this level, in bytes.
+///
+/// Nodes above the lowest ones, which every search passes, are few. Blocks of another size put
+/// them into pages of their own, which are few too: so the processor knows where they are.
+pub fn node_bytes(level: u8) -> u64 {
+    match level {
+        0 => size_of::<Node>() as u64,
+        _ => size_of::<Node>() as u64 + 64,
+    }
+}
+
+/// The prefix of what is behind the last record. No prefix is greater, so searches in a node need
+/// not know where it ends.
+pub const VACANT: u64 = u64::MAX;
 
 /// What leaf nodes have as the reference before their first record. It is not 0, with which a node
 /// ends, so the first record can be inserted and removed like any other.
@@ -142,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_record_is_never_in_two_lines() {
-        let start = std::mem::offset_of!(Node, records);
+        let start = std::mem::offset_of!(Node, low_and_records) + size_of::<Record>();
         assert!(start % 64 == 0 && 64 % size_of::<Record>() == 0);
         assert_eq!(start + RECORDS * size_of::<Record>(), size_of::<Node>());
     }

@@ -36,6 +36,9 @@
 //! * **The first thread that comes to a node after a crash repairs it**: it ends a shift, and a
 //!   split. The published code leaves a record that was being inserted where it is, and a removal
 //!   of it does nothing.
+//! * **Searches need not find the end of a node, nor read the next one**: what is behind the last
+//!   record has the greatest prefix, and the header has that of the next node. The published code
+//!   compares one record after the other, and looks at the next node if it comes to the end.
 //! * **Locks contain the generation**, so none is held after a crash.
 //! * **Any byte string is a key.** Records have the first eight bytes.
 
@@ -46,7 +49,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use evermap_pm::region::Region;
 use evermap_pm::{Error, Medium, PmU64, Pool, Result};
 
-use super::leaf::LeafRef;
 use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
@@ -88,7 +90,7 @@ pub struct FastFair<M: Medium> {
 pub const MUTANTS: &[&str] = &["FF-1", "FF-2", "FF-3", "FF-4", "FF-5"];
 
 /// The first word of the root.
-const KIND: u64 = u64::from_le_bytes(*b"FASTFAI\x01");
+const KIND: u64 = u64::from_le_bytes(*b"FASTFAI\x02");
 
 impl<M: Medium> FastFair<M> {
     #[inline(always)]
@@ -140,8 +142,7 @@ impl<M: Medium> OrderedIndex for FastFair<M> {
     fn get(&self, key: &[u8]) -> Result<Option<u64>> {
         let _guard = self.pool.pin();
         let m = self.medium();
-        let leaf = self.find(&Search::new(key))?.map(|leaf| LeafRef::at(m, leaf));
-        Ok(leaf.transpose()?.map(|leaf| leaf.word(m)))
+        Ok(self.find(&Search::new(key))?.map(|leaf| leaf.word(m)))
     }
 
     fn mutate(
@@ -188,7 +189,7 @@ impl<M: Medium> PersistentOrdered<M> for FastFair<M> {
         // it all.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
-        let tree = fresh.allocate_fixed(size_of::<layout::Node>() as u64)?;
+        let tree = fresh.allocate_fixed(layout::node_bytes(0))?;
         fresh.keep();
         let index = Self::assemble(pool.clone(), block);
         let m = pool.medium();

@@ -8,17 +8,15 @@
 //! ```
 //!
 //! `C'` is a copy of the record before it and does not count, and neither does `(A)`, which has the
-//! reference of the record before it: see [`Record`]. Stores to one line become durable in their
-//! order. A line is flushed before the next one is changed, so the lines are in order too.
+//! reference of the record before it: see [`Record`](super::layout::Record). Stores to one line
+//! become durable in their order. A line is flushed before the next one is changed, so the lines
+//! are in order too.
 
 use evermap_pm::Medium;
 
 use super::FastFair;
 use super::access::NodeRef;
-use super::layout::Record;
-
-/// The number of records in a cache line.
-const LINE_RECORDS: usize = 64 / size_of::<Record>();
+use super::layout::{LINE_RECORDS, VACANT};
 
 /// Returns `true` if the record at `position` is the first in its line.
 fn begins_line(position: usize) -> bool {
@@ -59,6 +57,7 @@ impl<M: Medium> FastFair<M> {
         m.store(&record.at, at);
         m.flush(record);
         m.fence();
+        node.set_count(m, count + 1);
     }
 
     /// Removes the record at `position` from a node that this thread has locked.
@@ -86,7 +85,9 @@ impl<M: Medium> FastFair<M> {
             }
         }
         m.store(&records[last].at, 0);
+        m.store_transient(&records[last].prefix, VACANT);
         m.flush(&records[last]);
         m.fence();
+        node.set_count(m, last);
     }
 }

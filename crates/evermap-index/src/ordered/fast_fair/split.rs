@@ -12,7 +12,7 @@ use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
 use super::access::{Locked, NodeRef, Search};
-use super::layout::{self, Meta, NO_CHILD, RECORDS, Rest};
+use super::layout::{self, Meta, NO_CHILD, RECORDS, Record, Rest, VACANT};
 use crate::fresh::Fresh;
 use crate::node_lock::Lock;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
@@ -46,7 +46,7 @@ impl<M: Medium> FastFair<M> {
             _ => 0,
         };
         let low = (low > 8).then(|| blocks.allocate_fixed(leaf_bytes(low))).transpose()?;
-        Ok(Space { node: blocks.allocate_fixed(size_of::<layout::Node>() as u64)?, low })
+        Ok(Space { node: blocks.allocate_fixed(layout::node_bytes(node.level))?, low })
     }
 
     /// Splits a full node that this thread has locked. Returns the new node, which no other thread
@@ -83,12 +83,16 @@ impl<M: Medium> FastFair<M> {
             m.store(&to.prefix, m.load(&from.prefix));
             m.store(&to.at, m.load(&from.at));
         }
+        m.store(&new.header().count, moved.len() as u64);
+        m.store(&new.header().next_prefix, m.load(&old.header().next_prefix));
         m.store(&new.header().sibling, m.load(&old.header().sibling));
         m.flush(new.node);
         m.fence();
         recipe::commit(m, &old.header().sibling, new.offset);
+        m.store_transient(&old.header().next_prefix, m.load(&middle.prefix));
         if !m.mutant("FF-3") {
             recipe::commit(m, &middle.at, 0);
+            old.end_at(m, MIDDLE);
         }
         let place = if position > MIDDLE { (new, position - first) } else { (old, position) };
         Ok((new, place))
@@ -108,10 +112,15 @@ impl<M: Medium> FastFair<M> {
         m.store(&header.lock, Lock::fresh(self.generation).0);
         m.store(&header.meta, Meta::new(level).0);
         m.store(&header.sibling, 0);
-        m.store(&header.leftmost, leftmost);
-        m.store(&header.low_prefix, low_prefix);
+        m.store(&node.low().prefix, low_prefix);
+        m.store(&node.low().at, leftmost);
         m.store(&header.low_rest, low_rest);
-        node.records.iter().for_each(|record| m.store(&record.at, 0));
+        m.store(&header.count, 0);
+        m.store(&header.next_prefix, u64::MAX);
+        for record in node.records() {
+            m.store(&record.prefix, VACANT);
+            m.store(&record.at, 0);
+        }
         NodeRef { offset, node, level }
     }
 
@@ -180,10 +189,11 @@ impl<M: Medium> FastFair<M> {
         let grown = self.node_as_it_is(sibling, Some(root.level)).and_then(|sibling| {
             let level = root.level.checked_add(1);
             let level = level.ok_or_else(|| Error::damaged(root.offset, "a tree is too high"))?;
-            let block = self.pool.allocate_fixed(size_of::<layout::Node>() as u64)?;
+            let block = self.pool.allocate_fixed(layout::node_bytes(level))?;
             let new = self.write_node(block, level, (0, Rest::None.word()), root.offset);
-            m.store(&new.records()[0].prefix, m.load(&sibling.header().low_prefix));
+            m.store(&new.records()[0].prefix, m.load(&sibling.node.low().prefix));
             m.store(&new.records()[0].at, sibling.offset);
+            m.store(&new.header().count, 1);
             m.flush(new.node);
             m.fence();
             recipe::commit(m, cell, block);
@@ -202,7 +212,8 @@ impl<M: Medium> FastFair<M> {
         let m = self.medium();
         m.flush(node.node);
         m.fence();
-        let mut left = m.load(&node.header().leftmost);
+        self.derive(node);
+        let mut left = m.load(&node.node.low().at);
         for position in 0..RECORDS {
             let at = m.load(&node.records()[position].at);
             if at == 0 {
@@ -222,6 +233,21 @@ impl<M: Medium> FastFair<M> {
         }
     }
 
+    /// Computes the words of a node that follow from others.
+    fn derive(&self, node: &NodeRef<'_>) {
+        let m = self.medium();
+        let ends = |record: &Record| m.load(&record.at) == 0;
+        node.end_at(m, node.records().iter().position(ends).unwrap_or(RECORDS));
+        let next_prefix = match m.load(&node.header().sibling) {
+            0 => u64::MAX,
+            // If it is damaged, a search that comes to the end of this node returns that.
+            sibling => self
+                .node_as_it_is(sibling, Some(node.level))
+                .map_or(0, |next| m.load(&next.node.low().prefix)),
+        };
+        m.store_transient(&node.header().next_prefix, next_prefix);
+    }
+
     /// Completes a split: removes the records that the next node has too.
     fn end_before_sibling(&self, node: &NodeRef<'_>) {
         let m = self.medium();
@@ -237,6 +263,7 @@ impl<M: Medium> FastFair<M> {
             let end = &node.records()[place.position].at;
             if m.load(end) != 0 {
                 recipe::commit(m, end, 0);
+                node.end_at(m, place.position);
             }
         }
     }

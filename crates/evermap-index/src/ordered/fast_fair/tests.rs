@@ -43,7 +43,7 @@ fn a_split_is_completed_after_a_crash() {
     insert(&index, FULL..FULL + 1);
     sim.mutate(None);
     let root = sim.load(&index.index.root_block().unwrap().tree);
-    let left = sim.load(&sim.at::<Node>(root).unwrap().header.leftmost);
+    let left = sim.load(&sim.at::<Node>(root).unwrap().low().at);
     let left = index.index.node_as_it_is(left, Some(0)).unwrap();
     assert_eq!(left.count(&sim), RECORDS_MAX);
     let offset = left.offset;
@@ -92,7 +92,7 @@ fn a_node_without_a_beginning_is_damaged() {
     let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
     insert(&index, 0..3);
     let root = sim.load(&index.index.root_block().unwrap().tree);
-    sim.store(&sim.at::<Node>(root).unwrap().header.leftmost, 0);
+    sim.store(&sim.at::<Node>(root).unwrap().low().at, 0);
     let key = 0u64.to_be_bytes();
     let error = index.index.remove(&key).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");

@@ -22,7 +22,7 @@ impl<M: Medium> FastFair<M> {
         self.read(node, || {
             let records = node.records().iter().map(|record| m.load(&record.at));
             Ok(Snapshot {
-                leftmost: m.load(&node.header().leftmost),
+                leftmost: m.load(&node.node.low().at),
                 records: records.take_while(|&at| at != 0).collect(),
                 sibling: m.load(&node.header().sibling),
             })
@@ -79,7 +79,7 @@ impl<M: Medium> FastFair<M> {
                 node = next;
             }
             let Some(level) = first.level.checked_sub(1) else { return Ok(()) };
-            first = self.node_as_it_is(m.load(&first.header().leftmost), Some(level))?;
+            first = self.node_as_it_is(m.load(&first.node.low().at), Some(level))?;
         }
     }
 
@@ -116,7 +116,7 @@ impl<M: Medium> FastFair<M> {
         };
         self.each_node(&mut |node, snapshot| {
             stats.segments += 1;
-            stats.pm_bytes += size_of::<layout::Node>() as u64;
+            stats.pm_bytes += layout::node_bytes(node.level);
             stats.depth = stats.depth.max(u32::from(node.level) + 1);
             if node.level > 0 {
                 return Ok(true);

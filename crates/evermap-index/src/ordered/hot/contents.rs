@@ -165,11 +165,16 @@ impl Contents {
 
     /// Returns the bits in ascending order, each once. There are at most [`ENTRIES_MAX`] entries.
     pub(super) fn positions(&self) -> Positions {
+        let word = self.bits().first().map_or(0, |bit| bit / 64);
+        if self.bits().iter().all(|bit| bit / 64 == word) {
+            let mask = self.bits().iter().fold(0, |mask, &bit| mask | of_word(bit));
+            return Positions::of_one_word(word, mask);
+        }
         let mut list = [0; BITS_MAX + 1];
         let count = self.bits().len();
         list[..count].copy_from_slice(self.bits());
         list[..count].sort_unstable();
-        let mut positions = Positions { list: [0; BITS_MAX], len: 0 };
+        let mut positions = Positions { list: [0; BITS_MAX], len: 0, only_word: None };
         for &bit in &list[..count] {
             if positions.as_slice().last() != Some(&bit) {
                 positions.list[positions.len] = bit;
@@ -183,11 +188,9 @@ impl Contents {
     /// to the entry and are set in it. The first of the positions is the most significant one, so
     /// partial keys are in ascending order.
     pub(super) fn partial_keys(&self, positions: &Positions) -> impl Iterator<Item = u32> {
-        let positions = positions.as_slice();
         let mut key = 0u32;
-        let rest = self.bits().iter().map(move |bit| {
-            let place = positions.binary_search(bit).expect("one of the bits");
-            let bit = 1 << (positions.len() - 1 - place);
+        let rest = self.bits().iter().map(move |&bit| {
+            let bit = 1 << positions.behind(bit);
             // The bits above it lead to both entries, and it leads to this one.
             key = key & !(bit - 1) | bit;
             key
@@ -201,9 +204,40 @@ impl Contents {
 pub(super) struct Positions {
     list: [u32; BITS_MAX],
     len: usize,
+    /// The mask of all of them, if they are in one word of a key, as they mostly are.
+    only_word: Option<u64>,
+}
+
+/// Returns the mask of a bit in its word of a key.
+fn of_word(bit: u32) -> u64 {
+    1 << (63 - bit % 64)
 }
 
 impl Positions {
+    /// Returns the bits of `mask`, of the word of a key with this index.
+    fn of_one_word(word: u32, mask: u64) -> Self {
+        let mut positions = Positions { list: [0; BITS_MAX], len: 0, only_word: Some(mask) };
+        let mut rest = mask;
+        while rest != 0 {
+            let bit = rest.leading_zeros();
+            positions.list[positions.len] = 64 * word + bit;
+            positions.len += 1;
+            rest ^= of_word(bit);
+        }
+        positions
+    }
+
+    /// Returns the number of positions behind `bit`, which is one of them.
+    fn behind(&self, bit: u32) -> u32 {
+        match self.only_word {
+            Some(mask) => (mask & (of_word(bit) - 1)).count_ones(),
+            None => {
+                let place = self.as_slice().binary_search(&bit).expect("one of the bits");
+                (self.len - 1 - place) as u32
+            }
+        }
+    }
+
     pub(super) fn as_slice(&self) -> &[u32] {
         &self.list[..self.len]
     }
@@ -212,7 +246,7 @@ impl Positions {
     pub(super) fn parts(&self) -> impl Iterator<Item = (usize, u64)> {
         let same_word = |one: &u32, other: &u32| one / 64 == other / 64;
         self.as_slice().chunk_by(same_word).map(|bits| {
-            let mask = bits.iter().fold(0, |mask, bit| mask | 1 << (63 - bit % 64));
+            let mask = bits.iter().fold(0, |mask, &bit| mask | of_word(bit));
             (bits[0] as usize / 64, mask)
         })
     }

@@ -79,8 +79,9 @@ impl<'m> Node<'m> {
         if self.is_root() {
             return 0;
         }
-        let mut bits = 0u64;
-        for at in 0..self.shape.parts {
+        let (word, mask) = self.part(m, 0);
+        let mut bits = extract(search.word(word), mask);
+        for at in 1..self.shape.parts {
             let (word, mask) = self.part(m, at);
             // If the masks are damaged there may be more bits than fit.
             bits = bits.wrapping_shl(mask.count_ones()) | extract(search.word(word), mask);

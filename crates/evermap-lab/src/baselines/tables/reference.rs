@@ -2,13 +2,18 @@
 
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, HashMap, btree_map};
+use std::ops::Bound;
 use std::sync::{Mutex, RwLock};
 
 use evermap_pm::Result;
 
 use crate::LabError;
 use crate::baselines::tables::hash::BuildFold;
-use crate::subject::{Entry, Found, Guards, Measured, Setup, Size, Subject, Table};
+use crate::baselines::tables::strings::Owned;
+use crate::subject::store;
+use crate::subject::{
+    Entry, Found, Guards, Measured, Place, Setup, Size, Store, Stored, Subject, Table,
+};
 
 type Map = HashMap<u64, u64, BuildFold>;
 
@@ -30,7 +35,12 @@ pub(crate) const ENTRIES: [Entry; 2] = [
         name: "rwlock-btreemap",
         about: "std BTreeMap behind one reader-writer lock: the simplest that can scan",
         rival: true,
-        factory: |name, setup| build(name, Ordered::default(), setup),
+        factory: |name, setup| match setup.lengths {
+            None => build(name, Ordered::<u64, u64>::default(), setup),
+            Some(lengths) => {
+                Ok(Box::new(Stored::new(name, Ordered::<Owned, Owned>::default(), lengths)))
+            }
+        },
     },
 ];
 
@@ -88,21 +98,21 @@ impl Table for Reference {
 
 /// A standard tree behind one lock.
 #[derive(Default)]
-struct Ordered(RwLock<BTreeMap<u64, u64>>);
+struct Ordered<K, V>(RwLock<BTreeMap<K, V>>);
 
-impl Ordered {
-    fn read<R>(&self, work: impl FnOnce(&BTreeMap<u64, u64>) -> R) -> Result<R> {
+impl<K, V> Ordered<K, V> {
+    fn read<R>(&self, work: impl FnOnce(&BTreeMap<K, V>) -> R) -> Result<R> {
         let map = self.0.read().map_err(|_| evermap_pm::ErrorKind::Poisoned)?;
         Ok(work(&map))
     }
 
-    fn write<R>(&self, work: impl FnOnce(&mut BTreeMap<u64, u64>) -> R) -> Result<R> {
+    fn write<R>(&self, work: impl FnOnce(&mut BTreeMap<K, V>) -> R) -> Result<R> {
         let mut map = self.0.write().map_err(|_| evermap_pm::ErrorKind::Poisoned)?;
         Ok(work(&mut map))
     }
 }
 
-impl Table for Ordered {
+impl Table for Ordered<u64, u64> {
     type Guard<'a> = ();
 
     fn guard(&self) {}
@@ -146,5 +156,57 @@ impl Table for Ordered {
 
     fn size(&self) -> Result<Size> {
         self.read(|map| Size { len: Some(map.len() as u64), ..Size::default() })
+    }
+}
+
+fn present_if(old: Option<Owned>) -> Found {
+    if old.is_some() { Found::Present } else { Found::Absent }
+}
+
+impl Store for Ordered<Owned, Owned> {
+    type Reader<'a> = ();
+
+    fn reader(&self) -> store::Result<()> {
+        Ok(())
+    }
+
+    fn get(&self, key: &[u8], (): &(), value: &mut Vec<u8>) -> store::Result<bool> {
+        value.clear();
+        let found = self.read(|map| map.get(key).map(|found| value.extend_from_slice(found)))?;
+        Ok(found.is_some())
+    }
+
+    fn put(&self, key: &[u8], value: &[u8]) -> store::Result<Found> {
+        Ok(present_if(self.write(|map| map.insert(key.into(), value.into()))?))
+    }
+
+    fn remove(&self, key: &[u8]) -> store::Result<Found> {
+        Ok(present_if(self.write(|map| map.remove(key))?))
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        count: usize,
+        (): &(),
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> store::Result<()> {
+        let range = (Bound::Included(from), Bound::Unbounded);
+        Ok(self.read(|map| {
+            let pairs = map.range::<[u8], _>(range).take(count);
+            pairs.for_each(|(key, value)| each(key, value));
+        })?)
+    }
+
+    fn is_ordered(&self) -> bool {
+        true
+    }
+
+    fn size(&self) -> store::Result<Size> {
+        Ok(self.read(|map| Size { len: Some(map.len() as u64), ..Size::default() })?)
+    }
+
+    fn place(&self) -> Place {
+        Place::default()
     }
 }
