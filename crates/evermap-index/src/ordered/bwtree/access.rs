@@ -4,10 +4,11 @@ use std::cmp::Ordering;
 
 use evermap_pm::sync::Backoff;
 use evermap_pm::{Error, Medium, PmU64, Result};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::BwTree;
-use super::layout::{Intent, Link, Part, RECORD_HEADER, TREE_MARK};
-use super::node::{BaseRef, Entry};
+use super::layout::{Cell, Intent, Link, Part, RECORD_HEADER, Record, TREE_MARK};
+use super::node::{BaseRef, Entry, known_deltas};
 use crate::ordered::leaf::{LeafRef, prefix};
 use crate::recipe;
 
@@ -67,9 +68,9 @@ impl<'k> Search<'k> {
 #[derive(Clone, Copy)]
 pub(super) struct Node<'m> {
     pub(super) id: u64,
-    /// The word of the mapping table.
-    pub(super) cell: &'m PmU64,
-    /// What was found there, without its mark.
+    /// Its place in the mapping table.
+    pub(super) cell: &'m Cell,
+    /// The word that was found there, without its mark.
     pub(super) word: Link,
     pub(super) base: BaseRef<'m>,
     /// The offset of the intent, and the child that is to be merged into the one before it.
@@ -119,6 +120,7 @@ impl<'m> End<'m> {
 /// The records that are deltas of a node, the newest first.
 pub(super) struct Inserts<'m, M: Medium, const ITEMS: usize> {
     tree: &'m BwTree<M, ITEMS>,
+    base: BaseRef<'m>,
     link: Link,
 }
 
@@ -131,7 +133,7 @@ impl<'m, M: Medium, const ITEMS: usize> Iterator for Inserts<'m, M, ITEMS> {
             return None;
         }
         let at = self.link.offset();
-        let record = self.tree.next_of(self.link).and_then(|next| {
+        let record = self.tree.before(self.link, &self.base).and_then(|next| {
             self.link = next;
             Ok((at, self.tree.record(at)?))
         });
@@ -162,6 +164,26 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             .ok_or_else(|| Error::damaged(link.offset(), "a delta of a tree follows nothing"))
     }
 
+    /// Returns what a node was before its newest delta, without loading that if the base node knows.
+    #[inline(always)]
+    fn before(&self, link: Link, base: &BaseRef<'_>) -> Result<Link> {
+        let depth = link.depth().saturating_sub(1);
+        if depth == 0 && !link.has_intent() {
+            return Ok(Link::base(base.offset));
+        }
+        let known = depth.checked_sub(1).map(|n| base.record_of_delta(self.medium(), n as usize));
+        match known {
+            None | Some(0) => self.next_of(link),
+            Some(record) => Ok(link.earlier(record, depth)),
+        }
+    }
+
+    /// Returns the hash of a key.
+    #[inline(always)]
+    pub(super) fn hash(&self, key: &[u8]) -> u64 {
+        xxh3_64_with_seed(key, self.pool.seed())
+    }
+
     /// Returns a word that was loaded from `cell`, without its mark, once it is durable.
     #[inline(always)]
     pub(super) fn settled(&self, cell: &PmU64, word: u64, mark: u64) -> u64 {
@@ -175,7 +197,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Returns the word of a node in the mapping table, once it is durable.
     #[inline(always)]
-    pub(super) fn word_in(&self, cell: &PmU64) -> Link {
+    pub(super) fn word_in(&self, cell: &Cell) -> Link {
+        let cell = &cell.word;
         Link(self.settled(cell, self.medium().load(cell), Link::MARK))
     }
 
@@ -185,7 +208,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// `Damaged`.
     #[inline(always)]
     pub(super) fn node(&self, id: u64, level: Option<u8>) -> Result<Node<'_>> {
-        let cell = self.cell(id)?;
+        let (m, cell) = (self.medium(), self.cell(id)?);
+        m.prefetch_bytes(m.load_relaxed(&cell.base), Self::PREFETCHED);
         self.node_of(id, cell, self.word_in(cell), level)
     }
 
@@ -194,7 +218,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     pub(super) fn node_of<'m>(
         &'m self,
         id: u64,
-        cell: &'m PmU64,
+        cell: &'m Cell,
         word: Link,
         level: Option<u8>,
     ) -> Result<Node<'m>> {
@@ -206,21 +230,35 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if word.is_none() {
             return Err(damaged());
         }
-        let (mut link, mut intent) = (word, None);
-        loop {
-            match link.part() {
-                Part::Base if link.depth() == 0 => break,
-                Part::Insert if intent.is_none() => {}
-                Part::Intent if intent.is_none() => {
-                    let found = m.at::<Intent>(link.offset()).ok_or_else(damaged)?;
-                    intent = Some((link.offset(), m.load_relaxed(&found.child)));
-                }
-                _ => return Err(damaged()),
+        let offset = match word.part() {
+            Part::Base if word.depth() == 0 => word.offset(),
+            Part::Insert => {
+                self.next_of(word)?;
+                let record = m.at::<Record>(word.offset()).ok_or_else(damaged)?;
+                m.load_relaxed(&record.base)
             }
+            Part::Intent => self.next_of(word)?.offset(),
+            _ => return Err(damaged()),
+        };
+        let base = BaseRef::at(m, offset, level)?;
+        let mut node = Node { id, cell, word, base, intent: None };
+        if word.has_intent() {
+            node.intent = Some(self.intent_of(&node)?);
+        }
+        Ok(node)
+    }
+
+    /// Returns the intent of a node that has one, and the child that is to be merged.
+    #[cold]
+    fn intent_of(&self, node: &Node<'_>) -> Result<(u64, u64)> {
+        let m = self.medium();
+        let mut link = node.word;
+        while link.part() == Part::Insert {
             link = self.next_of(link)?;
         }
-        let base = BaseRef::at(m, link.offset(), level)?;
-        Ok(Node { id, cell, word, base, intent })
+        let intent = m.at::<Intent>(link.offset()).filter(|_| link.part() == Part::Intent);
+        let found = intent.map(|intent| (link.offset(), m.load_relaxed(&intent.child)));
+        found.ok_or_else(|| Error::damaged(link.offset(), "a node of a tree has no intent"))
     }
 
     /// Returns the root node.
@@ -233,7 +271,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Returns the records that are deltas of a node, the newest first.
     #[inline(always)]
     pub(super) fn inserts<'m>(&'m self, node: &Node<'m>) -> Inserts<'m, M, ITEMS> {
-        Inserts { tree: self, link: node.word }
+        Inserts { tree: self, base: node.base, link: node.word }
     }
 
     /// Returns the key of an entry.
@@ -261,11 +299,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if node.base.sibling == 0 {
             return false;
         }
-        let order = match m.load_relaxed(&node.base.header.high_prefix).cmp(&search.prefix) {
-            Ordering::Equal => node.base.high(m).as_deref().cmp(&Some(search.key)),
-            order => order,
-        };
-        search.admits(order)
+        search.admits(node.base.compare_high(m, search.key, search.prefix))
     }
 
     /// Returns the right neighbour of a node. It begins where that ends; otherwise damaged
@@ -350,7 +384,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         *restarts += 1;
         if *restarts > RESTARTS_MAX {
             let what = "a node of a tree is being merged into no other";
-            return Err(Error::damaged(self.medium().offset_of(node.cell), what));
+            return Err(Error::damaged(self.medium().offset_of(&node.cell.word), what));
         }
         Ok(())
     }
@@ -359,12 +393,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     #[inline(always)]
     pub(super) fn find<'m>(&'m self, end: &End<'m>, key: &[u8]) -> Result<Option<LeafRef<'m>>> {
         let m = self.medium();
-        for node in end.parts() {
-            for insert in self.inserts(node) {
-                let (_, leaf) = insert?;
-                if leaf.is_of(m, key) {
-                    return Ok(Some(leaf));
-                }
+        for node in end.parts().filter(|node| node.word.depth() > 0) {
+            if let Some(leaf) = self.find_delta(node, key)? {
+                return Ok(Some(leaf));
             }
         }
         let base = &end.target().base;
@@ -378,6 +409,41 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
         let leaf = self.record(entry.at)?;
         Ok(leaf.is_of(m, key).then_some(leaf))
+    }
+
+    /// Returns the newest record of a key among the deltas of a leaf node.
+    #[inline(always)]
+    fn find_delta<'m>(&'m self, node: &Node<'m>, key: &[u8]) -> Result<Option<LeafRef<'m>>> {
+        let (m, hash) = (self.medium(), self.hash(key));
+        let depth = node.word.depth() as usize;
+        if depth > known_deltas(0) {
+            return self.walk_to_delta(node, key);
+        }
+        for number in (0..depth).rev() {
+            let delta = node.base.delta(m, number);
+            if delta.record() == 0 {
+                return self.walk_to_delta(node, key);
+            }
+            if delta.may_be_of(hash) {
+                let leaf = self.record(delta.record())?;
+                if leaf.is_of(m, key) {
+                    return Ok(Some(leaf));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Does the same where the base node does not know all of them.
+    #[cold]
+    fn walk_to_delta<'m>(&'m self, node: &Node<'m>, key: &[u8]) -> Result<Option<LeafRef<'m>>> {
+        for insert in self.inserts(node) {
+            let (_, leaf) = insert?;
+            if leaf.is_of(self.medium(), key) {
+                return Ok(Some(leaf));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns the number of entries that a search admits: they are the first ones.
@@ -413,34 +479,55 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             position -= 1;
         }
         let entry = base.entry(m, position);
-        let mut best: Option<LeafRef<'_>> = None;
-        for node in end.parts() {
-            for insert in self.inserts(node) {
-                let (_, leaf) = insert?;
-                let order = match leaf.prefix(m).cmp(&search.prefix) {
-                    Ordering::Equal => leaf.compare(m, search.key),
-                    order => order,
-                };
-                let is_better = |best: &LeafRef<'_>| self.order(&leaf, best).is_gt();
-                if search.admits(order) && best.as_ref().is_none_or(is_better) {
-                    best = Some(leaf);
-                }
-            }
+        let mut best = None;
+        for node in end.parts().filter(|node| node.word.depth() > 0) {
+            self.find_separator(node, search, &mut best)?;
         }
-        let Some(best) = best else { return Ok(entry.child) };
-        let is_nearer = match entry.prefix.cmp(&best.prefix(m)) {
-            Ordering::Equal if entry.at != 0 => self.order(&self.record(entry.at)?, &best).is_le(),
+        let Some((nearest, at)) = best else { return Ok(entry.child) };
+        let best = self.record(at)?;
+        let is_nearer = match entry.prefix.cmp(&nearest) {
+            Ordering::Equal if entry.at != 0 => {
+                self.record(entry.at)?.compare_leaf(m, &best).is_le()
+            }
             order => order.is_le(),
         };
         Ok(if is_nearer { best.word(m) } else { entry.child })
     }
 
-    /// Compares the keys of two leaves.
-    fn order(&self, one: &LeafRef<'_>, other: &LeafRef<'_>) -> Ordering {
+    /// Finds the last key that a search admits among the deltas of a node that is not a leaf node:
+    /// its prefix and its record. `best` has that of another node, if there is one.
+    fn find_separator(
+        &self,
+        node: &Node<'_>,
+        search: &Search<'_>,
+        best: &mut Option<(u64, u64)>,
+    ) -> Result<()> {
         let m = self.medium();
-        match one.prefix(m).cmp(&other.prefix(m)) {
-            Ordering::Equal => one.compare(m, &other.key(m)),
-            order => order,
+        let mut link = node.word;
+        while link.part() == Part::Insert {
+            let (number, at) = (link.depth() as usize - 1, link.offset());
+            let known = number < known_deltas(1);
+            let noted = if known { node.base.separator(m, number) } else { (0, 0) };
+            let prefix = if noted.0 == at { noted.1 } else { self.record(at)?.prefix(m) };
+            link = self.before(link, &node.base)?;
+            let order = match prefix.cmp(&search.prefix) {
+                Ordering::Equal => self.record(at)?.compare(m, search.key),
+                order => order,
+            };
+            if !search.admits(order) {
+                continue;
+            }
+            let is_better = match *best {
+                None => true,
+                Some((other, _)) if other != prefix => other < prefix,
+                Some((_, other)) => {
+                    self.record(at)?.compare_leaf(m, &self.record(other)?).is_gt()
+                }
+            };
+            if is_better {
+                *best = Some((prefix, at));
+            }
         }
+        Ok(())
     }
 }

@@ -3,17 +3,18 @@
 //! None of this is needed for the change that caused it, and any of it can be done by any thread
 //! later. So if there is no space, or another thread was faster, it is left undone.
 
-use std::cmp;
+use std::cmp::Ordering as Order;
 use std::sync::atomic::Ordering;
 
 use evermap_pm::medium::Note;
-use evermap_pm::{Guard, Medium, PmU64, Result};
+use evermap_pm::{Guard, Medium, Result};
 
 use super::BwTree;
 use super::access::Node;
-use super::layout::{INTENT_BYTES, Link, RECORD_HEADER};
+use super::layout::{Cell, INTENT_BYTES, Link, RECORD_HEADER};
 use super::node::{BaseRef, Bounds, Entry, base_bytes};
 use crate::fresh::Fresh;
+use crate::ordered::leaf::LeafRef;
 use crate::recipe;
 
 /// What is to be done in the structure: something at a level, for the node with an id.
@@ -43,7 +44,7 @@ pub(super) struct Contents {
 /// A node that is being split off: no other node refers to it yet.
 pub(super) struct NewNode<'m> {
     pub(super) id: u64,
-    pub(super) cell: &'m PmU64,
+    pub(super) cell: &'m Cell,
     pub(super) word: Link,
 }
 
@@ -77,23 +78,24 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         nodes: impl IntoIterator<Item = &'n Node<'m>>,
     ) -> Result<Contents> {
         let m = self.medium();
-        let mut entries = Vec::with_capacity(ITEMS + Self::CHAIN as usize);
+        let mut entries = Vec::with_capacity(ITEMS + Self::chain(0) as usize);
         for base in bases {
             entries.extend(base.entries(m).filter(|entry| Some(entry.child) != without));
         }
-        let mut inserts = Vec::new();
+        let (mut inserted, mut gone) = (Vec::with_capacity(Self::chain(0) as usize), Vec::new());
+        let mut inserts = Vec::with_capacity(Self::chain(0) as usize);
         for node in nodes {
             for insert in self.inserts(node) {
-                inserts.push((insert?, node.level()));
+                let (at, leaf) = insert?;
+                let child = if node.level() == 0 { 0 } else { leaf.word(m) };
+                inserted.push(at);
+                inserts.push((Entry { prefix: leaf.prefix(m), at, child }, leaf));
             }
         }
-        let inserted = inserts.iter().map(|&((at, _), _)| at).collect();
-        let mut gone = Vec::new();
         // The oldest first.
-        for ((at, leaf), level) in inserts.into_iter().rev() {
-            let child = if level == 0 { 0 } else { leaf.word(m) };
-            let entry = Entry { prefix: leaf.prefix(m), at, child };
-            let (position, is_present) = self.position(&entries, entry.prefix, &leaf.key(m))?;
+        for (entry, leaf) in inserts.into_iter().rev() {
+            let order = |other: &Entry| self.compare_entries(other, &entry, &leaf);
+            let (position, is_present) = find(&entries, order)?;
             if is_present {
                 gone.push(entries[position].at);
                 entries[position] = entry;
@@ -112,18 +114,16 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         prefix: u64,
         key: &[u8],
     ) -> Result<(usize, bool)> {
-        let (mut low, mut high, mut is_present) = (0, entries.len(), false);
-        while low < high {
-            let middle = low.midpoint(high);
-            match self.compare(&entries[middle], key, prefix)? {
-                cmp::Ordering::Less => low = middle + 1,
-                order => {
-                    is_present = order.is_eq();
-                    high = middle;
-                }
-            }
-        }
-        Ok((low, is_present))
+        find(entries, |entry| self.compare(entry, key, prefix))
+    }
+
+    /// Compares the keys of two entries, of which the second one has a record.
+    fn compare_entries(&self, one: &Entry, other: &Entry, leaf: &LeafRef<'_>) -> Result<Order> {
+        Ok(match one.prefix.cmp(&other.prefix) {
+            Order::Equal if one.at == 0 => 0.cmp(&leaf.len()),
+            Order::Equal => self.record(one.at)?.compare_leaf(self.medium(), leaf),
+            order => order,
+        })
     }
 
     /// Writes the contents of a node to a new base node, or to two if there are too many. Also
@@ -185,16 +185,24 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Takes the entries out whose keys were removed: of those that were deltas, or of `all`.
     fn drop_removed(&self, contents: &mut Contents, all: bool) -> Result<()> {
         let m = self.medium();
-        let mut left = Vec::with_capacity(contents.entries.len());
-        for &entry in &contents.entries {
-            let looks = all || contents.inserted.contains(&entry.at);
-            if looks && self.record(entry.at)?.state(m).is_removed() {
-                contents.gone.push(entry.at);
-            } else {
-                left.push(entry);
+        let is_removed = |at: u64| self.record(at).map(|leaf| leaf.state(m).is_removed());
+        let mut removed = Vec::new();
+        if all {
+            let records = || contents.entries.iter().map(|entry| entry.at);
+            records().for_each(|at| m.prefetch(at));
+            for at in records() {
+                removed.extend(is_removed(at)?.then_some(at));
+            }
+        } else {
+            for &at in &contents.inserted {
+                // Those for whose keys there are newer ones are gone in any case.
+                removed.extend((is_removed(at)? && !contents.gone.contains(&at)).then_some(at));
             }
         }
-        contents.entries = left;
+        if !removed.is_empty() {
+            contents.entries.retain(|entry| !removed.contains(&entry.at));
+            contents.gone.append(&mut removed);
+        }
         Ok(())
     }
 
@@ -232,13 +240,15 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             "late, it matters where blocks of the old node are used soon: \
              `every_word_is_durable_when_a_change_returns`",
         ));
-        if recipe::exchange_marked(m, node.cell, node.word.0, word, Link::MARK).is_err() {
+        // Before the word: becomes durable with it.
+        m.store_transient(&node.cell.base, block);
+        if recipe::exchange_marked(m, &node.cell.word, node.word.0, word, Link::MARK).is_err() {
             new.iter().for_each(|new| self.discard(new));
             return Ok(None);
         }
         blocks.keep();
         if let Some(new) = &new {
-            self.clear_new(new.cell, new.word);
+            self.clear_new(&new.cell.word, new.word);
             self.events.splits.fetch_add(1, Ordering::Relaxed);
         }
         Ok(Some((block, new.map(|new| new.id))))
@@ -275,7 +285,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     pub(super) fn new_node(&self, block: u64) -> Result<NewNode<'_>> {
         let (m, id) = (self.medium(), self.new_id()?);
         let (cell, word) = (self.cell(id)?, Link(Link::base(block).0 | Link::NEW));
-        m.store(cell, word.0);
+        m.store_transient(&cell.base, block);
+        m.store(&cell.word, word.0);
         if !m.mutant("BW-2") {
             m.flush(cell);
         }
@@ -285,8 +296,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Gives back the id of a node to which no other one will refer.
     pub(super) fn discard(&self, new: &NewNode<'_>) {
         let m = self.medium();
-        m.store(new.cell, 0);
-        m.flush(new.cell);
+        m.store(&new.cell.word, 0);
+        m.flush(&new.cell.word);
         self.discard_id(new.id);
     }
 
@@ -362,4 +373,23 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
         Ok(())
     }
+}
+
+/// Returns the position of the first entry that is not less, and whether it is equal.
+fn find(
+    entries: &[Entry],
+    mut compare: impl FnMut(&Entry) -> Result<Order>,
+) -> Result<(usize, bool)> {
+    let (mut low, mut high, mut is_present) = (0, entries.len(), false);
+    while low < high {
+        let middle = low.midpoint(high);
+        match compare(&entries[middle])? {
+            Order::Less => low = middle + 1,
+            order => {
+                is_present = order.is_eq();
+                high = middle;
+            }
+        }
+    }
+    Ok((low, is_present))
 }

@@ -9,7 +9,7 @@ use evermap_pm::{Error, Medium, Result};
 use super::BwTree;
 use super::access::{Node, Search};
 use super::consolidate::Work;
-use super::layout::{Link, Part, RECORD_HEADER, Record, TREE_MARK};
+use super::layout::{Link, Part, RECORD_HEADER, TREE_MARK};
 use super::node::{BaseRef, Bounds, Entry, base_bytes};
 use crate::fresh::Fresh;
 use crate::ordered::leaf::{LeafRef, leaf_bytes, prefix};
@@ -50,32 +50,17 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 return Err(Error::no_space("a node of a tree", Self::NODE_BYTES));
             }
             let mut blocks = Fresh::new(&self.pool);
-            let block = self.write_separator(&low, id, above.node.word, &mut blocks)?;
-            if self.prepend(&above, Part::Insert, block) {
+            let block = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(low.len()))?;
+            self.write_delta(&above.node, block, &low, id);
+            if self.prepend(&above.node, Part::Insert, block, prefix(&low)) {
                 blocks.keep();
-                if above.node.word.depth() + 1 >= Self::CHAIN {
+                if above.node.word.depth() + 1 >= Self::chain(level + 1) {
                     todo.push(Work::Consolidate(level + 1, above.node.id));
                 }
                 return Ok(());
             }
         }
         Ok(())
-    }
-
-    /// Writes the record of a node in the level above, and flushes it.
-    fn write_separator(
-        &self,
-        low: &[u8],
-        id: u64,
-        next: Link,
-        blocks: &mut Fresh<'_, M>,
-    ) -> Result<u64> {
-        let m = self.medium();
-        let block = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(low.len()))?;
-        m.store(&m.at::<Record>(block).expect("just allocated").next, next.plain().0);
-        // In the same line as the beginning of the leaf.
-        LeafRef::write(m, block + RECORD_HEADER, low, id);
-        Ok(block)
     }
 
     /// Puts a new root above a root that was split.
@@ -91,7 +76,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let low = sibling.base.low(m);
         let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0 };
         let mut blocks = Fresh::new(&self.pool);
-        let at = self.write_separator(&low, sibling.id, Link(0), &mut blocks)?;
+        let at = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(low.len()))?;
+        LeafRef::write(m, at + RECORD_HEADER, &low, sibling.id);
         let entries = [
             Entry { prefix: 0, at: 0, child: root.id },
             Entry { prefix: prefix(&low), at, child: sibling.id },
@@ -105,7 +91,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         match recipe::exchange_marked(m, cell, root.id, new.id, TREE_MARK) {
             Ok(()) => {
                 blocks.keep();
-                self.clear_new(new.cell, new.word);
+                self.clear_new(&new.cell.word, new.word);
             }
             Err(_) => self.discard(&new),
         }

@@ -63,7 +63,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             m.store(&intent.next, above.node.word.plain().0);
             m.store(&intent.child, id);
             m.flush(intent);
-            if self.prepend(&above, Part::Intent, block) {
+            if self.prepend(&above.node, Part::Intent, block, 0) {
                 blocks.keep();
                 todo.push(Work::Consolidate(level + 1, above.node.id));
             }
@@ -137,7 +137,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 "needed where blocks of the node are used for others before the merge is complete: \
                  `a_merge_survives_every_crash`",
             ));
-            if recipe::exchange_marked(m, cell, word.0, frozen, Link::MARK).is_ok() {
+            if recipe::exchange_marked(m, &cell.word, word.0, frozen, Link::MARK).is_ok() {
                 return Ok(true);
             }
         }

@@ -82,7 +82,7 @@ mod walk;
 
 use access::Search;
 use change::KeyLocks;
-use layout::{Base, KEY_SPACE, LEAF_ENTRY, Link, Root};
+use layout::{Base, Cell, KEY_SPACE, LEAF_ENTRY, Link, Root};
 use node::{BaseRef, Bounds};
 use table::Ids;
 
@@ -135,8 +135,17 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// The bytes of the usual block of a base node.
     const NODE_BYTES: u64 = (size_of::<Base>() + 8 * LEAF_ENTRY * ITEMS) as u64 + KEY_SPACE;
 
-    /// The number of deltas at which a node is consolidated.
-    const CHAIN: u64 = if ITEMS < 16 { ITEMS as u64 / 2 } else { 8 };
+    /// Returns the number of deltas at which a node is consolidated.
+    const fn chain(level: u8) -> u64 {
+        match level {
+            _ if ITEMS < 16 => ITEMS as u64 / 2,
+            0 => 16,
+            _ => 4,
+        }
+    }
+
+    /// The bytes of a base node that are prefetched: as many as the usual one has.
+    const PREFETCHED: u64 = (size_of::<Base>() + 8 * LEAF_ENTRY * (ITEMS * 3 / 4)) as u64;
 
     /// Returns the most entries of a node after a split: as many as the usual block has space for.
     const fn capacity(level: u8) -> usize {
@@ -247,16 +256,18 @@ impl<M: Medium, const ITEMS: usize> PersistentOrdered<M> for BwTree<M, ITEMS> {
         let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
         let node = fresh.allocate_fixed(Self::NODE_BYTES)?;
         let reserve = fresh.allocate_fixed(Self::NODE_BYTES)?;
-        let segment = fresh.allocate_fixed(8 * table::segment_words(0))?;
+        let segment = fresh.allocate_fixed(table::segment_bytes(0))?;
         fresh.keep();
         let m = pool.medium();
         let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0 };
         BaseRef::write(m, node, 0, &bounds, &[]);
         table::write_segment(m, segment, 0);
         const FIRST: u64 = 1;
-        let words: &[PmU64] = m.slice(segment, FIRST + 1).expect("just allocated");
-        m.store(&words[FIRST as usize], Link::base(node).0);
-        m.flush(&words[FIRST as usize]);
+        let cells: &[Cell] = m.slice(segment, FIRST + 1).expect("just allocated");
+        let cell = &cells[FIRST as usize];
+        m.store_transient(&cell.base, node);
+        m.store(&cell.word, Link::base(node).0);
+        m.flush(cell);
         let header = m.at::<Root>(block).expect("just allocated");
         m.store(&header.tree, FIRST);
         m.store(&header.reserve, reserve);

@@ -1,8 +1,11 @@
 //! Base nodes: sorted entries that never change.
 
+use std::cmp::Ordering;
+
 use evermap_pm::{Error, Medium, PmU64, Result};
 
-use super::layout::{Base, Meta, entry_words};
+use super::layout::{Base, Delta, Meta, entry_words};
+use crate::ordered::leaf::compare_key;
 
 /// An entry of a base node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +37,13 @@ pub(super) struct BaseRef<'m> {
     pub(super) header: &'m Base,
     pub(super) level: u8,
     pub(super) sibling: u64,
-    /// The words of the entries.
-    entries: &'m [PmU64],
-    /// The words of the two keys, and the length of each in bytes.
-    low: (&'m [PmU64], usize),
-    high: (&'m [PmU64], usize),
+    /// The number of entries.
+    count: usize,
+    /// The words of the entries, and of the two keys behind them.
+    words: &'m [PmU64],
+    /// The lengths of the two keys in bytes.
+    low: usize,
+    high: usize,
 }
 
 /// Returns the number of words of a key with this number of bytes.
@@ -69,20 +74,20 @@ impl<'m> BaseRef<'m> {
     fn parse<M: Medium>(m: &'m M, offset: u64) -> Option<Self> {
         let header = m.at::<Base>(offset).filter(|_| offset != 0)?;
         let level = Meta(m.load_relaxed(&header.meta)).level()?;
-        let words = m.load_relaxed(&header.count).checked_mul(entry_words(level) as u64)?;
-        let entries = m.slice(offset + size_of::<Base>() as u64, words)?;
+        let count = m.load_relaxed(&header.count);
         let lengths = m.load_relaxed(&header.lengths);
         let (low, high) = (lengths as u32 as usize, (lengths >> 32) as usize);
-        let low_at = offset + size_of::<Base>() as u64 + 8 * words;
-        let high_at = low_at + 8 * key_words(low);
+        let words = count.checked_mul(entry_words(level) as u64)?;
+        let words = words.checked_add(key_words(low) + key_words(high))?;
         Some(BaseRef {
             offset,
             header,
             level,
             sibling: m.load_relaxed(&header.sibling),
-            entries,
-            low: (m.slice(low_at, key_words(low))?, low),
-            high: (m.slice(high_at, key_words(high))?, high),
+            count: count as usize,
+            words: m.slice(offset + size_of::<Base>() as u64, words)?,
+            low,
+            high,
         })
     }
 
@@ -104,6 +109,8 @@ impl<'m> BaseRef<'m> {
         m.store(&header.lengths, lengths);
         m.store(&header.high_prefix, crate::ordered::leaf::prefix(&bounds.high));
         m.store_transient(&header.removed, 0);
+        // Durable, unlike what is stored there later.
+        header.deltas.iter().for_each(|cell| m.store(cell, 0));
         let bytes = base_bytes(level, entries.len(), bounds);
         let all: &[PmU64] = m.slice(block, bytes / 8).expect("just allocated");
         let (words, keys) =
@@ -121,20 +128,20 @@ impl<'m> BaseRef<'m> {
     /// Returns the number of entries.
     #[inline(always)]
     pub(super) fn len(&self) -> usize {
-        self.entries.len() / entry_words(self.level)
+        self.count
     }
 
     /// Returns the prefix of an entry.
     #[inline(always)]
     pub(super) fn prefix<M: Medium>(&self, m: &M, position: usize) -> u64 {
-        m.load_relaxed(&self.entries[position * entry_words(self.level)])
+        m.load_relaxed(&self.words[position * entry_words(self.level)])
     }
 
     /// Returns an entry.
     #[inline(always)]
     pub(super) fn entry<M: Medium>(&self, m: &M, position: usize) -> Entry {
         let words = entry_words(self.level);
-        let cells = &self.entries[position * words..][..words];
+        let cells = &self.words[position * words..][..words];
         Entry {
             prefix: m.load_relaxed(&cells[0]),
             at: m.load_relaxed(&cells[1]),
@@ -147,25 +154,80 @@ impl<'m> BaseRef<'m> {
         (0..self.len()).map(|position| self.entry(m, position))
     }
 
+    /// Returns the words of the least key and of the key at which the next node begins.
+    #[inline(always)]
+    fn keys(&self) -> (&'m [PmU64], &'m [PmU64]) {
+        self.words[self.count * entry_words(self.level)..].split_at(key_words(self.low) as usize)
+    }
+
     /// Returns the least key that belongs into the node.
     pub(super) fn low<M: Medium>(&self, m: &M) -> Vec<u8> {
-        bytes(m, self.low)
+        bytes(m, self.keys().0, self.low)
     }
 
     /// Returns the key at which the next node begins, if there is one.
     pub(super) fn high<M: Medium>(&self, m: &M) -> Option<Vec<u8>> {
-        (self.sibling != 0).then(|| bytes(m, self.high))
+        (self.sibling != 0).then(|| bytes(m, self.keys().1, self.high))
+    }
+
+    /// Compares the key at which the next node begins with another one, whose prefix is `prefix`.
+    #[inline(always)]
+    pub(super) fn compare_high<M: Medium>(&self, m: &M, key: &[u8], prefix: u64) -> Ordering {
+        match m.load_relaxed(&self.header.high_prefix).cmp(&prefix) {
+            Ordering::Equal => compare_key(m, self.keys().1, self.high, key),
+            order => order,
+        }
+    }
+
+    /// Copies what is known of the delta with a number, of a leaf node.
+    #[inline(always)]
+    pub(super) fn delta<M: Medium>(&self, m: &M, number: usize) -> Delta {
+        // Acquire: the record is read next.
+        Delta(m.load(&self.header.deltas[number]))
+    }
+
+    /// Returns what is known of the delta with a number, of a node that is not a leaf node: the
+    /// offset of the record, and its prefix.
+    #[inline(always)]
+    pub(super) fn separator<M: Medium>(&self, m: &M, number: usize) -> (u64, u64) {
+        // Acquire: the prefix and the record are read next.
+        let record = m.load(&self.header.deltas[2 * number]);
+        (record, m.load_relaxed(&self.header.deltas[2 * number + 1]))
+    }
+
+    /// Returns the offset of the record that is the delta with a number, or 0 if that is not known.
+    #[inline(always)]
+    pub(super) fn record_of_delta<M: Medium>(&self, m: &M, number: usize) -> u64 {
+        match (number < known_deltas(self.level), self.level) {
+            (false, _) => 0,
+            (true, 0) => self.delta(m, number).record(),
+            (true, _) => self.separator(m, number).0,
+        }
+    }
+
+    /// Notes that a record is the delta with a number, which is durable. `tag` is the hash of its
+    /// key in a leaf node, its prefix in another one.
+    pub(super) fn note_delta<M: Medium>(&self, m: &M, number: usize, record: u64, tag: u64) {
+        let deltas = &self.header.deltas;
+        if number >= known_deltas(self.level) {
+            return;
+        }
+        if self.level == 0 {
+            m.store_transient(&deltas[number], Delta::new(record, tag).0);
+        } else {
+            m.store_transient(&deltas[2 * number + 1], tag);
+            m.store_transient(&deltas[2 * number], record);
+        }
     }
 
     /// Returns what belongs into the node, and what is next to it.
     pub(super) fn bounds<M: Medium>(&self, m: &M) -> Bounds {
-        Bounds { low: self.low(m), high: bytes(m, self.high), sibling: self.sibling }
+        Bounds { low: self.low(m), high: bytes(m, self.keys().1, self.high), sibling: self.sibling }
     }
 
     /// Returns the size of the node in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        let words = self.entries.len() + self.low.0.len() + self.high.0.len();
-        (size_of::<Base>() + 8 * words) as u64
+        (size_of::<Base>() + size_of_val(self.words)) as u64
     }
 
     /// Returns the number of keys that were removed, roughly.
@@ -186,7 +248,13 @@ impl<'m> BaseRef<'m> {
     }
 }
 
-fn bytes<M: Medium>(m: &M, (cells, length): (&[PmU64], usize)) -> Vec<u8> {
+/// Returns the number of deltas of a node that its base node knows.
+#[inline(always)]
+pub(super) fn known_deltas(level: u8) -> usize {
+    if level == 0 { 16 } else { 8 }
+}
+
+fn bytes<M: Medium>(m: &M, cells: &[PmU64], length: usize) -> Vec<u8> {
     let mut key = vec![0; length];
     m.read_bytes(cells, &mut key);
     key

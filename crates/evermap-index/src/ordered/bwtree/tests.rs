@@ -291,7 +291,7 @@ fn a_merge_survives_every_crash() {
         // Once the left node has taken its neighbour over, that must be frozen: the thread that
         // completes the merge must not look at its blocks.
         let has_taken_over = index.index.node(left, Some(0)).unwrap().base.sibling != right;
-        let word = Link(crashed.load(index.index.cell(right).unwrap()));
+        let word = Link(crashed.load(&index.index.cell(right).unwrap().word));
         assert!(word.is_frozen() || word.is_none() || !has_taken_over);
         let mut keys = keys.clone();
         if index.index.get(&bytes(low + 1)).unwrap().is_some() {
@@ -358,7 +358,7 @@ fn a_lookup_makes_durable_what_it_acts_on() {
             let node = index.index.node(1, Some(0)).unwrap();
             let (_, leaf) = index.index.inserts(&node).next().unwrap().unwrap();
             let (cell, mark) = [
-                (node.cell, Link::MARK),
+                (&node.cell.word, Link::MARK),
                 (&leaf.leaf.state, LeafState::MARK),
                 (&index.index.root_block().unwrap().tree, TREE_MARK),
             ][word];
@@ -407,7 +407,7 @@ fn every_word_is_durable_when_a_change_returns() {
         });
         let mut words = vec![];
         let each = &mut |shown: &Shown<'_>| {
-            words.push(sim.offset_of(shown.end.target().cell));
+            words.push(sim.offset_of(&shown.end.target().cell.word));
             Ok(true)
         };
         tree.each_node(each).unwrap();
@@ -641,7 +641,7 @@ fn a_frozen_node_is_not_changed() {
 fn a_word_that_names_no_node_is_damage() {
     let (sim, _pool, index) = tree();
     insert(&index.index, 0..3);
-    let cell = index.index.node(1, Some(0)).unwrap().cell;
+    let cell = &index.index.node(1, Some(0)).unwrap().cell.word;
     let word = Link(sim.load(cell));
     let loops = word.with(Part::Insert, word.offset()).0;
     for damaged in [0, loops, word.0 | 3 << 48, 0xffff_0000_0000_0010, word.0 | Link::FROZEN] {
