@@ -1,6 +1,7 @@
 //! Nodes as one word of the mapping table describes them, and searching.
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
 use evermap_pm::sync::Backoff;
 use evermap_pm::{Error, Medium, PmU64, Result};
@@ -284,11 +285,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Compares the key of an entry with another one.
     #[inline(always)]
-    pub(super) fn compare(&self, entry: &Entry, key: &[u8], prefix: u64) -> Result<Ordering> {
-        Ok(match entry.prefix.cmp(&prefix) {
-            Ordering::Equal if entry.at == 0 => [].as_slice().cmp(key),
-            Ordering::Equal => self.record(entry.at)?.compare(self.medium(), key),
-            order => order,
+    pub(super) fn compare(&self, entry: &Entry, key: &[u8]) -> Result<Ordering> {
+        Ok(match entry.at {
+            0 => [].as_slice().cmp(key),
+            at => self.record(at)?.compare(self.medium(), key),
         })
     }
 
@@ -404,7 +404,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             return Ok(None);
         }
         let entry = base.entry(m, position);
-        if entry.prefix != prefix(key) {
+        if entry.head != base.head(key, 0) {
             return Ok(None);
         }
         let leaf = self.record(entry.at)?;
@@ -450,15 +450,14 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     #[inline(always)]
     fn count_before(&self, base: &BaseRef<'_>, search: &Search<'_>) -> Result<usize> {
         let m = self.medium();
-        let (mut low, mut high) = (0, base.len());
+        if search.target == Target::Last {
+            return Ok(base.len());
+        }
+        let Range { start: mut low, end: mut high } =
+            base.with_head(m, base.head(search.key, search.prefix));
         while low < high {
             let middle = low.midpoint(high);
-            let order = match base.prefix(m, middle).cmp(&search.prefix) {
-                Ordering::Equal => {
-                    self.compare(&base.entry(m, middle), search.key, search.prefix)?
-                }
-                order => order,
-            };
+            let order = self.compare(&base.entry(m, middle), search.key)?;
             if search.admits(order) { low = middle + 1 } else { high = middle }
         }
         Ok(low)
@@ -485,7 +484,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
         let Some((nearest, at)) = best else { return Ok(entry.child) };
         let best = self.record(at)?;
-        let is_nearer = match entry.prefix.cmp(&nearest) {
+        let is_nearer = match entry.head.cmp(&nearest) {
             Ordering::Equal if entry.at != 0 => {
                 self.record(entry.at)?.compare_leaf(m, &best).is_le()
             }

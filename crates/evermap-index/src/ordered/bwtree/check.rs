@@ -6,6 +6,7 @@ use super::BwTree;
 use super::access::Search;
 use super::layout::RECORD_HEADER;
 use super::walk::Shown;
+use crate::ordered::leaf::prefix;
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Describes what is wrong. Changes that are not complete are not wrong.
@@ -28,17 +29,16 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             wrong("it does not begin where the one before it ends");
         }
         let merged = node.intent.map(|(_, child)| child);
-        let entries = self.gather([&node.base], merged, shown.end.parts())?.entries;
-        let within = self.within(&entries, &shown.bounds)?;
-        if within != (0..entries.len()) && self.frozen_sibling(&shown.end.node)?.is_none() {
+        let contents = self.gather([&node.base], merged, shown.end.parts(), &shown.bounds)?;
+        if contents.has_others && self.frozen_sibling(&shown.end.node)?.is_none() {
             wrong("it has keys of another node");
         }
-        let entries = &entries[within];
+        let entries = &contents.entries;
         let mut last: Option<Vec<u8>> = None;
         for entry in entries {
             let key = self.key_of(entry)?;
-            if entry.prefix != crate::ordered::leaf::prefix(&key) {
-                wrong("an entry has another prefix than its key");
+            if entry.head != node.base.head(&key, prefix(&key)) {
+                wrong("an entry has another head than its key");
             }
             if last.is_some_and(|last| last >= key) {
                 wrong("its keys are not in order");

@@ -74,13 +74,13 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let level = root.level().checked_add(1);
         let level = level.ok_or_else(|| Error::damaged(root.base.offset, "a tree is too high"))?;
         let low = sibling.base.low(m);
-        let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0 };
+        let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0, skip: 0 };
         let mut blocks = Fresh::new(&self.pool);
         let at = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(low.len()))?;
         LeafRef::write(m, at + RECORD_HEADER, &low, sibling.id);
         let entries = [
-            Entry { prefix: 0, at: 0, child: root.id },
-            Entry { prefix: prefix(&low), at, child: sibling.id },
+            Entry { head: 0, at: 0, child: root.id },
+            Entry { head: prefix(&low), at, child: sibling.id },
         ];
         let block = self.node_block(base_bytes(level, entries.len(), &bounds), &mut blocks)?;
         BaseRef::write(m, block, level, &bounds, &entries);

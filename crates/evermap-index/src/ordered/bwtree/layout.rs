@@ -221,11 +221,13 @@ pod! {
     ///                       32 bits each
     /// byte 32  high_prefix  the first eight bytes of the latter
     /// byte 40  removed      how many keys were removed, roughly; never flushed
+    /// byte 48  skip         number of bits that all keys of a leaf node have in common: see
+    ///                       `LeafEntry`
     /// byte 64  deltas       which records are the deltas of the node, the oldest first:
     ///                       in leaf nodes, words: see `Delta`
     ///                       in others, pairs of words: the offset of the record, and its prefix
     ///                       0 if there is no such delta, or if only that can tell which comes next
-    /// byte 192 entries      of leaf nodes: see `LEAF_ENTRY`; of others: see `INNER_ENTRY`
+    /// byte 192 entries      of leaf nodes: see `LeafEntry`; of others: see `INNER_ENTRY`
     ///          then the two keys, each padded to 8 bytes
     /// ```
     ///
@@ -246,7 +248,9 @@ pod! {
         pub high_prefix: PmU64,
         /// The number of keys that were removed: a hint that there is space to free.
         pub removed: PmU64,
-        unused: [PmU64; 2],
+        /// The number of bits of a key before its head.
+        pub skip: PmU64,
+        unused: PmU64,
         /// The deltas of the node.
         pub deltas: [PmU64; 16],
     }
@@ -282,12 +286,53 @@ impl Delta {
     }
 }
 
-/// The words of an entry of a leaf node: the first eight bytes of the key, as a number, and the
-/// offset of its record.
-pub const LEAF_ENTRY: usize = 2;
+/// The entry of a leaf node.
+///
+/// ```text
+/// bit  0..44  the offset of the record in units of 16 bytes
+/// bit 44..64  the head of the key
+/// ```
+///
+/// The *head* of a key is the twenty bits that follow the first `Base::skip`, which are the same in
+/// all keys that belong into the node. So heads are in the order of the keys. Few keys of a node
+/// have the same head; only for these the records are compared. Behind the end of a key there are
+/// zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeafEntry(pub u64);
 
-/// The words of an entry of another node: those of a leaf node, and the id of the child. The first
-/// entry of a level has no record: its key is the empty one.
+impl LeafEntry {
+    /// The number of bits before the head.
+    pub const HEAD_SHIFT: u32 = 44;
+
+    /// Returns the entry of a record.
+    pub fn new(head: u64, record: u64) -> Self {
+        LeafEntry(head << Self::HEAD_SHIFT | record >> 4)
+    }
+
+    /// Returns the head of the key.
+    #[inline(always)]
+    pub fn head(self) -> u64 {
+        self.0 >> Self::HEAD_SHIFT
+    }
+
+    /// Returns the offset of the record.
+    #[inline(always)]
+    pub fn record(self) -> u64 {
+        (self.0 & ((1 << Self::HEAD_SHIFT) - 1)) << 4
+    }
+
+    /// Returns the head of a key whose eight bytes from byte `8 * n` on are `word(n)`.
+    #[inline(always)]
+    pub fn head_of(word: impl Fn(usize) -> u64, skip: u64) -> u64 {
+        let (at, bit) = ((skip / 64) as usize, skip as u32 % 64);
+        let next = if bit > Self::HEAD_SHIFT { word(at.saturating_add(1)) >> (64 - bit) } else { 0 };
+        (word(at) << bit | next) >> Self::HEAD_SHIFT
+    }
+}
+
+/// The words of an entry of another node: the first eight bytes of the key, as a number, the offset
+/// of its record, and the id of the child. The first entry of a level has no record: its key is the
+/// empty one.
 pub const INNER_ENTRY: usize = 3;
 
 /// The bytes for the two keys that the usual block of a node has space for.
@@ -320,7 +365,7 @@ impl Meta {
 /// Returns the number of words of an entry.
 #[inline(always)]
 pub fn entry_words(level: u8) -> usize {
-    if level == 0 { LEAF_ENTRY } else { INNER_ENTRY }
+    if level == 0 { 1 } else { INNER_ENTRY }
 }
 
 #[cfg(test)]
@@ -347,6 +392,18 @@ mod tests {
         let delta = Delta::new(record, hash);
         assert!(delta.record() == record && delta.may_be_of(hash));
         assert!(!delta.may_be_of(hash ^ 1 << 48) && !delta.may_be_of(hash ^ 1 << 63));
+    }
+
+    #[test]
+    fn a_head_is_the_bits_after_those_skipped() {
+        let words = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210, 0];
+        let all = u128::from(words[0]) << 64 | u128::from(words[1]);
+        for skip in 0..108 {
+            let head = LeafEntry::head_of(|at| words[at], skip);
+            assert_eq!(u128::from(head), all << skip >> 108, "{skip}");
+            let entry = LeafEntry::new(head, 0xffff_ffff_fff0);
+            assert_eq!((entry.head(), entry.record()), (head, 0xffff_ffff_fff0));
+        }
     }
 
     #[test]

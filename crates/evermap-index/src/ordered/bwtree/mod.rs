@@ -82,13 +82,13 @@ mod walk;
 
 use access::Search;
 use change::KeyLocks;
-use layout::{Base, Cell, KEY_SPACE, LEAF_ENTRY, Link, Root};
+use layout::{Base, Cell, INNER_ENTRY, KEY_SPACE, Link, Root};
 use node::{BaseRef, Bounds};
 use table::Ids;
 
 /// P-BwTree in medium `M`, with up to `ITEMS` keys in a leaf node, which is an even number from 8
 /// to 254. See the [module](self).
-pub struct BwTree<M: Medium, const ITEMS: usize = 64> {
+pub struct BwTree<M: Medium, const ITEMS: usize = 128> {
     pool: Arc<Pool<M>>,
     /// A copy of the pool's region, which every operation needs, to save an indirection.
     region: Arc<Region<M>>,
@@ -133,7 +133,11 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     };
 
     /// The bytes of the usual block of a base node.
-    const NODE_BYTES: u64 = (size_of::<Base>() + 8 * LEAF_ENTRY * ITEMS) as u64 + KEY_SPACE;
+    const NODE_BYTES: u64 = {
+        let inner = INNER_ENTRY * Self::capacity(1);
+        let words = if ITEMS > inner { ITEMS } else { inner };
+        (size_of::<Base>() + 8 * words) as u64 + KEY_SPACE
+    };
 
     /// Returns the number of deltas at which a node is consolidated.
     const fn chain(level: u8) -> u64 {
@@ -145,11 +149,15 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     }
 
     /// The bytes of a base node that are prefetched: as many as the usual one has.
-    const PREFETCHED: u64 = (size_of::<Base>() + 8 * LEAF_ENTRY * (ITEMS * 3 / 4)) as u64;
+    const PREFETCHED: u64 = (size_of::<Base>() + 8 * (ITEMS * 3 / 4)) as u64;
 
     /// Returns the most entries of a node after a split: as many as the usual block has space for.
     const fn capacity(level: u8) -> usize {
-        if level == 0 { ITEMS } else { ITEMS * 2 / 3 }
+        match level {
+            0 => ITEMS,
+            _ if ITEMS < 16 => 5,
+            _ => ITEMS / INNER_ENTRY,
+        }
     }
 
     /// Returns the number of entries at which a node is merged into its left neighbour.
@@ -259,7 +267,7 @@ impl<M: Medium, const ITEMS: usize> PersistentOrdered<M> for BwTree<M, ITEMS> {
         let segment = fresh.allocate_fixed(table::segment_bytes(0))?;
         fresh.keep();
         let m = pool.medium();
-        let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0 };
+        let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0, skip: 0 };
         BaseRef::write(m, node, 0, &bounds, &[]);
         table::write_segment(m, segment, 0);
         const FIRST: u64 = 1;

@@ -1,17 +1,19 @@
 //! Base nodes: sorted entries that never change.
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
 use evermap_pm::{Error, Medium, PmU64, Result};
 
-use super::layout::{Base, Delta, Meta, entry_words};
-use crate::ordered::leaf::compare_key;
+use super::layout::{Base, Delta, LeafEntry, Meta, entry_words};
+use crate::ordered::leaf::{LeafRef, compare_key, prefix};
 
 /// An entry of a base node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The first eight bytes of the key.
-    pub(super) prefix: u64,
+    /// What orders the keys of the node, but for those of which it is the same: the head of the key
+    /// in leaf nodes, its first eight bytes in others.
+    pub(super) head: u64,
     /// The offset of the record; 0 in the first entry of a level that is not the lowest.
     pub(super) at: u64,
     /// The id of the child, in nodes that are not leaf nodes.
@@ -27,6 +29,43 @@ pub(super) struct Bounds {
     pub(super) high: Vec<u8>,
     /// The id of the next node of the level, or 0.
     pub(super) sibling: u64,
+    /// The number of bits of a key before its head.
+    pub(super) skip: u64,
+}
+
+impl Bounds {
+    /// Returns the number of bits that all keys between the bounds have in common, roughly.
+    pub(super) fn common_bits(&self) -> u64 {
+        if self.sibling == 0 {
+            return 0;
+        }
+        let longest = self.low.len().max(self.high.len());
+        let differ = |at: usize| word_of(&self.low, at) ^ word_of(&self.high, at);
+        let first = (0..longest.div_ceil(8)).find(|&at| differ(at) != 0);
+        first.map_or(0, |at| at as u64 * 64 + u64::from(differ(at).leading_zeros()))
+    }
+
+    /// Returns the head of a key of a leaf node with these bounds.
+    pub(super) fn head(&self, key: &[u8]) -> u64 {
+        LeafEntry::head_of(|at| word_of(key, at), self.skip)
+    }
+
+    /// Returns the head of the key of a record.
+    pub(super) fn head_of<M: Medium>(&self, m: &M, leaf: &LeafRef<'_>) -> u64 {
+        LeafEntry::head_of(|at| leaf.word_of_key(m, at), self.skip)
+    }
+
+    /// Returns `true` if the key of a record is between the bounds.
+    pub(super) fn contain<M: Medium>(&self, m: &M, leaf: &LeafRef<'_>) -> bool {
+        leaf.compare(m, &self.low).is_ge()
+            && (self.sibling == 0 || leaf.compare(m, &self.high).is_lt())
+    }
+}
+
+/// Returns the eight bytes of a key from byte `8 * at` on, as a number.
+#[inline(always)]
+fn word_of(key: &[u8], at: usize) -> u64 {
+    prefix(key.get(at.saturating_mul(8)..).unwrap_or_default())
 }
 
 /// A base node. Its words are loaded without ordering: they were stored before the word that led
@@ -37,6 +76,7 @@ pub(super) struct BaseRef<'m> {
     pub(super) header: &'m Base,
     pub(super) level: u8,
     pub(super) sibling: u64,
+    pub(super) skip: u64,
     /// The number of entries.
     count: usize,
     /// The words of the entries, and of the two keys behind them.
@@ -84,6 +124,7 @@ impl<'m> BaseRef<'m> {
             header,
             level,
             sibling: m.load_relaxed(&header.sibling),
+            skip: m.load_relaxed(&header.skip),
             count: count as usize,
             words: m.slice(offset + size_of::<Base>() as u64, words)?,
             low,
@@ -107,7 +148,8 @@ impl<'m> BaseRef<'m> {
         m.store(&header.sibling, bounds.sibling);
         let lengths = bounds.low.len() as u64 | (bounds.high.len() as u64) << 32;
         m.store(&header.lengths, lengths);
-        m.store(&header.high_prefix, crate::ordered::leaf::prefix(&bounds.high));
+        m.store(&header.high_prefix, prefix(&bounds.high));
+        m.store(&header.skip, bounds.skip);
         m.store_transient(&header.removed, 0);
         // Durable, unlike what is stored there later.
         header.deltas.iter().for_each(|cell| m.store(cell, 0));
@@ -116,8 +158,12 @@ impl<'m> BaseRef<'m> {
         let (words, keys) =
             all[size_of::<Base>() / 8..].split_at(entries.len() * entry_words(level));
         for (cells, entry) in words.chunks_exact(entry_words(level)).zip(entries) {
-            let values = [entry.prefix, entry.at, entry.child];
-            cells.iter().zip(values).for_each(|(cell, value)| m.store(cell, value));
+            if let [cell] = cells {
+                m.store(cell, LeafEntry::new(entry.head, entry.at).0);
+            } else {
+                let values = [entry.head, entry.at, entry.child];
+                cells.iter().zip(values).for_each(|(cell, value)| m.store(cell, value));
+            }
         }
         let (low, high) = keys.split_at(key_words(bounds.low.len()) as usize);
         m.write_bytes(low, &bounds.low);
@@ -131,10 +177,33 @@ impl<'m> BaseRef<'m> {
         self.count
     }
 
-    /// Returns the prefix of an entry.
+    /// Returns what orders a key in the node: see [`Entry::head`].
     #[inline(always)]
-    pub(super) fn prefix<M: Medium>(&self, m: &M, position: usize) -> u64 {
-        m.load_relaxed(&self.words[position * entry_words(self.level)])
+    pub(super) fn head(&self, key: &[u8], prefix: u64) -> u64 {
+        match self.level {
+            0 => LeafEntry::head_of(|at| word_of(key, at), self.skip),
+            _ => prefix,
+        }
+    }
+
+    /// Returns the positions of the entries with a head. Those before them have lesser ones.
+    #[inline(always)]
+    pub(super) fn with_head<M: Medium>(&self, m: &M, head: u64) -> Range<usize> {
+        let shift = if self.level == 0 { LeafEntry::HEAD_SHIFT } else { 0 };
+        let words = entry_words(self.level);
+        let head_at = |position: usize| m.load_relaxed(&self.words[position * words]) >> shift;
+        let (mut low, mut size) = (0, self.count);
+        while size > 0 {
+            let half = size.div_ceil(2);
+            // Both are computed: which one it is cannot be predicted.
+            low = if head_at(low + half - 1) < head { low + half } else { low };
+            size -= half;
+        }
+        let mut high = low;
+        while high < self.count && head_at(high) == head {
+            high += 1;
+        }
+        low..high
     }
 
     /// Returns an entry.
@@ -142,11 +211,12 @@ impl<'m> BaseRef<'m> {
     pub(super) fn entry<M: Medium>(&self, m: &M, position: usize) -> Entry {
         let words = entry_words(self.level);
         let cells = &self.words[position * words..][..words];
-        Entry {
-            prefix: m.load_relaxed(&cells[0]),
-            at: m.load_relaxed(&cells[1]),
-            child: cells.get(2).map_or(0, |cell| m.load_relaxed(cell)),
-        }
+        let first = m.load_relaxed(&cells[0]);
+        let [_, at, child] = cells else {
+            let entry = LeafEntry(first);
+            return Entry { head: entry.head(), at: entry.record(), child: 0 };
+        };
+        Entry { head: first, at: m.load_relaxed(at), child: m.load_relaxed(child) }
     }
 
     /// Returns all entries.
@@ -222,7 +292,8 @@ impl<'m> BaseRef<'m> {
 
     /// Returns what belongs into the node, and what is next to it.
     pub(super) fn bounds<M: Medium>(&self, m: &M) -> Bounds {
-        Bounds { low: self.low(m), high: bytes(m, self.keys().1, self.high), sibling: self.sibling }
+        let high = bytes(m, self.keys().1, self.high);
+        Bounds { low: self.low(m), high, sibling: self.sibling, skip: self.skip }
     }
 
     /// Returns the size of the node in bytes.
