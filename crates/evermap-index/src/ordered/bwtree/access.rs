@@ -210,8 +210,14 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     #[inline(always)]
     pub(super) fn node(&self, id: u64, level: Option<u8>) -> Result<Node<'_>> {
         let (m, cell) = (self.medium(), self.cell(id)?);
-        m.prefetch_bytes(m.load_relaxed(&cell.base), Self::PREFETCHED);
-        self.node_of(id, cell, self.word_in(cell), level)
+        // Acquire: what the word leads to is read next, and so is the base node.
+        let word = self.word_in(cell);
+        let likely = m.load_relaxed(&cell.base);
+        m.prefetch_bytes(likely, Self::PREFETCHED);
+        // Before the newest part is read, which has to confirm it: the processor need not wait for
+        // one to read the other.
+        let guess = BaseRef::find(m, likely, level);
+        self.node_with(id, cell, word, level, guess)
     }
 
     /// Returns the node that a word of the mapping table describes.
@@ -222,6 +228,19 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         cell: &'m Cell,
         word: Link,
         level: Option<u8>,
+    ) -> Result<Node<'m>> {
+        self.node_with(id, cell, word, level, None)
+    }
+
+    /// Does the same, with a base node that it may have.
+    #[inline(always)]
+    fn node_with<'m>(
+        &'m self,
+        id: u64,
+        cell: &'m Cell,
+        word: Link,
+        level: Option<u8>,
+        guess: Option<BaseRef<'m>>,
     ) -> Result<Node<'m>> {
         let m = self.medium();
         let damaged = || {
@@ -241,7 +260,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             Part::Intent => self.next_of(word)?.offset(),
             _ => return Err(damaged()),
         };
-        let base = BaseRef::at(m, offset, level)?;
+        let base = match guess {
+            Some(guess) if guess.offset == offset => guess,
+            _ => BaseRef::at(m, offset, level)?,
+        };
         let mut node = Node { id, cell, word, base, intent: None };
         if word.has_intent() {
             node.intent = Some(self.intent_of(&node)?);
@@ -504,7 +526,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let m = self.medium();
         let mut link = node.word;
         while link.part() == Part::Insert {
-            let (number, at) = (link.depth() as usize - 1, link.offset());
+            // At least one, if nothing is damaged.
+            let (number, at) = (link.depth().saturating_sub(1) as usize, link.offset());
             let known = number < known_deltas(1);
             let noted = if known { node.base.separator(m, number) } else { (0, 0) };
             let prefix = if noted.0 == at { noted.1 } else { self.record(at)?.prefix(m) };

@@ -7,6 +7,7 @@ use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::layout::{Base, Delta, LeafEntry, Meta, entry_words};
 use crate::ordered::leaf::{LeafRef, compare_key, prefix};
+use crate::record::KEY_MAX;
 
 /// An entry of a base node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,16 +106,24 @@ impl<'m> BaseRef<'m> {
     /// `Damaged`.
     #[inline(always)]
     pub(super) fn at<M: Medium>(m: &'m M, offset: u64, level: Option<u8>) -> Result<Self> {
-        Self::parse(m, offset)
-            .filter(|found| level.is_none_or(|level| found.level == level))
+        Self::find(m, offset, level)
             .ok_or_else(|| Error::damaged(offset, "there is no such node of a tree"))
+    }
+
+    /// Returns the base node at an offset, if there is one.
+    #[inline(always)]
+    pub(super) fn find<M: Medium>(m: &'m M, offset: u64, level: Option<u8>) -> Option<Self> {
+        Self::parse(m, offset).filter(|found| level.is_none_or(|level| found.level == level))
     }
 
     #[inline(always)]
     fn parse<M: Medium>(m: &'m M, offset: u64) -> Option<Self> {
         let header = m.at::<Base>(offset).filter(|_| offset != 0)?;
         let level = Meta(m.load_relaxed(&header.meta)).level()?;
-        let count = m.load_relaxed(&header.count);
+        let (count, skip) = (m.load_relaxed(&header.count), m.load_relaxed(&header.skip));
+        if skip > 8 * KEY_MAX as u64 {
+            return None;
+        }
         let lengths = m.load_relaxed(&header.lengths);
         let (low, high) = (lengths as u32 as usize, (lengths >> 32) as usize);
         let words = count.checked_mul(entry_words(level) as u64)?;
@@ -124,7 +133,7 @@ impl<'m> BaseRef<'m> {
             header,
             level,
             sibling: m.load_relaxed(&header.sibling),
-            skip: m.load_relaxed(&header.skip),
+            skip,
             count: count as usize,
             words: m.slice(offset + size_of::<Base>() as u64, words)?,
             low,
@@ -272,6 +281,16 @@ impl<'m> BaseRef<'m> {
             (false, _) => 0,
             (true, 0) => self.delta(m, number).record(),
             (true, _) => self.separator(m, number).0,
+        }
+    }
+
+    /// Returns `false` if what is known of the delta with a number is something else than these:
+    /// see [`note_delta`](Self::note_delta).
+    pub(super) fn knows<M: Medium>(&self, m: &M, number: usize, record: u64, tag: u64) -> bool {
+        match self.level {
+            _ if self.record_of_delta(m, number) == 0 => true,
+            0 => self.delta(m, number) == Delta::new(record, tag),
+            _ => self.separator(m, number) == (record, tag),
         }
     }
 

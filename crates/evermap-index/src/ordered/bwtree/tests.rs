@@ -446,6 +446,69 @@ fn deltas_have_blocks_of_their_own() {
     assert_no_leak(&pool, &index.index);
 }
 
+/// What base nodes know of their deltas, and the mapping table of base nodes, need not be there.
+#[test]
+fn what_was_not_flushed_is_not_needed() {
+    let (sim, pool, index) = tree();
+    let tree = &*index.index;
+    for key in 0..300 {
+        insert(tree, [key]);
+        let words = tree.used_ids();
+        for id in 1..words {
+            let cell = tree.cell(id).unwrap();
+            if Link(sim.load(&cell.word)).is_none() {
+                continue;
+            }
+            // Some are left as they are, some lead to another node, and some nowhere.
+            match (id + key) % 4 {
+                0 => sim.store_transient(&cell.base, 0),
+                1 => sim.store_transient(&cell.base, u64::MAX - 7),
+                2 => sim.store_transient(&cell.base, sim.load(&tree.cell(1).unwrap().base)),
+                _ => {}
+            }
+            let base = tree.node(id, None).unwrap().base;
+            let forgotten = base.header.deltas.iter().skip((key % 5) as usize * 2).step_by(2);
+            forgotten.for_each(|word| sim.store_transient(word, 0));
+        }
+        if key % 20 == 0 {
+            assert_holds(tree, &(0..=key).collect());
+        }
+    }
+    assert_holds(tree, &(0..300).collect());
+    assert_no_leak(&pool, tree);
+}
+
+/// The heads of keys are chosen so that they tell these apart.
+#[test]
+fn heads_tell_keys_apart() {
+    let (sim, _pool, index) = tree();
+    let tree = &*index.index;
+    let key = |number: u32| [b"a common beginning".as_slice(), &number.to_be_bytes()].concat();
+    for number in 0..1000u32 {
+        // In no order.
+        let number = number * 619 % 1000;
+        assert!(tree.insert(&key(number), u64::from(number)).unwrap().inserted());
+    }
+    let (mut all, mut equal) = (0, 0);
+    tree.each_node(&mut |shown| {
+        let base = &shown.end.target().base;
+        if base.level == 0 {
+            let heads: BTreeSet<u64> = base.entries(&sim).map(|entry| entry.head).collect();
+            (all, equal) = (all + base.len(), equal + base.len() - heads.len());
+        }
+        Ok(true)
+    })
+    .unwrap();
+    println!("{equal} of {all} heads are not the first of their kind");
+    // Those of the last node, which ends nowhere.
+    assert!(equal < 20, "{equal} of {all}");
+    assert_eq!(tree.check(), SOUND);
+    for number in 0..1000 {
+        assert_eq!(tree.get(&key(number)).unwrap(), Some(u64::from(number)));
+        assert_eq!(tree.get(&[&key(number)[..], &[0]].concat()).unwrap(), None);
+    }
+}
+
 /// A process has died when it had given an id to a node, and before another node referred to it;
 /// another one when a node was merged. Their ids are found when the first one is needed.
 #[test]
