@@ -251,8 +251,8 @@ pub(crate) fn compare_key<M: Medium>(
     other: &[u8],
 ) -> Ordering {
     let common = common_bytes(m, cells, length, other);
-    let symbol = (common < length)
-        .then(|| m.load_relaxed(&cells[common / 8]).to_le_bytes()[common % 8]);
+    let symbol =
+        (common < length).then(|| m.load_relaxed(&cells[common / 8]).to_le_bytes()[common % 8]);
     symbol.cmp(&other.get(common).copied())
 }
 

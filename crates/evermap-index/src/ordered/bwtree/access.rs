@@ -8,7 +8,7 @@ use evermap_pm::{Error, Medium, PmU64, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::BwTree;
-use super::layout::{Cell, Intent, Link, Part, RECORD_HEADER, Record, TREE_MARK};
+use super::layout::{Child, IDS, Intent, Link, Part, RECORD_HEADER, Record, TREE_MARK};
 use super::node::{BaseRef, Entry, known_deltas};
 use crate::ordered::leaf::{LeafRef, prefix};
 use crate::recipe;
@@ -23,6 +23,8 @@ pub(super) struct Search<'k> {
     key: &'k [u8],
     prefix: u64,
     target: Target,
+    /// Whether to note where base nodes are, for later searches.
+    notes: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,7 +41,12 @@ impl<'k> Search<'k> {
     /// Returns a search for the node into which `key` belongs.
     #[inline(always)]
     pub(super) fn at(key: &'k [u8]) -> Self {
-        Search { key, prefix: prefix(key), target: Target::At }
+        Search { key, prefix: prefix(key), target: Target::At, notes: false }
+    }
+
+    /// Returns a search of a writer for the node into which `key` belongs.
+    pub(super) fn to_change(key: &'k [u8]) -> Self {
+        Search { notes: true, ..Self::at(key) }
     }
 
     /// Returns a search for the node with what is right before `key`.
@@ -70,7 +77,7 @@ impl<'k> Search<'k> {
 pub(super) struct Node<'m> {
     pub(super) id: u64,
     /// Its place in the mapping table.
-    pub(super) cell: &'m Cell,
+    pub(super) cell: &'m PmU64,
     /// The word that was found there, without its mark.
     pub(super) word: Link,
     pub(super) base: BaseRef<'m>,
@@ -198,8 +205,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Returns the word of a node in the mapping table, once it is durable.
     #[inline(always)]
-    pub(super) fn word_in(&self, cell: &Cell) -> Link {
-        let cell = &cell.word;
+    pub(super) fn word_in(&self, cell: &PmU64) -> Link {
+        let cell = cell;
         Link(self.settled(cell, self.medium().load(cell), Link::MARK))
     }
 
@@ -209,15 +216,24 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// `Damaged`.
     #[inline(always)]
     pub(super) fn node(&self, id: u64, level: Option<u8>) -> Result<Node<'_>> {
-        let (m, cell) = (self.medium(), self.cell(id)?);
+        let cell = self.cell(id)?;
+        self.node_of(id, cell, self.word_in(cell), level)
+    }
+
+    /// Returns the node of a child. Its base node is read beside the word of the node and its
+    /// newest part, which tell whether it is that one.
+    #[inline(always)]
+    fn node_of_child(&self, child: Child, level: u8) -> Result<Node<'_>> {
+        let (m, id) = (self.medium(), child.id());
+        if child.base() == 0 {
+            return self.node(id, Some(level));
+        }
+        m.prefetch_bytes(child.base(), Self::PREFETCHED);
+        let cell = self.cell(id)?;
         // Acquire: what the word leads to is read next, and so is the base node.
         let word = self.word_in(cell);
-        let likely = m.load_relaxed(&cell.base);
-        m.prefetch_bytes(likely, Self::PREFETCHED);
-        // Before the newest part is read, which has to confirm it: the processor need not wait for
-        // one to read the other.
-        let guess = BaseRef::find(m, likely, level);
-        self.node_with(id, cell, word, level, guess)
+        let guess = BaseRef::find(m, child.base(), Some(level));
+        self.node_with(id, cell, word, Some(level), guess)
     }
 
     /// Returns the node that a word of the mapping table describes.
@@ -225,7 +241,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     pub(super) fn node_of<'m>(
         &'m self,
         id: u64,
-        cell: &'m Cell,
+        cell: &'m PmU64,
         word: Link,
         level: Option<u8>,
     ) -> Result<Node<'m>> {
@@ -237,7 +253,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     fn node_with<'m>(
         &'m self,
         id: u64,
-        cell: &'m Cell,
+        cell: &'m PmU64,
         word: Link,
         level: Option<u8>,
         guess: Option<BaseRef<'m>>,
@@ -364,8 +380,13 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             if end.node.intent.is_some() {
                 end.unfinished = Some((here, end.node.id));
             }
-            end.node = self.node(self.child(&end, search)?, Some(here - 1))?;
-            end.frozen = None;
+            let (child, position) = self.child(&end, search)?;
+            let node = self.node_of_child(child, here - 1)?;
+            let found = Child::new(node.id, node.base.offset);
+            if let Some(position) = position.filter(|_| search.notes && found != child) {
+                end.target().base.note_child(self.medium(), position, found);
+            }
+            (end.node, end.frozen) = (node, None);
         }
     }
 
@@ -406,7 +427,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         *restarts += 1;
         if *restarts > RESTARTS_MAX {
             let what = "a node of a tree is being merged into no other";
-            return Err(Error::damaged(self.medium().offset_of(&node.cell.word), what));
+            return Err(Error::damaged(self.medium().offset_of(node.cell), what));
         }
         Ok(())
     }
@@ -485,9 +506,14 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         Ok(low)
     }
 
-    /// Returns the child that has what is searched for, of a node where the search ended.
+    /// Returns the child that has what is searched for, of a node where the search ended, and the
+    /// position of its entry if that is in the base node.
     #[inline(always)]
-    pub(super) fn child(&self, end: &End<'_>, search: &Search<'_>) -> Result<u64> {
+    pub(super) fn child(
+        &self,
+        end: &End<'_>,
+        search: &Search<'_>,
+    ) -> Result<(Child, Option<usize>)> {
         let m = self.medium();
         let base = &end.target().base;
         // The first child has everything before the second one.
@@ -504,7 +530,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         for node in end.parts().filter(|node| node.word.depth() > 0) {
             self.find_separator(node, search, &mut best)?;
         }
-        let Some((nearest, at)) = best else { return Ok(entry.child) };
+        let known = (Child::new(entry.child, entry.base), Some(position));
+        let Some((nearest, at)) = best else { return Ok(known) };
         let best = self.record(at)?;
         let is_nearer = match entry.head.cmp(&nearest) {
             Ordering::Equal if entry.at != 0 => {
@@ -512,7 +539,14 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             }
             order => order.is_le(),
         };
-        Ok(if is_nearer { best.word(m) } else { entry.child })
+        if !is_nearer {
+            return Ok(known);
+        }
+        let id = best.word(m);
+        if id >= IDS {
+            return Err(Error::damaged(best.offset, "there is no such id in a tree"));
+        }
+        Ok((Child::new(id, 0), None))
     }
 
     /// Finds the last key that a search admits among the deltas of a node that is not a leaf node:
@@ -542,9 +576,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             let is_better = match *best {
                 None => true,
                 Some((other, _)) if other != prefix => other < prefix,
-                Some((_, other)) => {
-                    self.record(at)?.compare_leaf(m, &self.record(other)?).is_gt()
-                }
+                Some((_, other)) => self.record(at)?.compare_leaf(m, &self.record(other)?).is_gt(),
             };
             if is_better {
                 *best = Some((prefix, at));

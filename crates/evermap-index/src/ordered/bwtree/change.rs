@@ -65,7 +65,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<(Change, Vec<Work>)> {
-        let search = Search::at(key);
+        let search = Search::to_change(key);
         let end = self.arrive(&search, 0)?;
         if let Some(leaf) = self.find(&end, key)?
             && let Some(old) = self.binding(&leaf)
@@ -171,7 +171,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             m.fence();
         }
         let word = node.word.with(part, block).0;
-        if recipe::exchange_marked(m, &node.cell.word, node.word.0, word, Link::MARK).is_err() {
+        if recipe::exchange_marked(m, node.cell, node.word.0, word, Link::MARK).is_err() {
             return false;
         }
         if part == Part::Insert {

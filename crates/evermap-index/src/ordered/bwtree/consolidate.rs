@@ -7,11 +7,11 @@ use std::cmp::Ordering as Order;
 use std::sync::atomic::Ordering;
 
 use evermap_pm::medium::Note;
-use evermap_pm::{Error, Guard, Medium, Result};
+use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
 use super::BwTree;
 use super::access::Node;
-use super::layout::{Cell, INTENT_BYTES, Link, RECORD_HEADER};
+use super::layout::{INTENT_BYTES, Link, RECORD_HEADER};
 use super::node::{BaseRef, Bounds, Entry, base_bytes};
 use crate::fresh::Fresh;
 use crate::ordered::leaf::LeafRef;
@@ -50,7 +50,7 @@ pub(super) struct Contents {
 /// A node that is being split off: no other node refers to it yet.
 pub(super) struct NewNode<'m> {
     pub(super) id: u64,
-    pub(super) cell: &'m Cell,
+    pub(super) cell: &'m PmU64,
     pub(super) word: Link,
 }
 
@@ -108,7 +108,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                     _ => (leaf.prefix(m), leaf.word(m)),
                 };
                 inserted.push(at);
-                inserts.push((Entry { head, at, child }, leaf));
+                inserts.push((Entry { head, at, child, base: 0 }, leaf));
             }
         }
         // The oldest first.
@@ -297,15 +297,13 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             "late, it matters where blocks of the old node are used soon: \
              `every_word_is_durable_when_a_change_returns`",
         ));
-        // Before the word: becomes durable with it.
-        m.store_transient(&node.cell.base, block);
-        if recipe::exchange_marked(m, &node.cell.word, node.word.0, word, Link::MARK).is_err() {
+        if recipe::exchange_marked(m, node.cell, node.word.0, word, Link::MARK).is_err() {
             new.iter().for_each(|new| self.discard(new));
             return Ok(None);
         }
         blocks.keep();
         if let Some(new) = &new {
-            self.clear_new(&new.cell.word, new.word);
+            self.clear_new(new.cell, new.word);
             self.events.splits.fetch_add(1, Ordering::Relaxed);
         }
         Ok(Some((block, new.map(|new| new.id))))
@@ -342,8 +340,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     pub(super) fn new_node(&self, block: u64) -> Result<NewNode<'_>> {
         let (m, id) = (self.medium(), self.new_id()?);
         let (cell, word) = (self.cell(id)?, Link(Link::base(block).0 | Link::NEW));
-        m.store_transient(&cell.base, block);
-        m.store(&cell.word, word.0);
+        m.store(cell, word.0);
         if !m.mutant("BW-2") {
             m.flush(cell);
         }
@@ -353,8 +350,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Gives back the id of a node to which no other one will refer.
     pub(super) fn discard(&self, new: &NewNode<'_>) {
         let m = self.medium();
-        m.store(&new.cell.word, 0);
-        m.flush(&new.cell.word);
+        m.store(new.cell, 0);
+        m.flush(new.cell);
         self.discard_id(new.id);
     }
 

@@ -43,7 +43,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             // it is not frozen now, and `above` does not have it, then it will not be frozen unless
             // `above` is changed, and the exchange below fails.
             let is_frozen = self.word_in(node.cell).is_frozen() && !m.mutant("BW-6");
-            if is_merged || is_frozen || self.child(&above, &search)? == id {
+            if is_merged || is_frozen || self.child(&above, &search)?.0.id() == id {
                 return Ok(());
             }
             if above.node.word.depth() >= Link::DEPTH_MAX / 2 {
@@ -79,8 +79,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let at = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(low.len()))?;
         LeafRef::write(m, at + RECORD_HEADER, &low, sibling.id);
         let entries = [
-            Entry { head: 0, at: 0, child: root.id },
-            Entry { head: prefix(&low), at, child: sibling.id },
+            Entry { head: 0, at: 0, child: root.id, base: root.base.offset },
+            Entry { head: prefix(&low), at, child: sibling.id, base: sibling.base.offset },
         ];
         let block = self.node_block(base_bytes(level, entries.len(), &bounds), &mut blocks)?;
         BaseRef::write(m, block, level, &bounds, &entries);
@@ -91,7 +91,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         match recipe::exchange_marked(m, cell, root.id, new.id, TREE_MARK) {
             Ok(()) => {
                 blocks.keep();
-                self.clear_new(&new.cell.word, new.word);
+                self.clear_new(new.cell, new.word);
             }
             Err(_) => self.discard(&new),
         }

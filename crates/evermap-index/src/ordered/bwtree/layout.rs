@@ -37,24 +37,6 @@ pod! {
     }
 }
 
-pod! {
-    /// What the mapping table has for an id.
-    ///
-    /// ```text
-    /// byte  0  word   names the newest part of the node: see `Link`
-    /// byte  8  base   offset of the base node, or of one that the node had before
-    /// ```
-    ///
-    /// `base` is only prefetched, while it is found out from the newest part what the base node is.
-    /// So it need not be right.
-    pub struct Cell: 16 {
-        /// The newest part of the node.
-        pub word: PmU64,
-        /// The base node, roughly.
-        pub base: PmU64,
-    }
-}
-
 /// The bit of [`Root::tree`] if that may not be durable yet.
 pub const TREE_MARK: u64 = 1 << 63;
 
@@ -234,7 +216,7 @@ pod! {
     /// `deltas` is a copy of what the deltas say, so that a search need not go from one to the next.
     /// A word of it is stored once, when the delta is durable, and is never flushed: a word that a
     /// crash has taken back is 0, as it was when the base node became durable. All else but
-    /// `removed` is immutable.
+    /// `removed`, and what entries say of the base nodes of children, is immutable.
     pub struct Base: 192 {
         /// What the node is.
         pub meta: PmU64,
@@ -325,15 +307,48 @@ impl LeafEntry {
     #[inline(always)]
     pub fn head_of(word: impl Fn(usize) -> u64, skip: u64) -> u64 {
         let (at, bit) = ((skip / 64) as usize, skip as u32 % 64);
-        let next = if bit > Self::HEAD_SHIFT { word(at.saturating_add(1)) >> (64 - bit) } else { 0 };
+        let next =
+            if bit > Self::HEAD_SHIFT { word(at.saturating_add(1)) >> (64 - bit) } else { 0 };
         (word(at) << bit | next) >> Self::HEAD_SHIFT
     }
 }
 
 /// The words of an entry of another node: the first eight bytes of the key, as a number, the offset
-/// of its record, and the id of the child. The first entry of a level has no record: its key is the
-/// empty one.
+/// of its record, and a [`Child`]. The first entry of a level has no record: its key is the empty
+/// one.
 pub const INNER_ENTRY: usize = 3;
+
+/// The last word of an entry of a node that is not a leaf node.
+///
+/// ```text
+/// bit  0..32  the id of the child
+/// bit 32..64  the offset of a base node that it has had, in units of 16 bytes; 0 if none is known
+/// ```
+///
+/// The base node is only a guess: that is read while it is found out from the newest part of the
+/// child what its base node is. So it need not be right, and only its low bits are there. Writers
+/// that find that it is not the one store the word again, and do not flush it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Child(pub u64);
+
+impl Child {
+    /// Returns the word of a child.
+    pub fn new(id: u64, base: u64) -> Self {
+        Child(id & 0xffff_ffff | base >> 4 << 32)
+    }
+
+    /// Returns the id of the child.
+    #[inline(always)]
+    pub fn id(self) -> u64 {
+        self.0 & 0xffff_ffff
+    }
+
+    /// Returns the offset at which its base node may be.
+    #[inline(always)]
+    pub fn base(self) -> u64 {
+        self.0 >> 32 << 4
+    }
+}
 
 /// The bytes for the two keys that the usual block of a node has space for.
 pub const KEY_SPACE: u64 = 64;
@@ -404,6 +419,13 @@ mod tests {
             let entry = LeafEntry::new(head, 0xffff_ffff_fff0);
             assert_eq!((entry.head(), entry.record()), (head, 0xffff_ffff_fff0));
         }
+    }
+
+    #[test]
+    fn a_child_is_what_it_was_made_of() {
+        let child = Child::new(IDS - 1, 0xf_ffff_fff0);
+        assert_eq!((child.id(), child.base()), (IDS - 1, 0xf_ffff_fff0));
+        assert_eq!(Child::new(7, 0xffff_0000_0000_0010).id(), 7);
     }
 
     #[test]

@@ -137,7 +137,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 "needed where blocks of the node are used for others before the merge is complete: \
                  `a_merge_survives_every_crash`",
             ));
-            if recipe::exchange_marked(m, &cell.word, word.0, frozen, Link::MARK).is_ok() {
+            if recipe::exchange_marked(m, cell, word.0, frozen, Link::MARK).is_ok() {
                 return Ok(true);
             }
         }

@@ -82,7 +82,7 @@ mod walk;
 
 use access::Search;
 use change::KeyLocks;
-use layout::{Base, Cell, INNER_ENTRY, KEY_SPACE, Link, Root};
+use layout::{Base, INNER_ENTRY, KEY_SPACE, Link, Root};
 use node::{BaseRef, Bounds};
 use table::Ids;
 
@@ -264,18 +264,16 @@ impl<M: Medium, const ITEMS: usize> PersistentOrdered<M> for BwTree<M, ITEMS> {
         let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
         let node = fresh.allocate_fixed(Self::NODE_BYTES)?;
         let reserve = fresh.allocate_fixed(Self::NODE_BYTES)?;
-        let segment = fresh.allocate_fixed(table::segment_bytes(0))?;
+        let segment = fresh.allocate_fixed(8 * table::segment_words(0))?;
         fresh.keep();
         let m = pool.medium();
         let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0, skip: 0 };
         BaseRef::write(m, node, 0, &bounds, &[]);
         table::write_segment(m, segment, 0);
         const FIRST: u64 = 1;
-        let cells: &[Cell] = m.slice(segment, FIRST + 1).expect("just allocated");
-        let cell = &cells[FIRST as usize];
-        m.store_transient(&cell.base, node);
-        m.store(&cell.word, Link::base(node).0);
-        m.flush(cell);
+        let words: &[PmU64] = m.slice(segment, FIRST + 1).expect("just allocated");
+        m.store(&words[FIRST as usize], Link::base(node).0);
+        m.flush(&words[FIRST as usize]);
         let header = m.at::<Root>(block).expect("just allocated");
         m.store(&header.tree, FIRST);
         m.store(&header.reserve, reserve);

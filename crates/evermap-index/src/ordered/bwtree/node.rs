@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use evermap_pm::{Error, Medium, PmU64, Result};
 
-use super::layout::{Base, Delta, LeafEntry, Meta, entry_words};
+use super::layout::{Base, Child, Delta, LeafEntry, Meta, entry_words};
 use crate::ordered::leaf::{LeafRef, compare_key, prefix};
 use crate::record::KEY_MAX;
 
@@ -19,6 +19,8 @@ pub(super) struct Entry {
     pub(super) at: u64,
     /// The id of the child, in nodes that are not leaf nodes.
     pub(super) child: u64,
+    /// The offset at which its base node may be.
+    pub(super) base: u64,
 }
 
 /// What belongs into a node, and what is next to it.
@@ -170,7 +172,7 @@ impl<'m> BaseRef<'m> {
             if let [cell] = cells {
                 m.store(cell, LeafEntry::new(entry.head, entry.at).0);
             } else {
-                let values = [entry.head, entry.at, entry.child];
+                let values = [entry.head, entry.at, Child::new(entry.child, entry.base).0];
                 cells.iter().zip(values).for_each(|(cell, value)| m.store(cell, value));
             }
         }
@@ -223,9 +225,18 @@ impl<'m> BaseRef<'m> {
         let first = m.load_relaxed(&cells[0]);
         let [_, at, child] = cells else {
             let entry = LeafEntry(first);
-            return Entry { head: entry.head(), at: entry.record(), child: 0 };
+            return Entry { head: entry.head(), at: entry.record(), child: 0, base: 0 };
         };
-        Entry { head: first, at: m.load_relaxed(at), child: m.load_relaxed(child) }
+        let child = Child(m.load_relaxed(child));
+        Entry { head: first, at: m.load_relaxed(at), child: child.id(), base: child.base() }
+    }
+
+    /// Notes where the base node of the child of an entry is.
+    pub(super) fn note_child<M: Medium>(&self, m: &M, position: usize, child: Child) {
+        let words = entry_words(self.level);
+        if let Some(cell) = self.words[position * words..][..words].get(2) {
+            m.store_transient(cell, child.0);
+        }
     }
 
     /// Returns all entries.

@@ -122,7 +122,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// since.
     fn is_unchanged(&self, end: &End<'_>, records: &[Read<'_>]) -> bool {
         let m = self.medium();
-        let word = m.load(&end.node.cell.word) & !Link::MARK;
+        let word = m.load(end.node.cell) & !Link::MARK;
         word == end.node.word.0 && records.iter().all(|(leaf, state, _)| leaf.state(m) == *state)
     }
 }

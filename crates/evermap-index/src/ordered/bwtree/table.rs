@@ -16,7 +16,7 @@ use evermap_pm::{Error, GracePeriod, Medium, PmU64, Result};
 
 use super::BwTree;
 use super::access::Search;
-use super::layout::{Cell, FIRST_SEGMENT, IDS, Link, SEGMENTS};
+use super::layout::{FIRST_SEGMENT, IDS, Link, SEGMENTS};
 
 /// Why a crash may take it back that the word of an id was removed.
 const LOST_IDS: &str = "the next opener finds out again that no node refers to the id";
@@ -32,43 +32,37 @@ pub(super) struct Ids {
     waiting: VecDeque<(GracePeriod, u64)>,
 }
 
-/// Returns the number of a segment, and the position in it, of the cell of an id.
+/// Returns the number of a segment, and the position in it, of the word of an id.
 fn place_of(id: u64) -> (usize, u64) {
     let counted = id + FIRST_SEGMENT;
     let segment = (counted / FIRST_SEGMENT).ilog2() as usize;
-    (segment, counted - segment_cells(segment))
+    (segment, counted - segment_words(segment))
 }
 
-/// Returns the number of cells of a segment.
-pub(super) fn segment_cells(segment: usize) -> u64 {
+/// Returns the number of words of a segment.
+pub(super) fn segment_words(segment: usize) -> u64 {
     FIRST_SEGMENT << segment
-}
-
-/// Returns the size of a segment in bytes.
-pub(super) fn segment_bytes(segment: usize) -> u64 {
-    segment_cells(segment) * size_of::<Cell>() as u64
 }
 
 /// Writes a segment without words to a new block, and flushes it.
 pub(super) fn write_segment<M: Medium>(m: &M, block: u64, segment: usize) {
-    let bytes = segment_bytes(segment);
-    let words: &[PmU64] = m.slice(block, bytes / 8).expect("just allocated");
-    words.iter().for_each(|word| m.store(word, 0));
-    m.flush(words);
+    let cells: &[PmU64] = m.slice(block, segment_words(segment)).expect("just allocated");
+    cells.iter().for_each(|cell| m.store(cell, 0));
+    m.flush(cells);
 }
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
-    /// Returns what the mapping table has for a node.
+    /// Returns the word of a node.
     ///
     /// # Errors
     /// `Damaged`.
     #[inline(always)]
-    pub(super) fn cell(&self, id: u64) -> Result<&Cell> {
+    pub(super) fn cell(&self, id: u64) -> Result<&PmU64> {
         let (m, root) = (self.medium(), self.root_block()?);
         let cell = || {
             let (segment, position) = (0 < id && id < IDS).then(|| place_of(id))?;
             let at = m.load(&root.segments[segment]);
-            m.at::<Cell>(at.checked_add(size_of::<Cell>() as u64 * position)?).filter(|_| at != 0)
+            m.at::<PmU64>(at.checked_add(8 * position)?).filter(|_| at != 0)
         };
         cell().ok_or_else(|| Error::damaged(self.root, "there is no such id in a tree"))
     }
@@ -78,7 +72,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let (m, root) = (self.medium(), self.root_block()?);
         let segments = root.segments.iter().map(|cell| m.load(cell)).enumerate();
         let present = segments.take_while(|&(_, at)| at != 0);
-        Ok(present.map(|(segment, at)| (at, segment_bytes(segment))))
+        Ok(present.map(|(segment, at)| (at, 8 * segment_words(segment))))
     }
 
     /// Finds out which ids are free, if that is not known yet. Returns `false` if another thread is
@@ -110,11 +104,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let (mut ids, mut all) = (Ids { next: 1, ..Ids::default() }, 1);
         for (at, bytes) in self.segments()? {
             let damaged = || Error::damaged(at, "there is no segment of the mapping table");
-            let count = bytes / size_of::<Cell>() as u64;
-            let cells: &[Cell] = m.slice(at, count).ok_or_else(damaged)?;
+            let cells: &[PmU64] = m.slice(at, bytes / 8).ok_or_else(damaged)?;
             let first = if all == 1 { 1 } else { 0 };
             for cell in &cells[first..] {
-                let word = Link(m.load(&cell.word));
+                let word = Link(m.load(cell));
                 if word.is_none() || word.may_be_unlinked() && !self.settle(all, cell)? {
                     ids.free.push(all);
                 } else {
@@ -131,7 +124,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Decides whether any node refers to an id that an earlier process has left in doubt. If not,
     /// removes its word.
-    fn settle(&self, id: u64, cell: &Cell) -> Result<bool> {
+    fn settle(&self, id: u64, cell: &PmU64) -> Result<bool> {
         let m = self.medium();
         let word = self.word_in(cell);
         // If it cannot be read, that is damage, or its space was used for something else.
@@ -146,13 +139,13 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             Ok(is_child || self.is_beside(id, &low, level)?)
         });
         match linked {
-            Ok(false) => m.store(&cell.word, 0),
-            Ok(true) if word.0 & Link::NEW != 0 => self.clear_new(&cell.word, word),
+            Ok(false) => m.store(cell, 0),
+            Ok(true) if word.0 & Link::NEW != 0 => self.clear_new(cell, word),
             _ => {}
         }
-        if m.load(&cell.word) == 0 {
+        if m.load(cell) == 0 {
             m.note(Note::Harmless(LOST_IDS));
-            m.flush(&cell.word);
+            m.flush(cell);
         }
         Ok(!matches!(linked, Ok(false)))
     }
@@ -184,7 +177,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             && self.pool.epoch().is_over(period)
         {
             ids.waiting.pop_front();
-            let cell = &self.cell(id)?.word;
+            let cell = self.cell(id)?;
             m.store(cell, 0);
             m.note(Note::Harmless(LOST_IDS));
             m.flush(cell);
@@ -200,7 +193,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
         let cell = &self.root_block()?.segments[segment];
         if m.load(cell) == 0 {
-            let block = self.pool.allocate_fixed(segment_bytes(segment))?;
+            let block = self.pool.allocate_fixed(8 * segment_words(segment))?;
             write_segment(m, block, segment);
             m.fence();
             crate::recipe::commit(m, cell, block);
@@ -241,11 +234,11 @@ mod tests {
         for id in 0..100_000 {
             assert_eq!(place_of(id), due);
             due.1 += 1;
-            if due.1 == segment_cells(due.0) {
+            if due.1 == segment_words(due.0) {
                 due = (due.0 + 1, 0);
             }
         }
         let last = place_of(IDS - 1);
-        assert_eq!(last, (SEGMENTS - 1, segment_cells(SEGMENTS - 1) - 1));
+        assert_eq!(last, (SEGMENTS - 1, segment_words(SEGMENTS - 1) - 1));
     }
 }

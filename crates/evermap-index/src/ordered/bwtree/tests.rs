@@ -11,7 +11,7 @@ use evermap_pm::{Medium, PmU64, Pool};
 
 use super::access::Search;
 use super::consolidate::Work;
-use super::layout::{Link, Part, TREE_MARK};
+use super::layout::{Child, Link, Part, TREE_MARK};
 use super::node::{BaseRef, Bounds};
 use super::walk::Shown;
 use super::{BwTree, Tiny};
@@ -291,7 +291,7 @@ fn a_merge_survives_every_crash() {
         // Once the left node has taken its neighbour over, that must be frozen: the thread that
         // completes the merge must not look at its blocks.
         let has_taken_over = index.index.node(left, Some(0)).unwrap().base.sibling != right;
-        let word = Link(crashed.load(&index.index.cell(right).unwrap().word));
+        let word = Link(crashed.load(index.index.cell(right).unwrap()));
         assert!(word.is_frozen() || word.is_none() || !has_taken_over);
         let mut keys = keys.clone();
         if index.index.get(&bytes(low + 1)).unwrap().is_some() {
@@ -358,7 +358,7 @@ fn a_lookup_makes_durable_what_it_acts_on() {
             let node = index.index.node(1, Some(0)).unwrap();
             let (_, leaf) = index.index.inserts(&node).next().unwrap().unwrap();
             let (cell, mark) = [
-                (&node.cell.word, Link::MARK),
+                (node.cell, Link::MARK),
                 (&leaf.leaf.state, LeafState::MARK),
                 (&index.index.root_block().unwrap().tree, TREE_MARK),
             ][word];
@@ -407,7 +407,7 @@ fn every_word_is_durable_when_a_change_returns() {
         });
         let mut words = vec![];
         let each = &mut |shown: &Shown<'_>| {
-            words.push(sim.offset_of(&shown.end.target().cell.word));
+            words.push(sim.offset_of(shown.end.target().cell));
             Ok(true)
         };
         tree.each_node(each).unwrap();
@@ -446,29 +446,25 @@ fn deltas_have_blocks_of_their_own() {
     assert_no_leak(&pool, &index.index);
 }
 
-/// What base nodes know of their deltas, and the mapping table of base nodes, need not be there.
+/// What base nodes know of their deltas and of other base nodes need not be there.
 #[test]
 fn what_was_not_flushed_is_not_needed() {
     let (sim, pool, index) = tree();
     let tree = &*index.index;
     for key in 0..300 {
         insert(tree, [key]);
-        let words = tree.used_ids();
-        for id in 1..words {
-            let cell = tree.cell(id).unwrap();
-            if Link(sim.load(&cell.word)).is_none() {
+        for id in 1..tree.used_ids() {
+            if Link(sim.load(tree.cell(id).unwrap())).is_none() {
                 continue;
-            }
-            // Some are left as they are, some lead to another node, and some nowhere.
-            match (id + key) % 4 {
-                0 => sim.store_transient(&cell.base, 0),
-                1 => sim.store_transient(&cell.base, u64::MAX - 7),
-                2 => sim.store_transient(&cell.base, sim.load(&tree.cell(1).unwrap().base)),
-                _ => {}
             }
             let base = tree.node(id, None).unwrap().base;
             let forgotten = base.header.deltas.iter().skip((key % 5) as usize * 2).step_by(2);
             forgotten.for_each(|word| sim.store_transient(word, 0));
+            for (position, entry) in base.entries(&sim).enumerate().skip((key % 3) as usize) {
+                // Some are left as they are, some lead to another node, and some nowhere.
+                let to = [0, 0xf_ffff_ffc0, base.offset, entry.base][position % 4];
+                base.note_child(&sim, position, Child::new(entry.child, to));
+            }
         }
         if key % 20 == 0 {
             assert_holds(tree, &(0..=key).collect());
@@ -704,7 +700,7 @@ fn a_frozen_node_is_not_changed() {
 fn a_word_that_names_no_node_is_damage() {
     let (sim, _pool, index) = tree();
     insert(&index.index, 0..3);
-    let cell = &index.index.node(1, Some(0)).unwrap().cell.word;
+    let cell = index.index.node(1, Some(0)).unwrap().cell;
     let word = Link(sim.load(cell));
     let loops = word.with(Part::Insert, word.offset()).0;
     for damaged in [0, loops, word.0 | 3 << 48, 0xffff_0000_0000_0010, word.0 | Link::FROZEN] {
