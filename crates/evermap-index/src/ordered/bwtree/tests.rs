@@ -1,5 +1,6 @@
 //! States that crashes and other threads seldom leave, constructed.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use super::node::{BaseRef, Bounds};
 use super::walk::Shown;
 use super::{BwTree, Tiny};
 use crate::crash_states::{
-    are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened,
+    are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened, word_in,
 };
 use crate::ordered::leaf::LeafState;
 use crate::testkit::ordered::encoded::InOrder;
@@ -350,35 +351,61 @@ fn a_node_that_was_merged_is_not_added_to_the_level_above() {
 /// Another thread, or a process that has died, has stored a word, and has not flushed it.
 #[test]
 fn a_lookup_makes_durable_what_it_acts_on() {
-    const KEY: u64 = 7;
     for word in 0..3 {
         for dies in [false, true] {
-            let (sim, pool, index) = tree();
-            insert(&index.index, [KEY]);
-            let node = index.index.node(1, Some(0)).unwrap();
-            let (_, leaf) = index.index.inserts(&node).next().unwrap().unwrap();
-            let (cell, mark) = [
-                (node.cell, Link::MARK),
-                (&leaf.leaf.state, LeafState::MARK),
-                (&index.index.root_block().unwrap().tree, TREE_MARK),
-            ][word];
-            let cell: &PmU64 = sim.at(sim.offset_of(cell)).unwrap();
-            let stored = sim.load(cell);
-            // An image that lacks the word is one with another word there.
-            sim.store(cell, !stored);
-            sim.checkpoint();
-            sim.store(cell, stored | mark);
-            if dies {
-                assert_eq!(look_up_after_death(&sim, (pool, index), KEY), Some(KEY));
-            } else {
-                as_operation(&sim, || {
-                    assert_eq!(index.get(KEY, &pool.pin()).unwrap(), Some(KEY));
-                });
-            }
+            let (sim, at, mark) = looked_up_before_it_was_durable(word, dies, None);
+            let cell: &PmU64 = sim.at(at).unwrap();
             are_kept(&sim, [cell], !mark);
-            assert_eq!(sim.load(cell), stored, "the mark is removed");
+            assert_eq!(sim.load(cell) & mark, 0, "the mark is removed");
         }
     }
+}
+
+/// The same, with the mistake planted.
+#[test]
+fn what_is_not_durable_and_acted_on_is_lost() {
+    for word in [0, 2] {
+        let (sim, at, mark) = looked_up_before_it_was_durable(word, false, Some("BW-1"));
+        let (now, lost) = (sim.load(sim.at(at).unwrap()), Cell::new(false));
+        for_each_image(&sim, true, |image| {
+            lost.set(lost.get() || (word_in(image, at) ^ now) & !mark != 0);
+        });
+        assert!(lost.get(), "word {word}");
+    }
+}
+
+/// Looks up a key when the word of its node, the state of its leaf, or the word of the tree is not
+/// durable. Returns the offset of that word, and its mark.
+fn looked_up_before_it_was_durable(
+    word: usize,
+    dies: bool,
+    mistake: Option<&'static str>,
+) -> (Sim, u64, u64) {
+    const KEY: u64 = 7;
+    let (sim, pool, index) = tree();
+    insert(&index.index, [KEY]);
+    let node = index.index.node(1, Some(0)).unwrap();
+    let (_, leaf) = index.index.inserts(&node).next().unwrap().unwrap();
+    let (cell, mark) = [
+        (node.cell, Link::MARK),
+        (&leaf.leaf.state, LeafState::MARK),
+        (&index.index.root_block().unwrap().tree, TREE_MARK),
+    ][word];
+    let at = sim.offset_of(cell);
+    let cell: &PmU64 = sim.at(at).unwrap();
+    let stored = sim.load(cell);
+    // An image that lacks the word is one with another word there.
+    sim.store(cell, !stored);
+    sim.checkpoint();
+    sim.store(cell, stored | mark);
+    sim.mutate(mistake.map(Mutation::Planted));
+    if dies {
+        assert_eq!(look_up_after_death(&sim, (pool, index), KEY), Some(KEY));
+    } else {
+        as_operation(&sim, || assert_eq!(index.get(KEY, &pool.pin()).unwrap(), Some(KEY)));
+    }
+    sim.mutate(None);
+    (sim, at, mark)
 }
 
 /// A removal that is not durable yet is no absence to rely on.
