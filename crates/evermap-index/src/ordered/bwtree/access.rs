@@ -172,7 +172,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             .ok_or_else(|| Error::damaged(link.offset(), "a delta of a tree follows nothing"))
     }
 
-    /// Returns what a node was before its newest delta, without loading that if the base node knows.
+    /// Returns what a node was before its newest delta. Does not load that if the base node knows.
     #[inline(always)]
     fn before(&self, link: Link, base: &BaseRef<'_>) -> Result<Link> {
         let depth = link.depth().saturating_sub(1);
@@ -206,7 +206,6 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Returns the word of a node in the mapping table, once it is durable.
     #[inline(always)]
     pub(super) fn word_in(&self, cell: &PmU64) -> Link {
-        let cell = cell;
         Link(self.settled(cell, self.medium().load(cell), Link::MARK))
     }
 

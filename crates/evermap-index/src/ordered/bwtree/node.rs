@@ -269,7 +269,7 @@ impl<'m> BaseRef<'m> {
         }
     }
 
-    /// Copies what is known of the delta with a number, of a leaf node.
+    /// Returns what is known of the delta with a number, of a leaf node.
     #[inline(always)]
     pub(super) fn delta<M: Medium>(&self, m: &M, number: usize) -> Delta {
         // Acquire: the record is read next.
@@ -315,6 +315,7 @@ impl<'m> BaseRef<'m> {
         if self.level == 0 {
             m.store_transient(&deltas[number], Delta::new(record, tag).0);
         } else {
+            // Both are in one line, so the second does not become durable before the first.
             m.store_transient(&deltas[2 * number + 1], tag);
             m.store_transient(&deltas[2 * number], record);
         }
