@@ -213,9 +213,9 @@ pod! {
     ///          then the two keys, each padded to 8 bytes
     /// ```
     ///
-    /// `deltas` is a copy of what the deltas say, so that a search need not walk from one to the next
-    /// one. A word of it is stored once, when the delta is durable, and is never flushed: one that a
-    /// crash has taken back is 0, as it was when the base node became durable. All else but
+    /// `deltas` is a copy of what the deltas say, so that a search need not walk from each to the
+    /// next. A word of it is stored once, when the delta is durable, and is never flushed: one that
+    /// a crash has taken back is 0, as it was when the base node became durable. All else but
     /// `removed`, and what entries say of the base nodes of children, is immutable.
     pub struct Base: 192 {
         /// What the node is.
