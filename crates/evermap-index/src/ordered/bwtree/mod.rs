@@ -128,8 +128,8 @@ pub const MUTANTS: &[&str] = &["BW-1", "BW-2", "BW-3", "BW-4", "BW-5", "BW-6"];
 /// Mistakes that the workloads of the campaigns detect only by chance, and the tests that detect
 /// them.
 ///
-/// BW-1 is in few of all orders of threads: whoever changes the same node stores the same word, and
-/// so makes durable what it has built on. Only a lookup of the same key, or a change in a node that
+/// BW-1 shows in few of all orders of threads: a thread that changes the same node stores the same
+/// word, and so makes durable what it has built on. Only a lookup of the same key, or a change in a node that
 /// was just split off, shows it, if it begins and ends while another thread is between its exchange
 /// of a word and the fence that follows.
 pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
