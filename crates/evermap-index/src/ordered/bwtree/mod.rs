@@ -129,9 +129,9 @@ pub const MUTANTS: &[&str] = &["BW-1", "BW-2", "BW-3", "BW-4", "BW-5", "BW-6"];
 /// them.
 ///
 /// BW-1 shows in few of all orders of threads: a thread that changes the same node stores the same
-/// word, and so makes durable what it has built on. Only a lookup of the same key, or a change in a node that
-/// was just split off, shows it, if it begins and ends while another thread is between its exchange
-/// of a word and the fence that follows.
+/// word, and so makes durable what it has built on. Only a lookup of the same key, or a change in a
+/// node that was just split off, shows it, if it begins and ends while another thread is between
+/// its exchange of a word and the fence that follows.
 pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
     ("BW-1", "noticed by `what_is_not_durable_and_acted_on_is_lost`"),
     ("BW-5", "noticed by `a_frozen_node_is_not_changed`"),
