@@ -9,7 +9,7 @@ use std::fmt;
 use std::time::Instant;
 
 use evermap_index::hash::dash;
-use evermap_index::ordered::hot;
+use evermap_index::ordered::{bwtree, hot};
 use evermap_index::testkit::crash::oracle;
 pub use evermap_index::testkit::crash::{CRASHABLE, Crashable};
 use evermap_pm::parallel;
@@ -292,7 +292,8 @@ fn summary(index: &'static str, all: &Report, seconds: f64) -> CrashReport {
 
 /// Returns the test that detects a mutant which campaigns do not.
 fn detected_elsewhere(mistake: &str) -> Option<&'static str> {
-    let mut all = dash::NOTICED_ELSEWHERE.iter().chain(hot::NOTICED_ELSEWHERE);
+    let all = [dash::NOTICED_ELSEWHERE, hot::NOTICED_ELSEWHERE, bwtree::NOTICED_ELSEWHERE];
+    let mut all = all.into_iter().flatten();
     all.find(|(name, _)| *name == mistake).map(|(_, test)| *test)
 }
 

@@ -103,12 +103,18 @@ impl<'m> LeafRef<'m> {
     /// it.
     #[track_caller]
     pub(crate) fn write<M: Medium>(m: &M, block: u64, key: &[u8], word: u64) {
+        m.flush(Self::store(m, block, key, word));
+    }
+
+    /// Does the same, and leaves it to the caller to flush what it returns.
+    #[track_caller]
+    pub(crate) fn store<'a, M: Medium>(m: &'a M, block: u64, key: &[u8], word: u64) -> &'a [PmU64] {
         let leaf = m.at::<Leaf>(block).expect("just allocated");
         let all: &[PmU64] = m.slice(block, leaf_bytes(key.len()) / 8).expect("just allocated");
         m.store(&leaf.words[0], word);
         m.store(&leaf.state, LeafState::new(key.len()).0);
         m.write_bytes(&all[size_of::<Leaf>() / 8..], key);
-        m.flush(all);
+        all
     }
 
     /// Returns the word of the leaf, once it is durable.
@@ -174,8 +180,15 @@ impl<'m> LeafRef<'m> {
 
     /// Compares the key with another one.
     pub(crate) fn compare<M: Medium>(&self, m: &M, key: &[u8]) -> Ordering {
-        let common = self.common(m, key);
-        self.symbol(m, common).cmp(&key.get(common).copied())
+        compare_key(m, self.cells, self.length, key)
+    }
+
+    /// Compares the key with that of another leaf.
+    pub(crate) fn compare_leaf<M: Medium>(&self, m: &M, other: &LeafRef<'_>) -> Ordering {
+        // The words are padded with zeros, which no byte is less than.
+        let load = |cell: &PmU64| m.load_relaxed(cell).swap_bytes();
+        let words = self.cells.iter().map(load).cmp(other.cells.iter().map(load));
+        words.then(self.length.cmp(&other.length))
     }
 
     /// Returns `true` if this is the leaf of `key`.
@@ -200,16 +213,7 @@ impl<'m> LeafRef<'m> {
 
     /// Returns the number of bytes that the key and `other` begin with both.
     pub(crate) fn common<M: Medium>(&self, m: &M, other: &[u8]) -> usize {
-        let most = self.length.min(other.len());
-        for (at, (cell, bytes)) in self.cells.iter().zip(other.chunks(8)).enumerate() {
-            let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            let differ = m.load_relaxed(cell) ^ u64::from_le_bytes(word);
-            if differ != 0 {
-                return most.min(at * 8 + differ.trailing_zeros() as usize / 8);
-            }
-        }
-        most
+        common_bytes(m, self.cells, self.length, other)
     }
 
     /// Returns the eight bytes of the key from byte `8 * at` on, as a number that is ordered as
@@ -223,6 +227,33 @@ impl<'m> LeafRef<'m> {
         (level < self.length)
             .then(|| m.load_relaxed(&self.cells[level / 8]).to_le_bytes()[level % 8])
     }
+}
+
+/// Returns the number of bytes that a key in words, padded with zeros, and `other` begin with both.
+fn common_bytes<M: Medium>(m: &M, cells: &[PmU64], length: usize, other: &[u8]) -> usize {
+    let most = length.min(other.len());
+    for (at, (cell, bytes)) in cells.iter().zip(other.chunks(8)).enumerate() {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        let differ = m.load_relaxed(cell) ^ u64::from_le_bytes(word);
+        if differ != 0 {
+            return most.min(at * 8 + differ.trailing_zeros() as usize / 8);
+        }
+    }
+    most
+}
+
+/// Compares a key in words, padded with zeros, with another one.
+pub(crate) fn compare_key<M: Medium>(
+    m: &M,
+    cells: &[PmU64],
+    length: usize,
+    other: &[u8],
+) -> Ordering {
+    let common = common_bytes(m, cells, length, other);
+    let symbol =
+        (common < length).then(|| m.load_relaxed(&cells[common / 8]).to_le_bytes()[common % 8]);
+    symbol.cmp(&other.get(common).copied())
 }
 
 /// The number of leaves that [`for_units`] shows under one guard.

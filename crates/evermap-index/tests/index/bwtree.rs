@@ -4,7 +4,7 @@ use evermap_index::ordered::OrderedIndex;
 use evermap_index::ordered::bwtree::{BwTree, MUTANTS, Tiny};
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::tiny::PBwTree;
-use evermap_index::testkit::{Coarse, Plain, tier};
+use evermap_index::testkit::{Coarse, Plain};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_pm::sim::{Sim, mutants::Fate};
 
@@ -19,7 +19,8 @@ crash_campaign!(p_bwtree, PBwTree);
 fn planted_mistakes_are_noticed() {
     evermap_pm::sim::keep_panics_quiet();
     let battery = battery("p-bwtree", MUTANTS, PBwTree);
-    for mistake in &MUTANTS[tier().choose(1..3, 0..3)] {
+    // The others have tests of their own: see `NOTICED_ELSEWHERE`.
+    for mistake in &MUTANTS[1..4] {
         let (fate, trial) = battery.fate_of_planted(mistake, 2);
         println!("{mistake}: {fate} {trial:?}");
         assert!(!matches!(fate, Fate::Survived(_)), "{mistake}: {fate}");
@@ -43,7 +44,7 @@ fn the_tree_does_not_turn_into_a_list() {
             assert!(tree.insert(&order(number).to_be_bytes(), number).unwrap().inserted());
         });
         let stats = tree.stats();
-        // At least 36 keys to a leaf node, and 25 nodes to one above.
+        // At least 64 keys to a leaf node, and 21 nodes to one above.
         assert_eq!((stats.len, stats.depth), (KEYS, 3));
         assert_eq!(tree.check(), SOUND);
     }
@@ -76,11 +77,11 @@ fn nodes_are_merged() {
 fn inserts_flush_a_record_and_a_word() {
     let costs = Costs::of::<BwTree<Sim>>();
     let (lines, fences) = Costs::of_each("an insert", &costs.inserted);
-    assert!(lines <= 6.0 && fences <= 2.5, "{:?}", costs.inserted);
+    assert!(lines <= 4.5 && fences <= 2.3, "{:?}", costs.inserted);
     let found = costs.found;
     assert_eq!((found.lines_flushed, found.fences, found.stores, found.cas), (0, 0, 0, 0));
     let (_, fences) = Costs::of_each("an update", &costs.updated);
     assert!(fences <= 1.5, "{:?}", costs.updated);
     let (lines, _) = Costs::of_each("a removal", &costs.removed);
-    assert!(lines <= 6.0, "{:?}", costs.removed);
+    assert!(lines <= 2.6, "{:?}", costs.removed);
 }

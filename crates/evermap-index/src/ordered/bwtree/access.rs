@@ -1,13 +1,15 @@
 //! Nodes as one word of the mapping table describes them, and searching.
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
 use evermap_pm::sync::Backoff;
 use evermap_pm::{Error, Medium, PmU64, Result};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::BwTree;
-use super::layout::{Intent, Link, Part, RECORD_HEADER, TREE_MARK};
-use super::node::{BaseRef, Entry};
+use super::layout::{Child, IDS, Intent, Link, Part, RECORD_HEADER, Record, TREE_MARK};
+use super::node::{BaseRef, Entry, known_deltas};
 use crate::ordered::leaf::{LeafRef, prefix};
 use crate::recipe;
 
@@ -21,6 +23,8 @@ pub(super) struct Search<'k> {
     key: &'k [u8],
     prefix: u64,
     target: Target,
+    /// Whether to note where base nodes are, for later searches.
+    notes: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,7 +41,12 @@ impl<'k> Search<'k> {
     /// Returns a search for the node into which `key` belongs.
     #[inline(always)]
     pub(super) fn at(key: &'k [u8]) -> Self {
-        Search { key, prefix: prefix(key), target: Target::At }
+        Search { key, prefix: prefix(key), target: Target::At, notes: false }
+    }
+
+    /// Returns a search of a writer for the node into which `key` belongs.
+    pub(super) fn to_change(key: &'k [u8]) -> Self {
+        Search { notes: true, ..Self::at(key) }
     }
 
     /// Returns a search for the node with what is right before `key`.
@@ -67,9 +76,9 @@ impl<'k> Search<'k> {
 #[derive(Clone, Copy)]
 pub(super) struct Node<'m> {
     pub(super) id: u64,
-    /// The word of the mapping table.
+    /// Its place in the mapping table.
     pub(super) cell: &'m PmU64,
-    /// What was found there, without its mark.
+    /// The word that was found there, without its mark.
     pub(super) word: Link,
     pub(super) base: BaseRef<'m>,
     /// The offset of the intent, and the child that is to be merged into the one before it.
@@ -119,6 +128,7 @@ impl<'m> End<'m> {
 /// The records that are deltas of a node, the newest first.
 pub(super) struct Inserts<'m, M: Medium, const ITEMS: usize> {
     tree: &'m BwTree<M, ITEMS>,
+    base: BaseRef<'m>,
     link: Link,
 }
 
@@ -131,7 +141,7 @@ impl<'m, M: Medium, const ITEMS: usize> Iterator for Inserts<'m, M, ITEMS> {
             return None;
         }
         let at = self.link.offset();
-        let record = self.tree.next_of(self.link).and_then(|next| {
+        let record = self.tree.before(self.link, &self.base).and_then(|next| {
             self.link = next;
             Ok((at, self.tree.record(at)?))
         });
@@ -162,6 +172,26 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             .ok_or_else(|| Error::damaged(link.offset(), "a delta of a tree follows nothing"))
     }
 
+    /// Returns what a node was before its newest delta. Does not load that if the base node knows.
+    #[inline(always)]
+    fn before(&self, link: Link, base: &BaseRef<'_>) -> Result<Link> {
+        let depth = link.depth().saturating_sub(1);
+        if depth == 0 && !link.has_intent() {
+            return Ok(Link::base(base.offset));
+        }
+        let known = depth.checked_sub(1).map(|n| base.record_of_delta(self.medium(), n as usize));
+        match known {
+            None | Some(0) => self.next_of(link),
+            Some(record) => Ok(link.earlier(record, depth)),
+        }
+    }
+
+    /// Returns the hash of a key.
+    #[inline(always)]
+    pub(super) fn hash(&self, key: &[u8]) -> u64 {
+        xxh3_64_with_seed(key, self.pool.seed())
+    }
+
     /// Returns a word that was loaded from `cell`, without its mark, once it is durable.
     #[inline(always)]
     pub(super) fn settled(&self, cell: &PmU64, word: u64, mark: u64) -> u64 {
@@ -189,6 +219,22 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         self.node_of(id, cell, self.word_in(cell), level)
     }
 
+    /// Returns the node of a child. Its base node is read beside the word of the node and its
+    /// newest part, which tell whether it is that one.
+    #[inline(always)]
+    fn node_of_child(&self, child: Child, level: u8) -> Result<Node<'_>> {
+        let (m, id) = (self.medium(), child.id());
+        if child.base() == 0 {
+            return self.node(id, Some(level));
+        }
+        m.prefetch_bytes(child.base(), Self::PREFETCHED);
+        let cell = self.cell(id)?;
+        // Acquire: what the word leads to is read next, and so is the base node.
+        let word = self.word_in(cell);
+        let guess = BaseRef::find(m, child.base(), Some(level));
+        self.node_with(id, cell, word, Some(level), guess)
+    }
+
     /// Returns the node that a word of the mapping table describes.
     #[inline(always)]
     pub(super) fn node_of<'m>(
@@ -198,6 +244,19 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         word: Link,
         level: Option<u8>,
     ) -> Result<Node<'m>> {
+        self.node_with(id, cell, word, level, None)
+    }
+
+    /// Does the same, with a base node that it may have.
+    #[inline(always)]
+    fn node_with<'m>(
+        &'m self,
+        id: u64,
+        cell: &'m PmU64,
+        word: Link,
+        level: Option<u8>,
+        guess: Option<BaseRef<'m>>,
+    ) -> Result<Node<'m>> {
         let m = self.medium();
         let damaged = || {
             let what = "there is no such node in the mapping table of a tree";
@@ -206,21 +265,38 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if word.is_none() {
             return Err(damaged());
         }
-        let (mut link, mut intent) = (word, None);
-        loop {
-            match link.part() {
-                Part::Base if link.depth() == 0 => break,
-                Part::Insert if intent.is_none() => {}
-                Part::Intent if intent.is_none() => {
-                    let found = m.at::<Intent>(link.offset()).ok_or_else(damaged)?;
-                    intent = Some((link.offset(), m.load_relaxed(&found.child)));
-                }
-                _ => return Err(damaged()),
+        let offset = match word.part() {
+            Part::Base if word.depth() == 0 => word.offset(),
+            Part::Insert => {
+                self.next_of(word)?;
+                let record = m.at::<Record>(word.offset()).ok_or_else(damaged)?;
+                m.load_relaxed(&record.base)
             }
+            Part::Intent => self.next_of(word)?.offset(),
+            _ => return Err(damaged()),
+        };
+        let base = match guess {
+            Some(guess) if guess.offset == offset => guess,
+            _ => BaseRef::at(m, offset, level)?,
+        };
+        let mut node = Node { id, cell, word, base, intent: None };
+        if word.has_intent() {
+            node.intent = Some(self.intent_of(&node)?);
+        }
+        Ok(node)
+    }
+
+    /// Returns the intent of a node that has one, and the child that is to be merged.
+    #[cold]
+    fn intent_of(&self, node: &Node<'_>) -> Result<(u64, u64)> {
+        let m = self.medium();
+        let mut link = node.word;
+        while link.part() == Part::Insert {
             link = self.next_of(link)?;
         }
-        let base = BaseRef::at(m, link.offset(), level)?;
-        Ok(Node { id, cell, word, base, intent })
+        let intent = m.at::<Intent>(link.offset()).filter(|_| link.part() == Part::Intent);
+        let found = intent.map(|intent| (link.offset(), m.load_relaxed(&intent.child)));
+        found.ok_or_else(|| Error::damaged(link.offset(), "a node of a tree has no intent"))
     }
 
     /// Returns the root node.
@@ -233,7 +309,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Returns the records that are deltas of a node, the newest first.
     #[inline(always)]
     pub(super) fn inserts<'m>(&'m self, node: &Node<'m>) -> Inserts<'m, M, ITEMS> {
-        Inserts { tree: self, link: node.word }
+        Inserts { tree: self, base: node.base, link: node.word }
     }
 
     /// Returns the key of an entry.
@@ -246,11 +322,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Compares the key of an entry with another one.
     #[inline(always)]
-    pub(super) fn compare(&self, entry: &Entry, key: &[u8], prefix: u64) -> Result<Ordering> {
-        Ok(match entry.prefix.cmp(&prefix) {
-            Ordering::Equal if entry.at == 0 => [].as_slice().cmp(key),
-            Ordering::Equal => self.record(entry.at)?.compare(self.medium(), key),
-            order => order,
+    pub(super) fn compare(&self, entry: &Entry, key: &[u8]) -> Result<Ordering> {
+        Ok(match entry.at {
+            0 => [].as_slice().cmp(key),
+            at => self.record(at)?.compare(self.medium(), key),
         })
     }
 
@@ -261,11 +336,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if node.base.sibling == 0 {
             return false;
         }
-        let order = match m.load_relaxed(&node.base.header.high_prefix).cmp(&search.prefix) {
-            Ordering::Equal => node.base.high(m).as_deref().cmp(&Some(search.key)),
-            order => order,
-        };
-        search.admits(order)
+        search.admits(node.base.compare_high(m, search.key, search.prefix))
     }
 
     /// Returns the right neighbour of a node. It begins where that ends; otherwise damaged
@@ -308,8 +379,13 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             if end.node.intent.is_some() {
                 end.unfinished = Some((here, end.node.id));
             }
-            end.node = self.node(self.child(&end, search)?, Some(here - 1))?;
-            end.frozen = None;
+            let (child, position) = self.child(&end, search)?;
+            let node = self.node_of_child(child, here - 1)?;
+            let found = Child::new(node.id, node.base.offset);
+            if let Some(position) = position.filter(|_| search.notes && found != child) {
+                end.target().base.note_child(self.medium(), position, found);
+            }
+            (end.node, end.frozen) = (node, None);
         }
     }
 
@@ -359,12 +435,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     #[inline(always)]
     pub(super) fn find<'m>(&'m self, end: &End<'m>, key: &[u8]) -> Result<Option<LeafRef<'m>>> {
         let m = self.medium();
-        for node in end.parts() {
-            for insert in self.inserts(node) {
-                let (_, leaf) = insert?;
-                if leaf.is_of(m, key) {
-                    return Ok(Some(leaf));
-                }
+        for node in end.parts().filter(|node| node.word.depth() > 0) {
+            if let Some(leaf) = self.find_delta(node, key)? {
+                return Ok(Some(leaf));
             }
         }
         let base = &end.target().base;
@@ -373,34 +446,73 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             return Ok(None);
         }
         let entry = base.entry(m, position);
-        if entry.prefix != prefix(key) {
+        if entry.head != base.head(key, 0) {
             return Ok(None);
         }
         let leaf = self.record(entry.at)?;
         Ok(leaf.is_of(m, key).then_some(leaf))
     }
 
+    /// Returns the newest record of a key among the deltas of a leaf node.
+    #[inline(always)]
+    fn find_delta<'m>(&'m self, node: &Node<'m>, key: &[u8]) -> Result<Option<LeafRef<'m>>> {
+        let (m, hash) = (self.medium(), self.hash(key));
+        let depth = node.word.depth() as usize;
+        if depth > known_deltas(0) {
+            return self.walk_to_delta(node, key);
+        }
+        for number in (0..depth).rev() {
+            let delta = node.base.delta(m, number);
+            if delta.record() == 0 {
+                return self.walk_to_delta(node, key);
+            }
+            if delta.may_be_of(hash) {
+                let leaf = self.record(delta.record())?;
+                if leaf.is_of(m, key) {
+                    return Ok(Some(leaf));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Does the same where the base node does not know all of them.
+    #[cold]
+    fn walk_to_delta<'m>(&'m self, node: &Node<'m>, key: &[u8]) -> Result<Option<LeafRef<'m>>> {
+        for insert in self.inserts(node) {
+            let (_, leaf) = insert?;
+            if leaf.is_of(self.medium(), key) {
+                return Ok(Some(leaf));
+            }
+        }
+        Ok(None)
+    }
+
     /// Returns the number of entries that a search admits: they are the first ones.
     #[inline(always)]
     fn count_before(&self, base: &BaseRef<'_>, search: &Search<'_>) -> Result<usize> {
         let m = self.medium();
-        let (mut low, mut high) = (0, base.len());
+        if search.target == Target::Last {
+            return Ok(base.len());
+        }
+        let Range { start: mut low, end: mut high } =
+            base.with_head(m, base.head(search.key, search.prefix));
         while low < high {
             let middle = low.midpoint(high);
-            let order = match base.prefix(m, middle).cmp(&search.prefix) {
-                Ordering::Equal => {
-                    self.compare(&base.entry(m, middle), search.key, search.prefix)?
-                }
-                order => order,
-            };
+            let order = self.compare(&base.entry(m, middle), search.key)?;
             if search.admits(order) { low = middle + 1 } else { high = middle }
         }
         Ok(low)
     }
 
-    /// Returns the child that has what is searched for, of a node where the search ended.
+    /// Returns the child that has what is searched for, of a node where the search ended, and the
+    /// position of its entry if that is in the base node.
     #[inline(always)]
-    pub(super) fn child(&self, end: &End<'_>, search: &Search<'_>) -> Result<u64> {
+    pub(super) fn child(
+        &self,
+        end: &End<'_>,
+        search: &Search<'_>,
+    ) -> Result<(Child, Option<usize>)> {
         let m = self.medium();
         let base = &end.target().base;
         // The first child has everything before the second one.
@@ -413,34 +525,62 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             position -= 1;
         }
         let entry = base.entry(m, position);
-        let mut best: Option<LeafRef<'_>> = None;
-        for node in end.parts() {
-            for insert in self.inserts(node) {
-                let (_, leaf) = insert?;
-                let order = match leaf.prefix(m).cmp(&search.prefix) {
-                    Ordering::Equal => leaf.compare(m, search.key),
-                    order => order,
-                };
-                let is_better = |best: &LeafRef<'_>| self.order(&leaf, best).is_gt();
-                if search.admits(order) && best.as_ref().is_none_or(is_better) {
-                    best = Some(leaf);
-                }
-            }
+        let mut best = None;
+        for node in end.parts().filter(|node| node.word.depth() > 0) {
+            self.find_separator(node, search, &mut best)?;
         }
-        let Some(best) = best else { return Ok(entry.child) };
-        let is_nearer = match entry.prefix.cmp(&best.prefix(m)) {
-            Ordering::Equal if entry.at != 0 => self.order(&self.record(entry.at)?, &best).is_le(),
+        let known = (Child::new(entry.child, entry.base), Some(position));
+        let Some((nearest, at)) = best else { return Ok(known) };
+        let best = self.record(at)?;
+        let is_nearer = match entry.head.cmp(&nearest) {
+            Ordering::Equal if entry.at != 0 => {
+                self.record(entry.at)?.compare_leaf(m, &best).is_le()
+            }
             order => order.is_le(),
         };
-        Ok(if is_nearer { best.word(m) } else { entry.child })
+        if !is_nearer {
+            return Ok(known);
+        }
+        let id = best.word(m);
+        if id >= IDS {
+            return Err(Error::damaged(best.offset, "there is no such id in a tree"));
+        }
+        Ok((Child::new(id, 0), None))
     }
 
-    /// Compares the keys of two leaves.
-    fn order(&self, one: &LeafRef<'_>, other: &LeafRef<'_>) -> Ordering {
+    /// Finds the last key that a search admits among the deltas of a node that is not a leaf node:
+    /// its prefix and its record. `best` has that of another node, if there is one.
+    fn find_separator(
+        &self,
+        node: &Node<'_>,
+        search: &Search<'_>,
+        best: &mut Option<(u64, u64)>,
+    ) -> Result<()> {
         let m = self.medium();
-        match one.prefix(m).cmp(&other.prefix(m)) {
-            Ordering::Equal => one.compare(m, &other.key(m)),
-            order => order,
+        let mut link = node.word;
+        while link.part() == Part::Insert {
+            // At least one, if nothing is damaged.
+            let (number, at) = (link.depth().saturating_sub(1) as usize, link.offset());
+            let known = number < known_deltas(1);
+            let noted = if known { node.base.separator(m, number) } else { (0, 0) };
+            let prefix = if noted.0 == at { noted.1 } else { self.record(at)?.prefix(m) };
+            link = self.before(link, &node.base)?;
+            let order = match prefix.cmp(&search.prefix) {
+                Ordering::Equal => self.record(at)?.compare(m, search.key),
+                order => order,
+            };
+            if !search.admits(order) {
+                continue;
+            }
+            let is_better = match *best {
+                None => true,
+                Some((other, _)) if other != prefix => other < prefix,
+                Some((_, other)) => self.record(at)?.compare_leaf(m, &self.record(other)?).is_gt(),
+            };
+            if is_better {
+                *best = Some((prefix, at));
+            }
         }
+        Ok(())
     }
 }

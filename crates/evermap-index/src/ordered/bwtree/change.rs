@@ -2,11 +2,10 @@
 
 use evermap_pm::medium::Note;
 use evermap_pm::sync::{Mutex, MutexGuard};
-use evermap_pm::{Error, Medium, Result};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::BwTree;
-use super::access::{End, Search};
+use super::access::{End, Node, Search};
 use super::consolidate::Work;
 use super::layout::{Link, Part, RECORD_HEADER, Record};
 use crate::fresh::Fresh;
@@ -42,8 +41,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// # Errors
     /// `Poisoned`: a thread has panicked while it held the lock.
     pub(super) fn lock_key(&self, key: &[u8]) -> Result<MutexGuard<'_, ()>> {
-        let hash = xxh3_64_with_seed(key, self.pool.seed());
-        match self.locks.0[hash as usize % LOCKS].lock() {
+        match self.locks.0[self.hash(key) as usize % LOCKS].lock() {
             Ok(lock) => Ok(lock),
             Err(poisoned) => {
                 self.region.ensure_sound()?;
@@ -67,7 +65,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<(Change, Vec<Work>)> {
-        let search = Search::at(key);
+        let search = Search::to_change(key);
         let end = self.arrive(&search, 0)?;
         if let Some(leaf) = self.find(&end, key)?
             && let Some(old) = self.binding(&leaf)
@@ -111,7 +109,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let base = &end.target().base;
         let removed = base.add_removed(self.medium(), 1);
         // The fewer keys are left, the sooner: the last one takes the node with it.
-        let many = (base.len() as u64 / 2).clamp(1, Self::CHAIN);
+        let many = (base.len() as u64 / 2).clamp(1, Self::chain(0));
         (removed >= many).then_some(Work::Consolidate(0, end.node.id))
     }
 
@@ -132,33 +130,56 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let Action::Put(word) = decide(None) else {
             return Ok((Change::default(), unfinished(&end)));
         };
-        let next = &m.at::<Record>(block).expect("just allocated").next;
-        m.store(next, end.node.word.plain().0);
-        // In the same line as the beginning of the leaf.
-        LeafRef::write(m, block + RECORD_HEADER, key, word);
-        let search = Search::at(key);
-        while !self.prepend(&end, Part::Insert, block) {
+        self.write_delta(&end.node, block, key, word);
+        let (search, hash) = (Search::at(key), self.hash(key));
+        while !self.prepend(&end.node, Part::Insert, block, hash) {
             end = self.arrive(&search, 0)?;
-            m.store(next, end.node.word.plain().0);
-            m.flush(next);
+            m.flush(self.follow(&end.node, block));
         }
         blocks.keep();
         let mut todo = unfinished(&end);
-        if end.node.word.depth() + 1 >= Self::CHAIN {
+        if end.node.word.depth() + 1 >= Self::chain(0) {
             todo.push(Work::Consolidate(0, end.node.id));
         }
         Ok((Change { old: None, new: Some(word) }, todo))
     }
 
-    /// Puts a delta that is flushed in front of the node where a search ended. Returns `false` if
-    /// another thread was faster.
-    pub(super) fn prepend(&self, end: &End<'_>, part: Part, block: u64) -> bool {
-        let (m, node) = (self.medium(), &end.node);
+    /// Writes a record that is to be a delta of a node to a new block, and flushes it.
+    #[track_caller]
+    pub(super) fn write_delta(&self, node: &Node<'_>, block: u64, key: &[u8], word: u64) {
+        let m = self.medium();
+        self.follow(node, block);
+        LeafRef::store(m, block + RECORD_HEADER, key, word);
+        let words = (RECORD_HEADER + leaf_bytes(key.len())) / 8;
+        m.flush(m.slice::<PmU64>(block, words).expect("just allocated"));
+    }
+
+    /// Makes the record in a new block the one before a node, to which it is not added yet.
+    fn follow(&self, node: &Node<'_>, block: u64) -> &Record {
+        let m = self.medium();
+        let header = m.at::<Record>(block).expect("just allocated");
+        m.store(&header.next, node.word.plain().0);
+        m.store(&header.base, node.base.offset);
+        header
+    }
+
+    /// Puts a delta that is flushed in front of a node. Returns `false` if another thread was
+    /// faster. For `tag` see [`BaseRef::note_delta`](super::node::BaseRef::note_delta).
+    pub(super) fn prepend(&self, node: &Node<'_>, part: Part, block: u64, tag: u64) -> bool {
+        let m = self.medium();
         if !m.mutant("BW-3") {
             m.fence();
         }
         let word = node.word.with(part, block).0;
-        recipe::exchange_marked(m, node.cell, node.word.0, word, Link::MARK).is_ok()
+        if recipe::exchange_marked(m, node.cell, node.word.0, word, Link::MARK).is_err() {
+            return false;
+        }
+        if part == Part::Insert {
+            // Nothing else becomes this delta of this base node, as that is not used again before
+            // this thread is done.
+            node.base.note_delta(m, node.word.depth() as usize, block, tag);
+        }
+        true
     }
 }
 

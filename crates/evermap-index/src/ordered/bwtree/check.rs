@@ -3,9 +3,10 @@
 use evermap_pm::{Medium, Result};
 
 use super::BwTree;
-use super::access::Search;
-use super::layout::RECORD_HEADER;
+use super::access::{Node, Search};
+use super::layout::{Part, RECORD_HEADER};
 use super::walk::Shown;
+use crate::ordered::leaf::prefix;
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Describes what is wrong. Changes that are not complete are not wrong.
@@ -21,6 +22,21 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         problems
     }
 
+    /// Returns `true` if what a base node knows of the deltas is what they say.
+    fn are_deltas_known(&self, node: &Node<'_>) -> Result<bool> {
+        let (m, mut link) = (self.medium(), node.word);
+        while link.part() == Part::Insert {
+            let (number, at) = (link.depth().saturating_sub(1) as usize, link.offset());
+            let leaf = self.record(at)?;
+            let tag = if node.level() == 0 { self.hash(&leaf.key(m)) } else { leaf.prefix(m) };
+            if !node.base.knows(m, number, at, tag) {
+                return Ok(false);
+            }
+            link = self.next_of(link)?;
+        }
+        Ok(true)
+    }
+
     fn check_node(&self, shown: &Shown<'_>, problems: &mut Vec<String>) -> Result<()> {
         let (m, node) = (self.medium(), shown.end.target());
         let mut wrong = |what: &str| problems.push(format!("node {}: {what}", node.id));
@@ -28,17 +44,21 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             wrong("it does not begin where the one before it ends");
         }
         let merged = node.intent.map(|(_, child)| child);
-        let entries = self.gather([&node.base], merged, shown.end.parts())?.entries;
-        let within = self.within(&entries, &shown.bounds)?;
-        if within != (0..entries.len()) && self.frozen_sibling(&shown.end.node)?.is_none() {
+        for node in shown.end.parts() {
+            if !self.are_deltas_known(node)? {
+                wrong("its base node knows other deltas than it has");
+            }
+        }
+        let contents = self.gather([&node.base], merged, shown.end.parts(), &shown.bounds)?;
+        if contents.has_others && self.frozen_sibling(&shown.end.node)?.is_none() {
             wrong("it has keys of another node");
         }
-        let entries = &entries[within];
+        let entries = &contents.entries;
         let mut last: Option<Vec<u8>> = None;
         for entry in entries {
             let key = self.key_of(entry)?;
-            if entry.prefix != crate::ordered::leaf::prefix(&key) {
-                wrong("an entry has another prefix than its key");
+            if entry.head != node.base.head(&key, prefix(&key)) {
+                wrong("an entry has another head than its key");
             }
             if last.is_some_and(|last| last >= key) {
                 wrong("its keys are not in order");

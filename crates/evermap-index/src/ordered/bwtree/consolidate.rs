@@ -3,17 +3,18 @@
 //! None of this is needed for the change that caused it, and any of it can be done by any thread
 //! later. So if there is no space, or another thread was faster, it is left undone.
 
-use std::cmp;
+use std::cmp::Ordering as Order;
 use std::sync::atomic::Ordering;
 
 use evermap_pm::medium::Note;
-use evermap_pm::{Guard, Medium, PmU64, Result};
+use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
 use super::BwTree;
 use super::access::Node;
 use super::layout::{INTENT_BYTES, Link, RECORD_HEADER};
 use super::node::{BaseRef, Bounds, Entry, base_bytes};
 use crate::fresh::Fresh;
+use crate::ordered::leaf::LeafRef;
 use crate::recipe;
 
 /// What is to be done in the structure: something at a level, for the node with an id.
@@ -30,12 +31,18 @@ pub(super) enum Work {
 /// More than one change of structure can cause, unless it is caused by damage.
 const WORK_MAX: usize = 256;
 
+/// If the keys of a leaf node have this many bits in common before their heads end up, other heads
+/// are chosen.
+const MANY_BITS: u64 = 6;
+
 /// The contents of a node.
 pub(super) struct Contents {
     /// In the order of their keys, which differ.
     pub(super) entries: Vec<Entry>,
     /// The records that were deltas.
     inserted: Vec<u64>,
+    /// `true` if there were deltas whose keys are not between the bounds: they were left out.
+    pub(super) has_others: bool,
     /// Records that have been removed, and for whose keys there are newer ones.
     gone: Vec<u64>,
 }
@@ -69,31 +76,45 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     }
 
     /// Returns the contents of base nodes that are next to each other, with those of deltas in
-    /// front of some nodes, the newest first.
+    /// front of some nodes, the newest first, as entries of a node with these bounds.
     pub(super) fn gather<'n, 'm: 'n>(
         &'m self,
         bases: impl IntoIterator<Item = &'n BaseRef<'m>>,
         without: Option<u64>,
         nodes: impl IntoIterator<Item = &'n Node<'m>>,
+        bounds: &Bounds,
     ) -> Result<Contents> {
         let m = self.medium();
-        let mut entries = Vec::with_capacity(ITEMS + Self::CHAIN as usize);
+        let mut entries = Vec::with_capacity(ITEMS + Self::chain(0) as usize);
         for base in bases {
+            let first = entries.len();
             entries.extend(base.entries(m).filter(|entry| Some(entry.child) != without));
-        }
-        let mut inserts = Vec::new();
-        for node in nodes {
-            for insert in self.inserts(node) {
-                inserts.push((insert?, node.level()));
+            if base.level == 0 && base.skip != bounds.skip {
+                self.set_heads(&mut entries[first..], bounds)?;
             }
         }
-        let inserted = inserts.iter().map(|&((at, _), _)| at).collect();
-        let mut gone = Vec::new();
+        let mut has_others = false;
+        let (mut inserted, mut gone) = (Vec::with_capacity(Self::chain(0) as usize), Vec::new());
+        let mut inserts = Vec::with_capacity(Self::chain(0) as usize);
+        for node in nodes {
+            for insert in self.inserts(node) {
+                let (at, leaf) = insert?;
+                if !bounds.contain(m, &leaf) {
+                    has_others = true;
+                    continue;
+                }
+                let (head, child) = match node.level() {
+                    0 => (bounds.head_of(m, &leaf), 0),
+                    _ => (leaf.prefix(m), leaf.word(m)),
+                };
+                inserted.push(at);
+                inserts.push((Entry { head, at, child, base: 0 }, leaf));
+            }
+        }
         // The oldest first.
-        for ((at, leaf), level) in inserts.into_iter().rev() {
-            let child = if level == 0 { 0 } else { leaf.word(m) };
-            let entry = Entry { prefix: leaf.prefix(m), at, child };
-            let (position, is_present) = self.position(&entries, entry.prefix, &leaf.key(m))?;
+        for (entry, leaf) in inserts.into_iter().rev() {
+            let order = |other: &Entry| self.compare_entries(other, &entry, &leaf);
+            let (position, is_present) = find(&entries, order)?;
             if is_present {
                 gone.push(entries[position].at);
                 entries[position] = entry;
@@ -101,29 +122,52 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 entries.insert(position, entry);
             }
         }
-        Ok(Contents { entries, inserted, gone })
+        Ok(Contents { entries, inserted, has_others, gone })
     }
 
-    /// Returns the position of the first entry whose key is not before `key`, and whether it is
-    /// that key.
+    /// Makes the heads of entries those of a leaf node with these bounds.
+    fn set_heads(&self, entries: &mut [Entry], bounds: &Bounds) -> Result<()> {
+        let m = self.medium();
+        entries.iter().for_each(|entry| m.prefetch(entry.at));
+        for entry in entries {
+            entry.head = bounds.head_of(m, &self.record(entry.at)?);
+        }
+        Ok(())
+    }
+
+    /// Chooses which bits of the keys of a leaf node are their heads, if others tell them apart
+    /// better than those that they have.
+    fn choose_heads(&self, entries: &mut [Entry], bounds: &mut Bounds) -> Result<()> {
+        let common = bounds.common_bits();
+        let are_equal = || entries.windows(2).any(|pair| pair[0].head == pair[1].head);
+        if common >= bounds.skip + MANY_BITS || common > bounds.skip && are_equal() {
+            bounds.skip = common;
+            self.set_heads(entries, bounds)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the position of the first entry of a leaf node whose key is not before `key`, and
+    /// whether it is that key. `head` is that of the key.
     pub(super) fn position(
         &self,
         entries: &[Entry],
-        prefix: u64,
+        head: u64,
         key: &[u8],
     ) -> Result<(usize, bool)> {
-        let (mut low, mut high, mut is_present) = (0, entries.len(), false);
-        while low < high {
-            let middle = low.midpoint(high);
-            match self.compare(&entries[middle], key, prefix)? {
-                cmp::Ordering::Less => low = middle + 1,
-                order => {
-                    is_present = order.is_eq();
-                    high = middle;
-                }
-            }
-        }
-        Ok((low, is_present))
+        find(entries, |entry| match entry.head.cmp(&head) {
+            Order::Equal => self.compare(entry, key),
+            order => Ok(order),
+        })
+    }
+
+    /// Compares the keys of two entries, of which the second one has a record.
+    fn compare_entries(&self, one: &Entry, other: &Entry, leaf: &LeafRef<'_>) -> Result<Order> {
+        Ok(match one.head.cmp(&other.head) {
+            Order::Equal if one.at == 0 => 0.cmp(&leaf.len()),
+            Order::Equal => self.record(one.at)?.compare_leaf(self.medium(), leaf),
+            order => order,
+        })
     }
 
     /// Writes the contents of a node to a new base node, or to two if there are too many. Also
@@ -150,13 +194,21 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let frozen = self.frozen_sibling(&node)?;
         let nodes = || std::iter::once(&node).chain(&frozen);
         let counted: u64 = nodes().map(|node| node.base.removed(m)).sum();
-        let mut contents = self.gather(nodes().map(|node| &node.base), merged, nodes())?;
+        let last = frozen.as_ref().unwrap_or(&node);
+        let mut bounds = Bounds { low: node.base.low(m), ..last.base.bounds(m) };
+        if level == 0 && frozen.is_some() {
+            bounds.skip = bounds.common_bits();
+        }
+        let bases = nodes().map(|node| &node.base);
+        let mut contents = self.gather(bases, merged, nodes(), &bounds)?;
+        if contents.has_others {
+            let what = "a node of a tree has keys that belong into another one";
+            return Err(Error::damaged(node.base.offset, what));
+        }
         if level == 0 {
             self.drop_removed(&mut contents, counted > 0)?;
         }
-        let low = node.base.low(m);
-        let bounds = Bounds { low, ..frozen.as_ref().unwrap_or(&node).base.bounds(m) };
-        let replaced = self.replace(&node, bounds, &contents.entries)?;
+        let replaced = self.replace(&node, bounds, &mut contents.entries)?;
         let Some((block, new)) = replaced else { return Ok(false) };
         self.retire_parts(nodes(), guard);
         contents.gone.iter().for_each(|&at| self.retire_record(at, guard));
@@ -185,16 +237,24 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Takes the entries out whose keys were removed: of those that were deltas, or of `all`.
     fn drop_removed(&self, contents: &mut Contents, all: bool) -> Result<()> {
         let m = self.medium();
-        let mut left = Vec::with_capacity(contents.entries.len());
-        for &entry in &contents.entries {
-            let looks = all || contents.inserted.contains(&entry.at);
-            if looks && self.record(entry.at)?.state(m).is_removed() {
-                contents.gone.push(entry.at);
-            } else {
-                left.push(entry);
+        let is_removed = |at: u64| self.record(at).map(|leaf| leaf.state(m).is_removed());
+        let mut removed = Vec::new();
+        if all {
+            let records = || contents.entries.iter().map(|entry| entry.at);
+            records().for_each(|at| m.prefetch(at));
+            for at in records() {
+                removed.extend(is_removed(at)?.then_some(at));
+            }
+        } else {
+            for &at in &contents.inserted {
+                // Those for whose keys there are newer ones are gone in any case.
+                removed.extend((is_removed(at)? && !contents.gone.contains(&at)).then_some(at));
             }
         }
-        contents.entries = left;
+        if !removed.is_empty() {
+            contents.entries.retain(|entry| !removed.contains(&entry.at));
+            contents.gone.append(&mut removed);
+        }
         Ok(())
     }
 
@@ -204,21 +264,26 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         &self,
         node: &Node<'_>,
         mut bounds: Bounds,
-        entries: &[Entry],
+        entries: &mut [Entry],
     ) -> Result<Option<(u64, Option<u64>)>> {
         let (m, level) = (self.medium(), node.level());
         let mut blocks = Fresh::new(&self.pool);
         let (mut left, mut new) = (entries, None);
-        if entries.len() > Self::capacity(level) {
+        if left.len() > Self::capacity(level) {
             let right;
-            (left, right) = entries.split_at(entries.len() / 2);
+            (left, right) = left.split_at_mut(left.len() / 2);
             let low = self.separator(level, left, right)?;
-            let beyond = Bounds { low: low.clone(), ..bounds.clone() };
+            let mut beyond = Bounds { low: low.clone(), ..bounds.clone() };
+            if level == 0 {
+                self.choose_heads(right, &mut beyond)?;
+            }
             let split_off = self.split_off(level, &beyond, right, &mut blocks)?;
-            bounds = Bounds { low: bounds.low, high: low, sibling: split_off.id };
+            bounds = Bounds { high: low, sibling: split_off.id, ..bounds };
             new = Some(split_off);
         }
-        let block = match self.node_block(base_bytes(level, left.len(), &bounds), &mut blocks) {
+        let chosen = if level == 0 { self.choose_heads(left, &mut bounds) } else { Ok(()) };
+        let bytes = base_bytes(level, left.len(), &bounds);
+        let block = match chosen.and_then(|()| self.node_block(bytes, &mut blocks)) {
             Ok(block) => block,
             Err(error) => {
                 new.iter().for_each(|new| self.discard(new));
@@ -362,4 +427,23 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
         Ok(())
     }
+}
+
+/// Returns the position of the first entry that is not less, and whether it is equal.
+fn find(
+    entries: &[Entry],
+    mut compare: impl FnMut(&Entry) -> Result<Order>,
+) -> Result<(usize, bool)> {
+    let (mut low, mut high, mut is_present) = (0, entries.len(), false);
+    while low < high {
+        let middle = low.midpoint(high);
+        match compare(&entries[middle])? {
+            Order::Less => low = middle + 1,
+            order => {
+                is_present = order.is_eq();
+                high = middle;
+            }
+        }
+    }
+    Ok((low, is_present))
 }

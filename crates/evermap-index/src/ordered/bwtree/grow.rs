@@ -9,7 +9,7 @@ use evermap_pm::{Error, Medium, Result};
 use super::BwTree;
 use super::access::{Node, Search};
 use super::consolidate::Work;
-use super::layout::{Link, Part, RECORD_HEADER, Record, TREE_MARK};
+use super::layout::{Link, Part, RECORD_HEADER, TREE_MARK};
 use super::node::{BaseRef, Bounds, Entry, base_bytes};
 use crate::fresh::Fresh;
 use crate::ordered::leaf::{LeafRef, leaf_bytes, prefix};
@@ -43,39 +43,24 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             // it is not frozen now, and `above` does not have it, then it will not be frozen unless
             // `above` is changed, and the exchange below fails.
             let is_frozen = self.word_in(node.cell).is_frozen() && !m.mutant("BW-6");
-            if is_merged || is_frozen || self.child(&above, &search)? == id {
+            if is_merged || is_frozen || self.child(&above, &search)?.0.id() == id {
                 return Ok(());
             }
             if above.node.word.depth() >= Link::DEPTH_MAX / 2 {
                 return Err(Error::no_space("a node of a tree", Self::NODE_BYTES));
             }
             let mut blocks = Fresh::new(&self.pool);
-            let block = self.write_separator(&low, id, above.node.word, &mut blocks)?;
-            if self.prepend(&above, Part::Insert, block) {
+            let block = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(low.len()))?;
+            self.write_delta(&above.node, block, &low, id);
+            if self.prepend(&above.node, Part::Insert, block, prefix(&low)) {
                 blocks.keep();
-                if above.node.word.depth() + 1 >= Self::CHAIN {
+                if above.node.word.depth() + 1 >= Self::chain(level + 1) {
                     todo.push(Work::Consolidate(level + 1, above.node.id));
                 }
                 return Ok(());
             }
         }
         Ok(())
-    }
-
-    /// Writes the record of a node in the level above, and flushes it.
-    fn write_separator(
-        &self,
-        low: &[u8],
-        id: u64,
-        next: Link,
-        blocks: &mut Fresh<'_, M>,
-    ) -> Result<u64> {
-        let m = self.medium();
-        let block = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(low.len()))?;
-        m.store(&m.at::<Record>(block).expect("just allocated").next, next.plain().0);
-        // In the same line as the beginning of the leaf.
-        LeafRef::write(m, block + RECORD_HEADER, low, id);
-        Ok(block)
     }
 
     /// Puts a new root above a root that was split.
@@ -89,12 +74,13 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let level = root.level().checked_add(1);
         let level = level.ok_or_else(|| Error::damaged(root.base.offset, "a tree is too high"))?;
         let low = sibling.base.low(m);
-        let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0 };
+        let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0, skip: 0 };
         let mut blocks = Fresh::new(&self.pool);
-        let at = self.write_separator(&low, sibling.id, Link(0), &mut blocks)?;
+        let at = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(low.len()))?;
+        LeafRef::write(m, at + RECORD_HEADER, &low, sibling.id);
         let entries = [
-            Entry { prefix: 0, at: 0, child: root.id },
-            Entry { prefix: prefix(&low), at, child: sibling.id },
+            Entry { head: 0, at: 0, child: root.id, base: root.base.offset },
+            Entry { head: prefix(&low), at, child: sibling.id, base: sibling.base.offset },
         ];
         let block = self.node_block(base_bytes(level, entries.len(), &bounds), &mut blocks)?;
         BaseRef::write(m, block, level, &bounds, &entries);

@@ -63,7 +63,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             m.store(&intent.next, above.node.word.plain().0);
             m.store(&intent.child, id);
             m.flush(intent);
-            if self.prepend(&above, Part::Intent, block) {
+            if self.prepend(&above.node, Part::Intent, block, 0) {
                 blocks.keep();
                 todo.push(Work::Consolidate(level + 1, above.node.id));
             }

@@ -1,6 +1,6 @@
 //! Reading pages of pairs in the order of their keys.
 
-use std::ops::{Bound, Range};
+use std::ops::Bound;
 
 use evermap_pm::sync::Backoff;
 use evermap_pm::{Medium, Result};
@@ -9,7 +9,7 @@ use super::BwTree;
 use super::access::{End, Search};
 use super::layout::Link;
 use super::node::{Bounds, Entry};
-use crate::ordered::leaf::{LeafRef, LeafState, leaf_bytes, prefix};
+use crate::ordered::leaf::{LeafRef, LeafState, leaf_bytes};
 use crate::ordered::{Direction, Page};
 
 /// A record, and what it said when it was read.
@@ -51,18 +51,19 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         };
         let end = self.arrive(&search, 0)?;
         let bounds = end.target().base.bounds(m);
-        let entries = self.gather([&end.target().base], None, end.parts())?.entries;
-        let mut range = self.within(&entries, &bounds)?;
+        let entries = self.gather([&end.target().base], None, end.parts(), &bounds)?.entries;
+        let mut range = 0..entries.len();
+        let bound = || self.before_bound(&entries, from, direction, &bounds);
         let edge = match direction {
             Direction::Ascending => {
-                range.start = range.start.max(self.after(&entries, from, direction)?);
+                range.start = bound()?;
                 let left = range.clone().nth(most);
                 range.end = left.unwrap_or(range.end);
                 let high = (bounds.sibling != 0).then_some(bounds.high);
                 left.map(|first| self.key_of(&entries[first])).transpose()?.or(high)
             }
             Direction::Descending => {
-                range.end = range.end.min(self.after(&entries, from, direction)?);
+                range.end = bound()?;
                 let left = range.len().checked_sub(most).filter(|&left| left > 0);
                 range.start += left.unwrap_or(0);
                 let low = Some(bounds.low).filter(|low| !low.is_empty());
@@ -83,20 +84,15 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         Ok(true)
     }
 
-    /// Returns the positions of the entries that are within the bounds of a node: its left
-    /// neighbour may have others.
-    pub(super) fn within(&self, entries: &[Entry], bounds: &Bounds) -> Result<Range<usize>> {
-        let start = self.position_of(entries, &bounds.low)?.0;
-        let end = match bounds.sibling {
-            0 => entries.len(),
-            _ => self.position_of(entries, &bounds.high)?.0,
-        };
-        Ok(start..end.max(start))
-    }
-
     /// Returns the number of entries that are before a bound: a scan in this direction begins
     /// there.
-    fn after(&self, entries: &[Entry], from: Bound<&[u8]>, direction: Direction) -> Result<usize> {
+    fn before_bound(
+        &self,
+        entries: &[Entry],
+        from: Bound<&[u8]>,
+        direction: Direction,
+        bounds: &Bounds,
+    ) -> Result<usize> {
         let (key, with_key) = match (from, direction) {
             (Bound::Unbounded, Direction::Ascending) => return Ok(0),
             (Bound::Unbounded, Direction::Descending) => return Ok(entries.len()),
@@ -105,12 +101,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             (Bound::Excluded(key), Direction::Ascending)
             | (Bound::Included(key), Direction::Descending) => (key, true),
         };
-        let (position, is_present) = self.position_of(entries, key)?;
+        let (position, is_present) = self.position(entries, bounds.head(key), key)?;
         Ok(position + usize::from(with_key && is_present))
-    }
-
-    fn position_of(&self, entries: &[Entry], key: &[u8]) -> Result<(usize, bool)> {
-        self.position(entries, prefix(key), key)
     }
 
     /// Reads records.

@@ -177,9 +177,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             && self.pool.epoch().is_over(period)
         {
             ids.waiting.pop_front();
-            m.store(self.cell(id)?, 0);
+            let cell = self.cell(id)?;
+            m.store(cell, 0);
             m.note(Note::Harmless(LOST_IDS));
-            m.flush(self.cell(id)?);
+            m.flush(cell);
             ids.free.push(id);
         }
         if let Some(id) = ids.free.pop() {

@@ -1,5 +1,6 @@
 //! States that crashes and other threads seldom leave, constructed.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,12 +12,12 @@ use evermap_pm::{Medium, PmU64, Pool};
 
 use super::access::Search;
 use super::consolidate::Work;
-use super::layout::{Link, Part, TREE_MARK};
+use super::layout::{Child, Link, Part, TREE_MARK};
 use super::node::{BaseRef, Bounds};
 use super::walk::Shown;
 use super::{BwTree, Tiny};
 use crate::crash_states::{
-    are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened,
+    are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened, word_in,
 };
 use crate::ordered::leaf::LeafState;
 use crate::testkit::ordered::encoded::InOrder;
@@ -350,35 +351,61 @@ fn a_node_that_was_merged_is_not_added_to_the_level_above() {
 /// Another thread, or a process that has died, has stored a word, and has not flushed it.
 #[test]
 fn a_lookup_makes_durable_what_it_acts_on() {
-    const KEY: u64 = 7;
     for word in 0..3 {
         for dies in [false, true] {
-            let (sim, pool, index) = tree();
-            insert(&index.index, [KEY]);
-            let node = index.index.node(1, Some(0)).unwrap();
-            let (_, leaf) = index.index.inserts(&node).next().unwrap().unwrap();
-            let (cell, mark) = [
-                (node.cell, Link::MARK),
-                (&leaf.leaf.state, LeafState::MARK),
-                (&index.index.root_block().unwrap().tree, TREE_MARK),
-            ][word];
-            let cell: &PmU64 = sim.at(sim.offset_of(cell)).unwrap();
-            let stored = sim.load(cell);
-            // An image that lacks the word is one with another word there.
-            sim.store(cell, !stored);
-            sim.checkpoint();
-            sim.store(cell, stored | mark);
-            if dies {
-                assert_eq!(look_up_after_death(&sim, (pool, index), KEY), Some(KEY));
-            } else {
-                as_operation(&sim, || {
-                    assert_eq!(index.get(KEY, &pool.pin()).unwrap(), Some(KEY));
-                });
-            }
+            let (sim, at, mark) = looked_up_before_it_was_durable(word, dies, None);
+            let cell: &PmU64 = sim.at(at).unwrap();
             are_kept(&sim, [cell], !mark);
-            assert_eq!(sim.load(cell), stored, "the mark is removed");
+            assert_eq!(sim.load(cell) & mark, 0, "the mark is removed");
         }
     }
+}
+
+/// The same, with the mistake planted.
+#[test]
+fn what_is_not_durable_and_acted_on_is_lost() {
+    for word in [0, 2] {
+        let (sim, at, mark) = looked_up_before_it_was_durable(word, false, Some("BW-1"));
+        let (now, lost) = (sim.load(sim.at(at).unwrap()), Cell::new(false));
+        for_each_image(&sim, true, |image| {
+            lost.set(lost.get() || (word_in(image, at) ^ now) & !mark != 0);
+        });
+        assert!(lost.get(), "word {word}");
+    }
+}
+
+/// Looks up a key when the word of its node, the state of its leaf, or the word of the tree is not
+/// durable. Returns the offset of that word, and its mark.
+fn looked_up_before_it_was_durable(
+    word: usize,
+    dies: bool,
+    mistake: Option<&'static str>,
+) -> (Sim, u64, u64) {
+    const KEY: u64 = 7;
+    let (sim, pool, index) = tree();
+    insert(&index.index, [KEY]);
+    let node = index.index.node(1, Some(0)).unwrap();
+    let (_, leaf) = index.index.inserts(&node).next().unwrap().unwrap();
+    let (cell, mark) = [
+        (node.cell, Link::MARK),
+        (&leaf.leaf.state, LeafState::MARK),
+        (&index.index.root_block().unwrap().tree, TREE_MARK),
+    ][word];
+    let at = sim.offset_of(cell);
+    let cell: &PmU64 = sim.at(at).unwrap();
+    let stored = sim.load(cell);
+    // An image that lacks the word is one with another word there.
+    sim.store(cell, !stored);
+    sim.checkpoint();
+    sim.store(cell, stored | mark);
+    sim.mutate(mistake.map(Mutation::Planted));
+    if dies {
+        assert_eq!(look_up_after_death(&sim, (pool, index), KEY), Some(KEY));
+    } else {
+        as_operation(&sim, || assert_eq!(index.get(KEY, &pool.pin()).unwrap(), Some(KEY)));
+    }
+    sim.mutate(None);
+    (sim, at, mark)
 }
 
 /// A removal that is not durable yet is no absence to rely on.
@@ -446,6 +473,65 @@ fn deltas_have_blocks_of_their_own() {
     assert_no_leak(&pool, &index.index);
 }
 
+/// What base nodes know of their deltas and of other base nodes need not be there.
+#[test]
+fn what_was_not_flushed_is_not_needed() {
+    let (sim, pool, index) = tree();
+    let tree = &*index.index;
+    for key in 0..300 {
+        insert(tree, [key]);
+        for id in 1..tree.used_ids() {
+            if Link(sim.load(tree.cell(id).unwrap())).is_none() {
+                continue;
+            }
+            let base = tree.node(id, None).unwrap().base;
+            let forgotten = base.header.deltas.iter().skip((key % 5) as usize * 2).step_by(2);
+            forgotten.for_each(|word| sim.store_transient(word, 0));
+            for (position, entry) in base.entries(&sim).enumerate().skip((key % 3) as usize) {
+                // Some are left as they are, some lead to another node, and some nowhere.
+                let to = [0, 0xf_ffff_ffc0, base.offset, entry.base][position % 4];
+                base.note_child(&sim, position, Child::new(entry.child, to));
+            }
+        }
+        if key % 20 == 0 {
+            assert_holds(tree, &(0..=key).collect());
+        }
+    }
+    assert_holds(tree, &(0..300).collect());
+    assert_no_leak(&pool, tree);
+}
+
+/// The heads of keys are chosen so that they tell these apart.
+#[test]
+fn heads_tell_keys_apart() {
+    let (sim, _pool, index) = tree();
+    let tree = &*index.index;
+    let key = |number: u32| [b"a common beginning".as_slice(), &number.to_be_bytes()].concat();
+    for number in 0..1000u32 {
+        // In no order.
+        let number = number * 619 % 1000;
+        assert!(tree.insert(&key(number), u64::from(number)).unwrap().inserted());
+    }
+    let (mut all, mut equal) = (0, 0);
+    tree.each_node(&mut |shown| {
+        let base = &shown.end.target().base;
+        if base.level == 0 {
+            let heads: BTreeSet<u64> = base.entries(&sim).map(|entry| entry.head).collect();
+            (all, equal) = (all + base.len(), equal + base.len() - heads.len());
+        }
+        Ok(true)
+    })
+    .unwrap();
+    println!("{equal} of {all} heads are not the first of their kind");
+    // Those of the last node, which ends nowhere.
+    assert!(equal < 20, "{equal} of {all}");
+    assert_eq!(tree.check(), SOUND);
+    for number in 0..1000 {
+        assert_eq!(tree.get(&key(number)).unwrap(), Some(u64::from(number)));
+        assert_eq!(tree.get(&[&key(number)[..], &[0]].concat()).unwrap(), None);
+    }
+}
+
 /// A process has died when it had given an id to a node, and before another node referred to it;
 /// another one when a node was merged. Their ids are found when the first one is needed.
 #[test]
@@ -454,7 +540,7 @@ fn a_crash_loses_no_ids() {
     let tree = &*index.index;
     insert(tree, 0..100);
     let block = pool.allocate_fixed(Tiny::<Sim>::NODE_BYTES).unwrap();
-    let bounds = Bounds { low: bytes(50).to_vec(), high: bytes(51).to_vec(), sibling: 1 };
+    let bounds = Bounds { low: bytes(50).to_vec(), high: bytes(51).to_vec(), sibling: 1, skip: 0 };
     BaseRef::write(&sim, block, 0, &bounds, &[]);
     let (unlinked, used) = (tree.new_node(block).unwrap().id, tree.used_ids());
     drop((pool, index));
