@@ -82,27 +82,27 @@ pub static ENTRIES: [Entry; 15] = [
     },
     Entry {
         name: "tranche-256",
-        about: "Heterogeneous table: linear hashing in rounds, tranches of 256 bytes",
+        about: "Heterogeneous table: growth by partial expansions, tranches of 256 bytes",
         rival: false,
-        factory: |name, setup| build::<Tranches<256, 16, 8>>(name, Guards::PerOperation, setup),
+        factory: |name, setup| build::<Tranches<256, 16, 7>>(name, Guards::PerOperation, setup),
     },
     Entry {
         name: "tranche-512",
-        about: "Heterogeneous table: linear hashing in rounds, tranches of 512 bytes",
+        about: "Heterogeneous table: growth by partial expansions, tranches of 512 bytes",
         rival: false,
-        factory: |name, setup| build::<Tranches<512, 16, 7>>(name, Guards::PerOperation, setup),
+        factory: |name, setup| build::<Tranches<512, 16, 6>>(name, Guards::PerOperation, setup),
     },
     Entry {
         name: "tranche-4k",
-        about: "Heterogeneous table: linear hashing in rounds, tranches of 4 KiB",
+        about: "Heterogeneous table: growth by partial expansions, tranches of 4 KiB",
         rival: false,
-        factory: |name, setup| build::<Tranches<4096, 16, 4>>(name, Guards::PerOperation, setup),
+        factory: |name, setup| build::<Tranches<4096, 16, 3>>(name, Guards::PerOperation, setup),
     },
     Entry {
         name: "tranche-32k",
-        about: "Heterogeneous table: linear hashing in rounds, tranches of 32 KiB",
+        about: "Heterogeneous table: growth by partial expansions, tranches of 32 KiB",
         rival: false,
-        factory: |name, setup| build::<Tranches<32768, 8, 2>>(name, Guards::PerOperation, setup),
+        factory: |name, setup| build::<Tranches<32768, 4, 2>>(name, Guards::PerOperation, setup),
     },
 ];
 

@@ -2,15 +2,17 @@
 //!
 //! The place of a group is computed from its number, and never changes. Array 0 has the groups that
 //! the table begins with, and each further array as many as all before it. Nothing larger than a
-//! chunk of `2^C` groups is allocated in one piece, and only when its first group is needed.
+//! chunk of at most `2^C` groups is allocated in one piece, and only when its first group is needed.
+//! A chunk is freed when its first group has left the table. Tables of arrays are kept.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use evermap_pm::region::Region;
-use evermap_pm::{Error, Medium, PmU64, Pool, Result};
+use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
-use super::layout::{ARRAYS, DEPTH_MAX, Named, Root, State};
+use super::layout::{ARRAYS, Named, Root, Version};
+use super::place::{DEPTH_MAX, Geometry, State};
 
 /// The memory of a group: its number, and the words of its tranches.
 #[derive(Clone, Copy)]
@@ -29,14 +31,18 @@ pub(super) struct Arrays<M: Medium, const T: usize, const G: usize, const C: u32
     /// An encoded [`State`]. Changed only when the root's word is durable, so that no thread acts
     /// on what a crash could take back.
     state: AtomicU64,
-    /// The offset of the table of each array; set before the state includes groups of the array,
-    /// and not changed afterwards.
+    /// The offset of the table of each array; set before the state first includes groups of the
+    /// array, and not changed afterwards.
     tables: [AtomicU64; ARRAYS],
 }
 
 impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C> {
     /// Bytes in a group.
     pub(super) const GROUP: u64 = (T * G) as u64;
+    /// What placement depends on.
+    pub(super) const GEOMETRY: Geometry = Geometry::of(T, G);
+    /// Binary logarithm of a number that is greater than that of the groups of any table.
+    const GROUPS_MAX: u32 = DEPTH_MAX + Self::GEOMETRY.groups + 1;
 
     /// Creates the object for the root at `root`.
     pub(super) fn assemble(pool: Arc<Pool<M>>, root: u64, base: u32, state: State) -> Self {
@@ -52,13 +58,13 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
     pub(super) fn open(pool: Arc<Pool<M>>, root: u64) -> Result<Self> {
         let m = pool.medium();
         let header: &Root = m.at(root).ok_or_else(|| outside(root))?;
-        let (base, state) = (m.load(&header.base), State::decode(m.load(&header.state)));
-        let possible = |state: &State| base <= u64::from(state.depth);
-        let state = state
+        let base = m.load(&header.base);
+        let possible = |state: &State| base <= u64::from(state.count().ilog2());
+        let state = State::decode(m.load(&header.state), Self::GEOMETRY)
             .filter(possible)
             .ok_or_else(|| Error::damaged(root, "impossible state of a table"))?;
         let arrays = Self::assemble(pool.clone(), root, base as u32, state);
-        let (last, _) = arrays.place(state.groups() - 1);
+        let (last, _) = arrays.place(state.count() - 1);
         for (array, entry) in header.arrays.iter().enumerate() {
             let word = m.load(entry);
             if word == 0 && array > last {
@@ -85,7 +91,12 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
 
     /// Returns the last array that a table can have.
     fn last_array(&self) -> usize {
-        (DEPTH_MAX - self.base) as usize + 1
+        (Self::GROUPS_MAX - self.base) as usize
+    }
+
+    /// Returns the number of groups that the table had at first.
+    pub(super) fn least(&self) -> u64 {
+        1 << self.base
     }
 
     /// Returns how far the table has grown.
@@ -120,12 +131,18 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
         1 << (self.base as usize + array.saturating_sub(1))
     }
 
+    /// Returns the binary logarithm of the number of groups in a chunk of an array.
+    #[inline(always)]
+    fn chunk_log(&self, array: usize) -> u32 {
+        (self.base + array.saturating_sub(1) as u32).min(C)
+    }
+
     fn chunks(&self, array: usize) -> u64 {
-        self.groups(array).div_ceil(1 << C)
+        self.groups(array) >> self.chunk_log(array)
     }
 
     fn chunk_bytes(&self, array: usize) -> u64 {
-        Self::GROUP * self.groups(array).min(1 << C)
+        Self::GROUP << self.chunk_log(array)
     }
 
     /// Returns a group of the table.
@@ -136,11 +153,11 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
     pub(super) fn group(&self, index: u64) -> Result<Group<'_>> {
         let (m, (array, at)) = (self.medium(), self.place(index));
         // Relaxed: the caller has loaded the state, which was stored after the table.
-        let table = self.tables[array].load(Ordering::Relaxed);
-        let words = m.at::<PmU64>(table + (at >> C) * 8).and_then(|entry| {
-            let first = self.first(array) + (at >> C << C);
+        let (table, log) = (self.tables[array].load(Ordering::Relaxed), self.chunk_log(array));
+        let words = m.at::<PmU64>(table + (at >> log) * 8).and_then(|entry| {
+            let first = index - at + (at >> log << log);
             let chunk = Named::Chunk(first).decode(m.load(entry))?;
-            m.slice(chunk + (at & ((1 << C) - 1)) * Self::GROUP, Self::GROUP / 8)
+            m.slice(chunk + (index - first) * Self::GROUP, Self::GROUP / 8)
         });
         match words {
             Some(words) => Ok(Group { index, words }),
@@ -153,11 +170,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
     /// # Errors
     /// `NoSpace`, `Damaged`.
     pub(super) fn extend_to(&self, group: u64) -> Result<()> {
-        let (array, at) = self.place(group);
-        if array > self.last_array() {
-            return Err(Error::no_space("the greatest number of groups", Self::GROUP));
-        }
-        let m = self.medium();
+        let (m, (array, at)) = (self.medium(), self.place(group));
         if self.tables[array].load(Ordering::Relaxed) == 0 {
             let table = self.new_table(array)?;
             // The zeros are durable before the table is reachable.
@@ -168,14 +181,14 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
             // Release: pairs with the acquire in `blocks`, so that the zeros are visible.
             self.tables[array].store(table, Ordering::Release);
         }
-        let table = self.tables[array].load(Ordering::Relaxed);
-        let entry = m.at::<PmU64>(table + (at >> C) * 8).ok_or_else(|| outside(table))?;
+        let (table, log) = (self.tables[array].load(Ordering::Relaxed), self.chunk_log(array));
+        let entry = m.at::<PmU64>(table + (at >> log) * 8).ok_or_else(|| outside(table))?;
         if m.load(entry) == 0 {
-            self.new_chunk(array, at >> C, entry)?;
+            self.new_chunk(array, at >> log, entry)?;
         }
         // Also if an earlier process has stored it: that may have died before it was durable, and
         // no group of the chunk may count before it is.
-        if at.is_multiple_of(1 << C) {
+        if at.is_multiple_of(1 << log) {
             m.persist(entry);
         }
         Ok(())
@@ -201,10 +214,44 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
         Ok(())
     }
 
+    /// Frees the chunk that begins with this group and those behind it, once no reader is left that
+    /// could arrive there. Does nothing if the group is in the middle of a chunk, or in array 0.
+    ///
+    /// No group of these chunks is in the table, durably.
+    pub(super) fn give_up(&self, group: u64, guard: &Guard<'_>) {
+        let (m, (array, at)) = (self.medium(), self.place(group));
+        if array == 0 || !at.is_multiple_of(1 << self.chunk_log(array)) {
+            return;
+        }
+        // Usually one. A process that has named a chunk, and another that could not free one, may
+        // each have left one behind it.
+        let mut group = group;
+        loop {
+            let (array, at) = self.place(group);
+            let table = self.tables.get(array).map_or(0, |table| table.load(Ordering::Relaxed));
+            let log = self.chunk_log(array);
+            let entry = m.at::<PmU64>(table + (at >> log) * 8).filter(|_| table != 0);
+            let chunk = entry.and_then(|entry| Named::Chunk(group).decode(m.load(entry)));
+            let (Some(entry), Some(chunk)) = (entry, chunk) else { return };
+            m.store(entry, 0);
+            m.persist(entry);
+            self.pool.retire(chunk, self.chunk_bytes(array), guard);
+            group += 1 << log;
+        }
+    }
+
     /// Allocates a chunk and stores its name in `entry`, without flushing that.
     fn new_chunk(&self, array: usize, chunk: u64, entry: &PmU64) -> Result<()> {
         let block = self.pool.allocate_fixed(self.chunk_bytes(array))?;
-        let name = Named::Chunk(self.first(array) + (chunk << C));
+        // A thread that still has an earlier state may look here for a group that has left the
+        // table. It must not take what it finds for a version.
+        for group in 0..self.chunk_bytes(array) / Self::GROUP {
+            let cell = self.medium().at::<PmU64>(block + group * Self::GROUP);
+            let cell = cell.ok_or_else(|| outside(block))?;
+            let version = Version(self.medium().load(cell)).of_no_group(self.pool.generation());
+            self.medium().store_transient(cell, version.0);
+        }
+        let name = Named::Chunk(self.first(array) + (chunk << self.chunk_log(array)));
         self.medium().store(entry, name.encode(block));
         Ok(())
     }
@@ -231,7 +278,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
             }
             let entries = m.slice::<PmU64>(table, self.chunks(array)).unwrap_or_default();
             for (chunk, entry) in entries.iter().enumerate() {
-                let first = self.first(array) + ((chunk as u64) << C);
+                let first = self.first(array) + ((chunk as u64) << self.chunk_log(array));
                 // The last chunks of the last array are missing.
                 if let Some(offset) = Named::Chunk(first).decode(m.load(entry)) {
                     each(offset, self.chunk_bytes(array));

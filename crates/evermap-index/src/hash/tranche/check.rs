@@ -11,12 +11,9 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// Describes each violated invariant. Must not run concurrently with changes.
     pub(super) fn check_groups(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        // Recovers all groups.
-        if let Err(error) = self.walk(|_| Ok(()), || true) {
-            problems.push(error.to_string());
-        }
-        for index in 0..self.arrays.state().groups() {
-            let group = self.arrays.group(index);
+        for index in 0..self.arrays.state().count() {
+            // Recovers the group, and unlocks it.
+            let group = self.lock_group(index).map(|locked| locked.group);
             let checked = group.and_then(|group| self.check_group(group, &mut problems));
             if let Err(error) = checked {
                 problems.push(error.to_string());
@@ -26,7 +23,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     fn check_group(&self, group: Group<'_>, problems: &mut Vec<String>) -> Result<()> {
-        let (m, groups, state) = (self.medium(), self.groups(), self.arrays.state());
+        let (m, groups) = (self.medium(), self.groups());
         let mut wrong = |what: String| problems.push(format!("group {}: {what}", group.index));
         if !Version(m.load(&group.words[GROUP_WORD])).is_readable(self.generation) {
             wrong("locked, or not recovered".to_owned());
@@ -51,7 +48,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
                 return Ok(());
             }
             let hash = self.hash_of(&stored)?;
-            if state.group_of(hash) != group.index {
+            if self.group_of(hash) != group.index {
                 wrong(format!("tranche {}: record {} is elsewhere", stored.place, stored.at));
             }
             let word = m.load(&stored.tranche[Shape::<T>::fingerprint_word(stored.at)]);

@@ -20,8 +20,6 @@ pub(super) struct Fill([Part; Fill::PARTS as usize]);
 
 impl Fill {
     const PARTS: u64 = 16;
-    /// Bytes in a part between two looks at all parts.
-    const STEP: u64 = 128;
 
     fn part(&self, group: u64) -> &Part {
         &self.0[(group % Self::PARTS) as usize]
@@ -33,26 +31,40 @@ impl Fill {
         self.part(group).groups.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds a record. Returns `true` from time to time: then the caller should look at the ratio.
+    /// Takes out a group without live records.
+    pub(super) fn remove_group(&self, group: u64) {
+        self.part(group).groups.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Adds a record. Returns once for every `pace` bytes how often the caller should look at the
+    /// ratio.
     #[inline(always)]
-    pub(super) fn add(&self, group: u64, bytes: u64) -> bool {
+    pub(super) fn add(&self, group: u64, bytes: u64, pace: u64) -> u64 {
         let before = self.part(group).live.fetch_add(bytes, Ordering::Relaxed);
-        before / Self::STEP != before.wrapping_add(bytes) / Self::STEP
+        (before.wrapping_add(bytes) / pace).wrapping_sub(before / pace)
     }
 
-    /// Removes a record.
+    /// Removes a record. Returns the same.
     #[inline(always)]
-    pub(super) fn remove(&self, group: u64, bytes: u64) {
-        self.part(group).live.fetch_sub(bytes, Ordering::Relaxed);
+    pub(super) fn remove(&self, group: u64, bytes: u64, pace: u64) -> u64 {
+        let before = self.part(group).live.fetch_sub(bytes, Ordering::Relaxed);
+        (before / pace).wrapping_sub(before.wrapping_sub(bytes) / pace)
     }
 
-    /// Returns the share of the known groups that is taken, if each has this capacity.
-    pub(super) fn ratio(&self, capacity: u64) -> f64 {
+    /// Moves records from one group to another.
+    pub(super) fn transfer(&self, from: u64, to: u64, bytes: u64) {
+        self.part(from).live.fetch_sub(bytes, Ordering::Relaxed);
+        self.part(to).live.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the share of the known groups that is taken, if a share `usable` of all groups can be
+    /// taken, and each has this capacity.
+    pub(super) fn ratio(&self, capacity: u64, usable: f64) -> f64 {
         let sum = |of: fn(&Part) -> &AtomicU64| {
             // Wrapping: a record may be counted in one part before it is removed from another.
             self.0.iter().fold(0u64, |sum, part| sum.wrapping_add(of(part).load(Ordering::Relaxed)))
         };
         let (live, groups) = (sum(|part| &part.live), sum(|part| &part.groups));
-        if groups == 0 { 0.0 } else { live as f64 / (groups * capacity) as f64 }
+        if groups == 0 { 0.0 } else { live as f64 / ((groups * capacity) as f64 * usable) }
     }
 }

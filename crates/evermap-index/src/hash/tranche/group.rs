@@ -5,6 +5,7 @@ use evermap_pm::{Error, Medium, PmU64, Result};
 use super::arrays::Group;
 use super::image::{Item, bytes_of, fingerprint, home, nth, steps_to};
 use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, Named, OVERFLOWS_MAX, Shape};
+use super::place::Geometry;
 use crate::fingerprint;
 use crate::recipe::{self, Preparation};
 
@@ -35,11 +36,21 @@ pub(super) struct Room<'a> {
     reused: Option<(usize, Entry)>,
 }
 
+/// What a record needs a place for.
+pub(super) struct Wanted {
+    pub(super) hash: u64,
+    pub(super) kind: Kind,
+    /// The number of words of the payload.
+    pub(super) words: usize,
+}
+
 /// How groups of `G` tranches of `T` bytes are read and changed.
 pub(super) struct Groups<'m, M: Medium, const T: usize, const G: usize>(pub(super) &'m M);
 
 impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     const WORDS: usize = Shape::<T>::WORDS;
+    /// A tranche in which one in so many records is dead should be rewritten rather than passed.
+    const FRAGMENTED: usize = 8;
     /// Tranches of a group with all of its overflow blocks.
     const TRANCHES_MAX: usize = G * (1 + OVERFLOWS_MAX);
 
@@ -120,7 +131,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         }
     }
 
-    fn set_commit(&self, tranche: &[PmU64], commit: Commit) {
+    pub(super) fn set_commit(&self, tranche: &[PmU64], commit: Commit) {
         self.0.store_transient(&tranche[COMMIT], commit.encode());
     }
 
@@ -202,6 +213,49 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         Ok(())
     }
 
+    /// Calls `each` with the live records in a part of a group, and the hashes of their keys. Reads
+    /// the tranches at which searches for such keys arrive.
+    pub(super) fn part(
+        &self,
+        group: Group<'m>,
+        part: u64,
+        hash_of: impl Fn(&Stored<'m>) -> Result<u64>,
+        mut each: impl FnMut(Stored<'m>, u64) -> Result<()>,
+    ) -> Result<()> {
+        let geometry = Geometry::of(T, G);
+        let homes = geometry.homes_of(part);
+        let (mask, bits) = geometry.fingerprints_of(part);
+        let mask = u64::from_le_bytes([mask; 8]);
+        for step in 0..Self::TRANCHES_MAX {
+            let place = nth::<G>(homes.start, step);
+            let Some(tranche) = self.tranche(group, place)? else { break };
+            let commit = self.commit(tranche)?;
+            for first in (0..commit.count).step_by(8) {
+                let word = self.0.load_relaxed(&tranche[Shape::<T>::fingerprint_word(first)]);
+                let mut matching = fingerprint::matches([word & mask, 0], bits) & 0xff;
+                while matching != 0 {
+                    let at = first + matching.trailing_zeros() as usize;
+                    matching &= matching - 1;
+                    if at >= commit.count {
+                        break;
+                    }
+                    let stored = self.record(tranche, place, commit, at)?;
+                    if stored.entry.dead {
+                        continue;
+                    }
+                    let hash = hash_of(&stored)?;
+                    if geometry.part(hash) == part {
+                        each(stored, hash)?;
+                    }
+                }
+            }
+            if step + 1 >= homes.len() && commit.pass == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Looks for room for a record of this kind, with a payload of `words` words, in a locked
     /// group.
     pub(super) fn room(
@@ -211,6 +265,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         kind: Kind,
         words: usize,
     ) -> Result<Option<Room<'m>>> {
+        let wanted = Wanted { hash, kind, words };
         for step in 0..Self::TRANCHES_MAX {
             let place = nth::<G>(home::<G>(hash), step);
             let Some(tranche) = self.tranche(group, place)? else { break };
@@ -219,7 +274,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
                 return Ok(Some(Room { tranche, place, reused: None }));
             }
             if commit.dead > 0
-                && let Some(reused) = self.dead(tranche, commit, kind, words)?
+                && let Some(reused) = self.dead(tranche, commit, &wanted, |_| true)?
             {
                 return Ok(Some(Room { tranche, place, reused: Some(reused) }));
             }
@@ -227,25 +282,56 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         Ok(None)
     }
 
-    /// Returns a dead record whose space a record of this kind can take.
+    /// Returns a dead record that `is_free` accepts, and whose space a record of this kind can take.
     ///
     /// The space of a record with lengths goes to such a record only: while its payload is
     /// replaced, before the entry is, the payload has a size that is read from its first word.
-    fn dead(
+    pub(super) fn dead(
         &self,
         tranche: &'m [PmU64],
         commit: Commit,
-        kind: Kind,
-        words: usize,
+        item: &Wanted,
+        is_free: impl Fn(usize) -> bool,
     ) -> Result<Option<(usize, Entry)>> {
-        for at in 0..commit.count {
-            let stored = self.record(tranche, 0, commit, at)?;
-            let alike = (stored.entry.kind == Kind::Direct) == (kind == Kind::Direct);
-            if stored.entry.dead && alike && stored.payload.len() == words {
-                return Ok(Some((at, stored.entry)));
+        // Begins anywhere: where all searches begin, there would be no dead records any more.
+        let fours = commit.count.div_ceil(4);
+        let begin = (item.hash >> 20) as usize % fours.max(1);
+        for four in (begin..fours).chain(0..begin) {
+            let first = four * 4;
+            let word = self.0.load(&tranche[Shape::<T>::entry_word(first)]);
+            let mut dead = word & Entry::DEAD_OF_FOUR;
+            while dead != 0 {
+                let at = first + dead.trailing_zeros() as usize / 16;
+                dead &= dead - 1;
+                if at >= commit.count || !is_free(at) {
+                    continue;
+                }
+                let stored = self.record(tranche, 0, commit, at)?;
+                let alike = (stored.entry.kind == Kind::Direct) == (item.kind == Kind::Direct);
+                if alike && stored.payload.len() == item.words {
+                    return Ok(Some((at, stored.entry)));
+                }
             }
         }
         Ok(None)
+    }
+
+    /// Returns whether a record with this hash should not go to `room`, behind its home, because
+    /// its home would have room if the group were rewritten: the home has dead records, and none of
+    /// the right size.
+    pub(super) fn is_fragmented(
+        &self,
+        group: Group<'m>,
+        hash: u64,
+        room: &Room<'m>,
+    ) -> Result<bool> {
+        let home = home::<G>(hash);
+        if room.place == home {
+            return Ok(false);
+        }
+        let Some(tranche) = self.tranche(group, home)? else { return Ok(false) };
+        let commit = self.commit(tranche)?;
+        Ok(commit.dead * Self::FRAGMENTED > commit.count)
     }
 
     /// Returns whether a group has dead records, whose space can be collected.
@@ -321,12 +407,12 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         self.set_commit(tranche, Commit { dead: commit.dead.saturating_sub(1), ..commit });
     }
 
-    fn with_fingerprint(&self, cell: &PmU64, at: usize, hash: u64) -> u64 {
+    pub(super) fn with_fingerprint(&self, cell: &PmU64, at: usize, hash: u64) -> u64 {
         let shift = at % 8 * 8;
         self.0.load(cell) & !(0xff << shift) | u64::from(fingerprint(hash)) << shift
     }
 
-    fn with_entry(&self, cell: &PmU64, at: usize, entry: Entry) -> u64 {
+    pub(super) fn with_entry(&self, cell: &PmU64, at: usize, entry: Entry) -> u64 {
         let shift = at % 4 * 16;
         self.0.load(cell) & !(0xffff << shift) | u64::from(entry.encode()) << shift
     }
@@ -336,6 +422,21 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     pub(super) fn kill(&self, group: Group<'m>, stored: &Stored<'m>, hash: u64) -> Result<()> {
         self.mark_dead(stored);
         self.0.fence();
+        self.uncount(group, stored, hash)
+    }
+
+    /// Removes records of a locked group, durably, with one fence for all.
+    pub(super) fn kill_all(&self, group: Group<'m>, records: &[(Stored<'m>, u64)]) -> Result<()> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        records.iter().for_each(|(stored, _)| self.mark_dead(stored));
+        self.0.fence();
+        records.iter().try_for_each(|(stored, hash)| self.uncount(group, stored, *hash))
+    }
+
+    /// Counts a record as dead, and not among those that have passed tranches.
+    fn uncount(&self, group: Group<'m>, stored: &Stored<'m>, hash: u64) -> Result<()> {
         let commit = self.commit(stored.tranche)?;
         self.set_commit(stored.tranche, Commit { dead: commit.dead + 1, ..commit });
         for step in 0..steps_to::<G>(home::<G>(hash), stored.place) {
@@ -408,8 +509,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         let mut items = Vec::new();
         self.records(group, |stored| {
             if !stored.entry.dead {
-                let (kind, payload) = (stored.entry.kind, stored.payload);
-                items.push(Item { hash: hash_of(&stored)?, kind, payload });
+                items.push(Item::of(&stored, hash_of(&stored)?));
             }
             Ok(())
         })?;

@@ -1,129 +1,348 @@
-//! Growth by rounds.
+//! Growth and shrinking.
 //!
-//! When the table is nearly full, a round begins: every group is split in the order of their
-//! numbers, one for each few records that are added, and the next state of the table is one greater
-//! in depth. A round ends when the table has grown by a thirty-second, so groups that wait for
-//! their split are little fuller than the table was at the beginning. (A table that always had the
-//! same load would have groups twice as full as others.) In between, nothing is split.
+//! The table adds a group whenever its groups are full to [`FULL`](Table::FULL), and gives one up
+//! whenever they are full to [`SPARSE`](Table::SPARSE) only. Which groups that concerns is in
+//! `place`. Either is done in pieces: one part of one old group moves to the new group, or back.
+//! An insertion or a removal does a few pieces at most, on average as many as it causes.
 //!
-//! A split is committed by one store to the root, of the new state; behind it in the same line is
-//! the word that commits the rewriting of the old group, so one flush makes both durable. A crash
-//! between the two leaves records in the old group that belong to the new one. They are recognised
-//! by their hashes, and recovery drops them.
+//! A piece is committed by one store to the root, of the new state. Before that the records of the
+//! part are copied to the group to which they move, and after it the ones from which they were
+//! copied are marked as dead. A crash in between leaves records in both groups. Those in the group
+//! that the state does not lead to are recognised by their hashes, and recovery drops them.
+//!
+//! Records that a removal or a move leaves dead are replaced by new ones, so records that were
+//! displaced would remain so. Therefore a piece that reads a part also returns its displaced
+//! records to their homes, if these have room now. A crash leaves two equal records then, of which
+//! recovery drops one.
 
 use std::sync::atomic::Ordering;
 
 use evermap_pm::{Error, Guard, Medium, Result};
 
-use super::image::{Image, Item};
-use super::layout::{GROUP_WORD, Redo, Version};
+use super::additions::Additions;
+use super::arrays::Arrays;
+use super::group::Stored;
+use super::image::{Item, home};
+use super::layout::{GROUP_WORD, Version};
+use super::place::{Geometry, State};
 use super::table::{Format, Locked, Table};
-use crate::fresh::Fresh;
+
+/// Records of a group, with the hashes of their keys.
+type Records<'t> = Vec<(Stored<'t>, u64)>;
 
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
-    /// The share of the space at which a round begins: about the load at which few records of 16
-    /// bytes are displaced.
-    const TRIGGER: f64 = if T >= 4096 { 0.9 } else { 0.8 };
-    /// The number of bytes of added records for which a round splits a group.
-    const PACE: u64 = Self::CAPACITY / 32;
+    /// What placement depends on.
+    pub(super) const GEOMETRY: Geometry = Arrays::<M, T, G, C>::GEOMETRY;
+    /// The share of the space that is taken while the table grows: at which few records of 16 bytes
+    /// are displaced, and groups seldom overflow.
+    pub(super) const FULL: f64 = match T {
+        ..=256 => 0.78,
+        257..=512 => 0.8,
+        513..=4096 => 0.9,
+        _ => 0.96,
+    };
+    /// The same while it shrinks. Far enough from the other that removals and insertions in turn
+    /// move nothing.
+    pub(super) const SPARSE: f64 = 0.8 * Self::FULL;
+    /// The number of added or removed bytes after which the fill is looked at, and a piece of work
+    /// is done if it is due. A little less than what the smallest piece makes room for.
+    pub(super) const PACE: u64 = {
+        let pieces = (2 * Self::GEOMETRY.least()) << Self::GEOMETRY.parts;
+        let pace = Self::CAPACITY * 6 / 10 / pieces;
+        if pace == 0 { 1 } else { pace }
+    };
+    /// The greatest number of pieces of work that one change does.
+    const PIECES_MAX: u64 = 8;
 
     /// Takes part in the growth of the table, after `bytes` were added to a group, which is no
-    /// longer locked. Splits at most one group.
+    /// longer locked.
     ///
     /// # Errors
     /// `Damaged`. If there is no space, the table just does not grow.
     #[inline(always)]
     pub(super) fn grow_after(&self, group: u64, bytes: u64, guard: &Guard<'_>) -> Result<()> {
-        if self.fill.add(group, bytes) && self.fill.ratio(Self::CAPACITY) >= Self::TRIGGER {
-            self.round.store(true, Ordering::Relaxed);
+        match self.fill.add(group, bytes, Self::PACE) {
+            0 => Ok(()),
+            looks => self.grow(looks, guard),
         }
-        // Relaxed: a thread that sees a round late, or its end, pays into the next one.
-        if !self.round.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        if self.debt.fetch_add(bytes, Ordering::Relaxed) + bytes < Self::PACE {
-            return Ok(());
-        }
-        self.pay(guard)
     }
 
-    /// Splits a group if that is due and no other thread does.
-    #[cold]
-    fn pay(&self, guard: &Guard<'_>) -> Result<()> {
+    /// Does up to `looks` pieces of growth, as far as they are due, unless another thread does.
+    fn grow(&self, looks: u64, guard: &Guard<'_>) -> Result<()> {
+        let due = || self.ratio() >= Self::FULL || self.overfull.load(Ordering::Relaxed) > 0;
+        self.work(looks, due, || self.advance(guard))
+    }
+
+    /// Takes part in the shrinking of the table, after records were removed from groups that are no
+    /// longer locked. `looks` is what [`removed`](Self::removed) has returned.
+    ///
+    /// # Errors
+    /// `Damaged`. If there is no space, the table just does not shrink.
+    #[inline(always)]
+    pub(super) fn shrink_after(&self, looks: u64, guard: &Guard<'_>) -> Result<()> {
+        if looks == 0 { Ok(()) } else { self.shrink(looks, guard) }
+    }
+
+    fn shrink(&self, looks: u64, guard: &Guard<'_>) -> Result<()> {
+        let due = || self.ratio() < Self::SPARSE && self.can_shrink();
+        self.work(looks, due, || self.retreat(guard))
+    }
+
+    /// Takes note that a record was removed from a group.
+    #[inline(always)]
+    pub(super) fn removed(&self, group: u64, bytes: u64) -> u64 {
+        self.fill.remove(group, bytes, Self::PACE)
+    }
+
+    fn work(
+        &self,
+        looks: u64,
+        due: impl Fn() -> bool,
+        piece: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        if !due() {
+            return Ok(());
+        }
         let Ok(_growth) = self.growth.try_lock() else { return Ok(()) };
-        let due = self.debt.load(Ordering::Relaxed) >= Self::PACE;
-        if !due || !self.round.load(Ordering::Relaxed) {
-            return Ok(());
+        for _ in 0..looks.min(Self::PIECES_MAX) {
+            if !due() {
+                break;
+            }
+            match piece() {
+                // Nothing has changed. Groups have overflow blocks until there is space.
+                Err(error) if error.is_no_space() => break,
+                other => other?,
+            }
         }
-        self.debt.fetch_sub(Self::PACE, Ordering::Relaxed);
-        match self.split_next(guard) {
-            // Nothing has changed. Groups have overflow blocks until there is space.
-            Err(error) if error.is_no_space() => Ok(()),
-            other => other,
-        }
+        Ok(())
     }
 
-    /// Splits the next group of the round. The caller holds the lock for growth.
-    pub(super) fn split_next(&self, guard: &Guard<'_>) -> Result<()> {
+    /// Returns the share of the space that is taken.
+    pub(super) fn ratio(&self) -> f64 {
         let state = self.arrays.state();
-        let (source, target) = (state.split, state.groups());
-        self.arrays.extend_to(target)?;
-        let mut locked = self.lock_group(source)?;
-        self.split(&mut locked, target, guard)?;
-        drop(locked);
-        self.splits.fetch_add(1, Ordering::Relaxed);
-        if self.arrays.state().split == 0 && self.fill.ratio(Self::CAPACITY) < Self::TRIGGER {
-            self.round.store(false, Ordering::Relaxed);
+        // The new group has space for the parts that have moved to it.
+        let usable = state.target() as f64 + state.share_moved(Self::GEOMETRY);
+        self.fill.ratio(Self::CAPACITY, usable / state.count() as f64)
+    }
+
+    /// Takes note that a group has overflowed. So a table of long records, whose groups are often
+    /// full before the table is, grows earlier; unless the hashes of keys are to blame, so that
+    /// other groups have much space. With pairs, overflow blocks take less than that would.
+    pub(super) fn note_overflow(&self) {
+        if F::BYTE_STRINGS && self.ratio() >= Self::SPARSE {
+            let group = self.arrays.state().groups << Self::GEOMETRY.parts;
+            self.overfull.fetch_max(group, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether there are more groups than the table had at first: these it keeps.
+    fn can_shrink(&self) -> bool {
+        self.arrays.state().target() > self.arrays.least() || self.arrays.state().moved > 0
+    }
+
+    /// Moves the next part to the new group of the step. The caller holds the lock for growth.
+    ///
+    /// # Errors
+    /// `NoSpace`; then nothing has changed. `Damaged`.
+    pub(super) fn advance(&self, guard: &Guard<'_>) -> Result<()> {
+        let state = self.arrays.state();
+        let next = state.advanced(Self::GEOMETRY).ok_or_else(|| {
+            Error::no_space("the greatest number of groups", Arrays::<M, T, G, C>::GROUP)
+        })?;
+        let (source, part) = state.next_part(Self::GEOMETRY);
+        let mut new = match state.moved {
+            0 => self.new_group(state.target())?,
+            _ => self.lock_group(state.target())?,
+        };
+        let mut old = self.lock_group(source)?;
+        let moves = |hash| state.moves(hash, Self::GEOMETRY);
+        let moved = self.move_part(&mut old, &mut new, (part, moves), (state.set, next), guard);
+        if let Err(error) = moved {
+            if state.moved == 0 && self.arrays.state() == state {
+                self.groups().overflows(new.group)?.into_iter().for_each(|block| {
+                    self.pool.free_unpublished(block);
+                });
+            }
+            return Err(error);
+        }
+        if state.moved == 0 {
+            new.version = new.version.of_new_group(self.generation);
+            self.fill.add_group(new.group.index, 0);
+            self.splits.fetch_add(1, Ordering::Relaxed);
+        }
+        // Relaxed: only a hint, of which no more is taken than there is.
+        let less = |owed: u64| owed.checked_sub(1);
+        let _ = self.overfull.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        drop(new);
+        // The overflow blocks that the group has needed may not be needed any more.
+        let last = next.moved.is_multiple_of(1 << Self::GEOMETRY.parts);
+        if last && self.groups().overflow(old.group, 0)?.is_some() {
+            match self.compact(&mut old, guard) {
+                Err(error) if !error.is_no_space() => return Err(error),
+                _ => {}
+            }
         }
         Ok(())
     }
 
-    /// Splits a locked group into itself and the group `target`, for which there is space.
-    fn split(&self, locked: &mut Locked<'_, M>, target: u64, guard: &Guard<'_>) -> Result<()> {
-        let (m, source) = (self.medium(), locked.group.index);
-        let next = self.arrays.state().advanced();
-        let items = self.groups().items(locked.group, |stored| self.hash_of(stored))?;
-        let old = self.groups().overflows(locked.group)?;
-        let (moved, kept): (Vec<Item<'_>>, Vec<Item<'_>>) =
-            items.into_iter().partition(|item| next.group_of(item.hash) == target);
-        let mut fresh = Fresh::new(&self.pool);
-        let moved_bytes: u64 = moved.iter().map(Item::bytes).sum();
-        self.store_target(target, &moved, &mut fresh)?;
-        let mut image = self.compose(&kept)?;
-        self.store_overflows(source, &mut image, &mut fresh)?;
-        let redo = self.prepare_rewriting(&image)?;
-        fresh.keep();
-        m.fence();
-        let header = self.arrays.root();
-        m.store(&header.state, next.encode());
-        m.store(&header.redo, Redo::encode(source));
-        m.persist(&header.redo);
-        // Only now: no thread acts on a state that a crash could take back.
-        self.arrays.set_state(next);
-        self.fill.add_group(target, moved_bytes);
-        self.fill.remove(source, moved_bytes);
-        self.rewrite(locked, &image, &old, redo, guard);
+    /// Moves the last part back that has moved to the new group of the step. The caller holds the
+    /// lock for growth.
+    ///
+    /// # Errors
+    /// `NoSpace`; then nothing has changed. `Damaged`.
+    pub(super) fn retreat(&self, guard: &Guard<'_>) -> Result<()> {
+        let state = self.arrays.state();
+        let Some(last) = state.retreated(Self::GEOMETRY) else { return Ok(()) };
+        let (target, part) = last.next_part(Self::GEOMETRY);
+        let mut new = self.lock_group(last.target())?;
+        let mut old = self.lock_group(target)?;
+        let moves = |hash| last.old_group_of(hash, Self::GEOMETRY) == target;
+        self.move_part(&mut new, &mut old, (part, moves), (last.set, last), guard)?;
+        drop(old);
+        if last.moved == 0 {
+            self.remove_group(new, guard)?;
+        }
         Ok(())
     }
 
-    fn compose(&self, items: &[Item<'_>]) -> Result<Image<T, G>> {
-        Image::compose(self.medium(), items)
-            .ok_or_else(|| Error::no_space("the overflow blocks of a group", Self::CAPACITY))
+    /// Gives up a group that is not in the table any more, and that no record is in.
+    fn remove_group(&self, mut locked: Locked<'_, M>, guard: &Guard<'_>) -> Result<()> {
+        let index = locked.group.index;
+        let overflows = self.groups().overflows(locked.group)?;
+        locked.version = locked.version.advanced().of_no_group(self.generation);
+        locked.changed = false;
+        drop(locked);
+        self.fill.remove_group(index);
+        self.merges.fetch_add(1, Ordering::Relaxed);
+        for block in overflows {
+            self.pool.retire(block, Arrays::<M, T, G, C>::GROUP, guard);
+        }
+        self.arrays.give_up(index, guard);
+        Ok(())
     }
 
-    /// Writes the new group of a split, which nothing refers to yet. Flushed, without a fence.
-    fn store_target<'p>(
-        &'p self,
-        target: u64,
-        items: &[Item<'_>],
-        fresh: &mut Fresh<'p, M>,
+    /// Returns a new empty group behind the last one, locked. It is not in the table, and dropping
+    /// it leaves it so.
+    fn new_group(&self, index: u64) -> Result<Locked<'_, M>> {
+        self.arrays.extend_to(index)?;
+        let (m, group) = (self.medium(), self.arrays.group(index)?);
+        self.store_empty(group.words);
+        // Durable before the state that leads to the group, also if no record moves to it.
+        m.fence();
+        let cell = &group.words[GROUP_WORD];
+        // Nobody else locks it: threads that come with an earlier state find that it is stale, and
+        // not in the table.
+        let version = Version(m.load(cell)).of_no_group(self.generation);
+        m.store_transient(cell, version.of_new_group(self.generation).locked().0);
+        Ok(Locked { medium: m, group, version, changed: false })
+    }
+
+    /// Moves those records of one part whose hashes `moves` accepts from one locked group of a set to
+    /// another, and commits the state `next`, which leads to them there.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Damaged`; then nothing has changed.
+    fn move_part<'t>(
+        &'t self,
+        from: &mut Locked<'t, M>,
+        to: &mut Locked<'t, M>,
+        (part, moves): (u64, impl Fn(u64) -> bool),
+        (set, next): (u64, State),
+        guard: &Guard<'_>,
     ) -> Result<()> {
         let m = self.medium();
-        let mut image = self.compose(items)?;
-        self.store_overflows(target, &mut image, fresh)?;
-        let group = self.arrays.group(target)?;
-        image.store(m, 0, group.words);
-        m.store_transient(&group.words[GROUP_WORD], Version::fresh(self.generation).0);
-        Ok(())
+        let (moving, displaced) = self.part_of(from, part, moves)?;
+        let added = self.additions(to, &moving, guard)?;
+        if !moving.is_empty() {
+            added.flush();
+            m.fence();
+            added.commit();
+            m.fence();
+        }
+        let header = self.arrays.root();
+        m.store(&header.state, next.encode());
+        m.persist(&header.state);
+        // Only now: no thread acts on a state that a crash could take back.
+        self.arrays.set_state(next);
+        // Before the groups are unlocked: who reads them later sees it.
+        self.moves_in(set).fetch_add(1, Ordering::Release);
+        (from.changed, to.changed) = (true, true);
+        self.groups().kill_all(from.group, &moving)?;
+        let bytes = moving.iter().map(|(stored, _)| stored.bytes()).sum();
+        self.fill.transfer(from.group.index, to.group.index, bytes);
+        // A group that shrinks has space.
+        if to.group.index > from.group.index { self.return_home(from, displaced) } else { Ok(()) }
+    }
+
+    /// Moves displaced records of a locked group to their homes, as far as these have room.
+    fn return_home<'t>(&'t self, locked: &Locked<'t, M>, mut displaced: Records<'t>) -> Result<()> {
+        if displaced.is_empty() {
+            return Ok(());
+        }
+        let (m, groups) = (self.medium(), self.groups());
+        let mut added = Additions::new(self.groups(), locked.group);
+        let mut damage = Ok(());
+        displaced.retain(|(stored, hash)| {
+            let added = added.add(&Item::of(stored, *hash), 1);
+            added.unwrap_or_else(|error| {
+                damage = Err(error);
+                false
+            })
+        });
+        damage?;
+        if displaced.is_empty() {
+            return Ok(());
+        }
+        added.flush();
+        m.fence();
+        added.commit();
+        m.fence();
+        groups.kill_all(locked.group, &displaced)
+    }
+
+    /// Returns the records of a part that move, and those that stay and are not in their homes.
+    fn part_of<'t>(
+        &'t self,
+        from: &Locked<'t, M>,
+        part: u64,
+        moves: impl Fn(u64) -> bool,
+    ) -> Result<(Records<'t>, Records<'t>)> {
+        let (mut moving, mut displaced) = (Vec::new(), Vec::new());
+        let hash_of = |stored: &Stored<'_>| self.hash_of(stored);
+        self.groups().part(from.group, part, hash_of, |stored, hash| {
+            if moves(hash) {
+                moving.push((stored, hash));
+            } else if stored.place != home::<G>(hash) {
+                displaced.push((stored, hash));
+            }
+            Ok(())
+        })?;
+        Ok((moving, displaced))
+    }
+
+    /// Adds copies of records to a locked group, without making them durable or visible.
+    fn additions<'t>(
+        &'t self,
+        to: &mut Locked<'t, M>,
+        records: &[(Stored<'t>, u64)],
+        guard: &Guard<'_>,
+    ) -> Result<Additions<'t, M, T, G>> {
+        let mut compacted = false;
+        loop {
+            let mut added = Additions::new(self.groups(), to.group);
+            let mut fits = true;
+            for (stored, hash) in records {
+                fits = fits && added.add(&Item::of(stored, *hash), usize::MAX)?;
+            }
+            if fits {
+                return Ok(added);
+            }
+            if !compacted && self.groups().has_dead(to.group)? {
+                compacted = true;
+                self.compact(to, guard)?;
+            } else {
+                self.add_overflow(to)?;
+            }
+        }
     }
 }

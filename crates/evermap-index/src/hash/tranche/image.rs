@@ -2,6 +2,7 @@
 
 use evermap_pm::{Medium, PmU64};
 
+use super::group::{Stored, Wanted};
 use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, Named, OVERFLOWS_MAX, Shape};
 
 /// A live record.
@@ -12,10 +13,14 @@ pub(super) struct Item<'a> {
     pub(super) payload: &'a [PmU64],
 }
 
-impl Item<'_> {
-    /// Returns the number of bytes that the record takes in a tranche.
-    pub(super) fn bytes(&self) -> u64 {
-        bytes_of(self.payload.len())
+impl<'a> Item<'a> {
+    /// Returns a record of a tranche as an item; `hash` is that of its key.
+    pub(super) fn of(stored: &Stored<'a>, hash: u64) -> Self {
+        Item { hash, kind: stored.entry.kind, payload: stored.payload }
+    }
+
+    pub(super) fn wanted(&self) -> Wanted {
+        Wanted { hash: self.hash, kind: self.kind, words: self.payload.len() }
     }
 }
 
@@ -27,7 +32,13 @@ pub(super) const fn bytes_of(words: usize) -> u64 {
 /// Returns the tranche of a group at which the search for a key begins: its home.
 #[inline(always)]
 pub(super) fn home<const G: usize>(hash: u64) -> usize {
-    (hash >> 56) as usize % G
+    home_of(hash, G.ilog2()) as usize
+}
+
+/// Returns the home in a group of `2^homes` tranches.
+#[inline(always)]
+pub(super) fn home_of(hash: u64, homes: u32) -> u64 {
+    hash >> 56 & ((1 << homes) - 1)
 }
 
 /// Returns the fingerprint of a key.

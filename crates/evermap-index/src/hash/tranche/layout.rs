@@ -1,14 +1,13 @@
 //! The persistent layout of the heterogeneous table, which is drawn in the documentation of the
 //! types.
 
+use evermap_pm::region::stale;
 use evermap_pm::{PmU64, pod};
 
 use crate::hash::hash_prefix::check_bits;
 
 /// The number of arrays of groups: the first, and one for each doubling.
 pub const ARRAYS: usize = 48;
-/// The greatest depth: a table has fewer than `2^(DEPTH_MAX + 1)` groups.
-pub const DEPTH_MAX: u32 = 40;
 /// The greatest number of overflow blocks of one group.
 pub const OVERFLOWS_MAX: usize = 8;
 
@@ -18,7 +17,7 @@ pod! {
     /// ```text
     /// byte   0  kind          the kind of the index, its key format and its geometry
     /// byte   8  base          binary logarithm of the number of groups in array 0
-    /// byte  16  state         see `State`; its store commits the split of a group
+    /// byte  16  state         see `place::State`; its store commits the move of a part
     /// byte  24  redo          see `Redo`; its store commits the rewriting of a group
     /// byte  32  redo_block    the block that holds the new content of a group that is rewritten
     /// byte  40  reserved
@@ -35,7 +34,7 @@ pod! {
         pub base: PmU64,
         /// See the drawing.
         pub state: PmU64,
-        /// See the drawing. In the line of `state`, so that one flush commits a split.
+        /// See the drawing.
         pub redo: PmU64,
         /// See the drawing.
         pub redo_block: PmU64,
@@ -90,71 +89,6 @@ impl Named {
     pub fn decode(self, word: u64) -> Option<u64> {
         let offset = word & OFFSET;
         (offset != 0 && word == self.encode(offset)).then_some(offset)
-    }
-}
-
-/// How far the table has grown: `2^depth` groups, of which the first `split` have been split, so
-/// there are `split` groups more.
-///
-/// ```text
-/// bit  0..8   depth
-/// bit  8..48  split, less than 2^depth
-/// bit 48..64  check bits
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct State {
-    /// See the type.
-    pub depth: u32,
-    /// See the type.
-    pub split: u64,
-}
-
-impl State {
-    const SALT: u64 = 0x5354_4154;
-
-    /// Encodes the state in a word.
-    pub fn encode(self) -> u64 {
-        let fields = u64::from(self.depth) | self.split << 8;
-        fields | check_bits(fields, Self::SALT) << 48
-    }
-
-    /// Decodes a word. Returns `None` if it is no state.
-    pub fn decode(word: u64) -> Option<Self> {
-        let state = Self::decode_unchecked(word);
-        let possible = state.depth <= DEPTH_MAX && state.split >> state.depth == 0;
-        (possible && state.encode() == word).then_some(state)
-    }
-
-    /// Decodes a word that [`encode`](Self::encode) returned.
-    #[inline(always)]
-    pub fn decode_unchecked(word: u64) -> Self {
-        State { depth: u32::from(word as u8), split: word << 16 >> 24 }
-    }
-
-    /// Returns the number of groups.
-    pub fn groups(self) -> u64 {
-        (1 << self.depth) + self.split
-    }
-
-    /// Returns the number of low hash bits that the keys of this group share.
-    #[inline(always)]
-    pub fn depth_of(self, group: u64) -> u32 {
-        self.depth + u32::from(group < self.split || group >> self.depth != 0)
-    }
-
-    /// Returns the group of keys with this hash: computed, without reading anything.
-    #[inline(always)]
-    pub fn group_of(self, hash: u64) -> u64 {
-        let group = hash & ((2 << self.depth) - 1);
-        if group < self.groups() { group } else { group & ((1 << self.depth) - 1) }
-    }
-
-    /// Returns the state after the next split.
-    pub fn advanced(self) -> Self {
-        match self.split + 1 {
-            split if split >> self.depth != 0 => State { depth: self.depth + 1, split: 0 },
-            split => State { split, ..self },
-        }
     }
 }
 
@@ -359,6 +293,9 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// The marks of dead records in a word with four entries.
+    pub const DEAD_OF_FOUR: u64 = 0x4000_4000_4000_4000;
+
     /// Encodes the entry.
     pub fn encode(self) -> u16 {
         self.start as u16 | (self.kind as u16) << 12 | u16::from(self.dead) << 14
@@ -410,6 +347,17 @@ impl Version {
     #[inline(always)]
     pub fn locked(self) -> Self {
         Version(self.0 | Self::LOCKED)
+    }
+
+    /// Returns the word for a group that is not in the table any more, unlocked: "not recovered".
+    /// It keeps the version, so that no later one equals an earlier one of the same memory.
+    pub fn of_no_group(self, generation: u64) -> Self {
+        Version(self.0 & !0x1_ffff | stale(generation) & 0xffff)
+    }
+
+    /// Returns the word for a group that joins the table, unlocked, with a new version.
+    pub fn of_new_group(self, generation: u64) -> Self {
+        Version(self.0 & !0x1_ffff | generation & 0xffff).advanced()
     }
 
     /// Returns the word with the group unlocked and a new version.
@@ -495,26 +443,6 @@ mod tests {
         assert_eq!(commit(0).passed_no_more(), commit(0));
     }
 
-    /// Every hash has exactly one group, and a split moves keys to the new group only.
-    #[test]
-    fn groups_are_computed() {
-        let mut state = State { depth: 0, split: 0 };
-        for groups in 1..200 {
-            assert_eq!((state.groups(), State::decode(state.encode())), (groups, Some(state)));
-            let next = state.advanced();
-            for hash in 0..1024 {
-                let (before, after) = (state.group_of(hash), next.group_of(hash));
-                assert!(before < groups);
-                assert!(after == before || (before == state.split && after == groups));
-                let depth = state.depth_of(before);
-                assert_eq!(hash & ((1 << depth) - 1), before, "{state:?}");
-            }
-            state = next;
-        }
-        assert_eq!(State::decode(State { depth: 3, split: 8 }.encode()), None);
-        assert_eq!(State::decode(0), None);
-    }
-
     #[test]
     fn versions() {
         let version = Version::fresh(0xffff_1234);
@@ -523,5 +451,9 @@ mod tests {
         assert!(locked.is_of(0x1234) && !locked.is_readable(0x1234));
         assert!(locked.advanced().is_readable(0x1234) && locked.advanced() != version);
         assert_eq!(Version(u64::MAX).advanced().0, 0xfffe_ffff, "the version wraps");
+        let gone = locked.advanced().of_no_group(0x1234);
+        assert!(!gone.is_of(0x1234) && gone.of_new_group(0x1234).is_readable(0x1234));
+        assert_ne!(gone.of_new_group(0x1234), locked.advanced());
+        assert!(!Version(0x1_0000).of_no_group(0).is_of(0));
     }
 }

@@ -16,7 +16,7 @@ use crate::root;
 pub(super) enum Strings {}
 
 impl Format for Strings {
-    const KIND: [u8; 8] = *b"TRMAP\0\0\0";
+    const KIND: [u8; 8] = *b"TRMP2\0\0\0";
     const KEYS: u16 = 0;
     const BYTE_STRINGS: bool = true;
     const WORDS_ARE_RECORDS: bool = false;
@@ -40,7 +40,7 @@ impl Format for Strings {
 /// Every operation can return `Poisoned` (a thread panicked during a change) or `Damaged` (a word
 /// or a checksum in the region is impossible). Changes can also return `Forked` and, if they store
 /// a record, `NoSpace`; then nothing has changed.
-pub struct TrancheMap<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 8> {
+pub struct TrancheMap<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 7> {
     table: Table<Strings, M, T, G, C>,
 }
 
@@ -185,6 +185,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         record.block = None;
         self.table.groups().add(locked.group, &room, hash, kind, &record.payload)?;
         if let Some(old) = &old {
+            // Whether the table should shrink is left to removals.
             self.drop_record(&locked, old, hash, guard)?;
         }
         let group = locked.group.index;
@@ -221,19 +222,19 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         true
     }
 
-    /// Removes a record of a locked group, with its block.
+    /// Removes a record of a locked group, with its block. Returns what
+    /// [`shrink_after`](Table::shrink_after) needs.
     fn drop_record(
         &self,
         locked: &Locked<'_, M>,
         old: &Stored<'_>,
         hash: u64,
         guard: &Guard<'_>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let block = self.table.block_of(old);
         self.table.groups().kill(locked.group, old, hash)?;
-        self.table.fill.remove(locked.group.index, old.bytes());
         self.retire(block, guard);
-        Ok(())
+        Ok(self.table.removed(locked.group.index, old.bytes()))
     }
 
     fn retire(&self, block: Option<u64>, guard: &Guard<'_>) {
@@ -252,7 +253,9 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         let removed = self.table.lock(hash).and_then(|mut locked| {
             let Some(stored) = self.find(locked.group, key, hash)? else { return Ok(false) };
             locked.changed = true;
-            self.drop_record(&locked, &stored, hash, &guard)?;
+            let looks = self.drop_record(&locked, &stored, hash, &guard)?;
+            drop(locked);
+            self.table.shrink_after(looks, &guard)?;
             Ok(true)
         });
         poison.disarm();
@@ -263,42 +266,10 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     /// present throughout is shown exactly once; one that is added or removed meanwhile is shown at
     /// most once. O(n).
     pub fn for_each(&self, mut each: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
-        let records = std::cell::RefCell::new(Vec::new());
+        let record = |key: &[u8], value: &[u8]| (key.to_vec(), value.to_vec());
         self.table.walk(
-            |group| {
-                self.table.groups().records(group, |stored| {
-                    if stored.entry.dead {
-                        return Ok(());
-                    }
-                    let record = |key: &[u8], value: &[u8]| (key.to_vec(), value.to_vec());
-                    records.borrow_mut().push(self.table.bytes_of(&stored, record)?);
-                    Ok(())
-                })
-            },
-            || records.borrow_mut().drain(..).all(|(key, value)| each(&key, &value)),
-        )
-    }
-
-    /// Calls `each` with the offsets of the blocks that a group names, and the number of its
-    /// records, for one group after another.
-    fn walk_blocks(&self, mut each: impl FnMut(&[u64], u64) -> bool) -> Result<()> {
-        let unit = std::cell::RefCell::new((Vec::new(), 0));
-        self.table.walk(
-            |group| {
-                let (blocks, records) = &mut *unit.borrow_mut();
-                blocks.extend(self.table.groups().overflows(group)?);
-                self.table.groups().records(group, |stored| {
-                    if !stored.entry.dead {
-                        *records += 1;
-                        blocks.extend(self.table.block_of(&stored));
-                    }
-                    Ok(())
-                })
-            },
-            || {
-                let (blocks, records) = unit.take();
-                each(&blocks, records)
-            },
+            |stored| self.table.bytes_of(stored, record),
+            |page| page.records.iter().all(|(key, value)| each(key, value)),
         )
     }
 
@@ -316,10 +287,13 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     /// `pm_bytes` is without the blocks of long records. O(n).
     pub fn stats(&self) -> Result<Stats> {
         let mut stats = Stats::default();
-        self.walk_blocks(|_, records| {
-            stats.len += records;
-            true
-        })?;
+        self.table.walk(
+            |_| Ok(()),
+            |page| {
+                stats.len += page.records.len() as u64;
+                true
+            },
+        )?;
         self.table.add_stats(&mut stats);
         Ok(stats)
     }
@@ -328,10 +302,14 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     /// [`Persistent::visit`](crate::Persistent::visit).
     pub fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
         self.table.own_blocks(|block| visitor.block(block));
-        self.walk_blocks(|blocks, _| {
-            blocks.iter().for_each(|&block| visitor.block(block));
-            !visitor.is_done()
-        })
+        self.table.walk(
+            |stored| Ok(self.table.block_of(stored)),
+            |page| {
+                let blocks = page.overflows.iter().chain(page.records.iter().flatten());
+                blocks.for_each(|&block| visitor.block(block));
+                !visitor.is_done()
+            },
+        )
     }
 
     /// Walks the whole map, with the checksums of long records, and describes each violated

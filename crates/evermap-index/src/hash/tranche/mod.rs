@@ -5,7 +5,7 @@
 //! pages with large ones elsewhere (Seltzer, Yigit 1991). The layout is in [`layout`]. An overview:
 //!
 //! ```text
-//! hash     low bits: group             top bits: home in the group     others: fingerprint
+//! hash     low bits: set     mixed: group of the set     top bits: home     others: fingerprint
 //!
 //! group    [ tranche 0 | tranche 1 | tranche 2 | tranche 3 ]  ->  overflow block, seldom
 //!
@@ -20,8 +20,9 @@
 //! Records that are longer than a fifth of a tranche are stored in blocks of the heap, and the
 //! table names these: one more access.
 //!
-//! The table grows in rounds in which one group after the other is split (see `grow`). Where a key
-//! is follows from its hash and one word; nothing else is stored about it, and nothing forwards.
+//! The table grows and shrinks by one group at a time, to which a share of the groups of a set moves
+//! piece by piece (see [`place`] and `grow`). Where a key is follows from its hash and one word;
+//! nothing else is stored about it, and nothing forwards.
 //!
 //! * [`Tranche`] is an index of this crate: keys and words of 8 bytes.
 //! * [`TrancheMap`] maps byte strings to byte strings.
@@ -36,11 +37,12 @@
 //! | a record is removed | the word with its entry | 1, 1 |
 //! | a record is replaced | first like an addition, then like a removal | 3, 3 |
 //! | a group is rewritten without dead records | `redo` in the root, see [`layout::Redo`] | |
-//! | a group is split | `state` in the root, then `redo` in the same line | |
+//! | part of a group moves to a new group, or back | `state` in the root | 4 fences |
 //!
 //! Locks and counters of passed records are not flushed. The first thread that reaches a group
-//! after opening recovers it: it drops records that a split has moved, and of two records with one
-//! key (an update that was not acknowledged) the second, and counts anew.
+//! after opening recovers it: it drops records that have moved elsewhere, and of two records with one
+//! key (an update that was not acknowledged, or a record that has returned to its home) the second,
+//! and counts anew.
 //!
 //! Readers take no lock, and validate the version of the group. They see nothing that a crash could
 //! take back, because a group stays locked until its change is durable.
@@ -55,6 +57,7 @@ use crate::Key;
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::root;
 
+mod additions;
 mod arrays;
 mod check;
 mod fill;
@@ -64,6 +67,7 @@ mod image;
 mod items;
 pub mod layout;
 mod map;
+pub mod place;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -79,14 +83,14 @@ pub use map::{TinyMap, TrancheMap};
 pub use table::Config;
 
 /// The deliberate mistakes that the crash campaigns of this index notice. There is also TM-2, which
-/// few schedules of threads show; a test of its own looks for one.
-pub const MUTANTS: &[&str] = &["TM-1"];
+/// few schedules of threads show, and TM-5, for walks; tests of their own look for these.
+pub const MUTANTS: &[&str] = &["TM-1", "TM-3", "TM-4"];
 
 /// Pairs of the keys `K` and words.
 struct Pairs<K>(PhantomData<fn(K) -> K>);
 
 impl<K: Key> Format for Pairs<K> {
-    const KIND: [u8; 8] = *b"TRANC\0\0\0";
+    const KIND: [u8; 8] = *b"TRAN2\0\0\0";
     const KEYS: u16 = K::FORMAT;
     const BYTE_STRINGS: bool = false;
     const WORDS_ARE_RECORDS: bool = K::WORDS_ARE_RECORDS;
@@ -101,18 +105,18 @@ impl<K: Key> Format for Pairs<K> {
 /// allocated in chunks of `2^C`.
 ///
 /// See the [module](self). [`Tiny`] is for tests.
-pub struct Tranche<K: Key, M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 8> {
+pub struct Tranche<K: Key, M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 7> {
     table: Table<Pairs<K>, M, T, G, C>,
 }
 
 /// Tranches of 256 bytes, for memory.
 pub type Tranche256<K, M> = Tranche<K, M>;
 /// Tranches of 512 bytes.
-pub type Tranche512<K, M> = Tranche<K, M, 512, 16, 7>;
+pub type Tranche512<K, M> = Tranche<K, M, 512, 16, 6>;
 /// Tranches of 4 KiB, the unit of page caches.
-pub type Tranche4K<K, M> = Tranche<K, M, 4096, 16, 4>;
+pub type Tranche4K<K, M> = Tranche<K, M, 4096, 16, 3>;
 /// Tranches of 32 KiB, for disks.
-pub type Tranche32K<K, M> = Tranche<K, M, { 32 << 10 }, 8, 2>;
+pub type Tranche32K<K, M> = Tranche<K, M, { 32 << 10 }, 4, 2>;
 /// Groups that are so small that a few keys cause every structural change.
 pub type Tiny<K, M> = Tranche<K, M, 256, 2, 1>;
 
@@ -174,7 +178,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         let mut locked = self.table.lock(probe.hash)?;
         let found = groups.find(locked.group, probe.hash, |stored| self.is_of(stored, probe))?;
         if let Some(stored) = found {
-            return self.change_found(locked, &stored, probe.hash, decide);
+            return self.change_found(locked, &stored, probe.hash, guard, decide);
         }
         if mode == MutateMode::ExistingOnly {
             return Ok(Change::default());
@@ -195,6 +199,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         mut locked: Locked<'_, M>,
         stored: &Stored<'_>,
         hash: u64,
+        guard: &Guard<'_>,
         mut decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         let groups = self.table.groups();
@@ -210,7 +215,10 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
             Action::Remove => {
                 locked.changed = true;
                 groups.kill(locked.group, stored, hash)?;
-                self.table.fill.remove(locked.group.index, stored.bytes());
+                let group = locked.group.index;
+                drop(locked);
+                let looks = self.table.removed(group, stored.bytes());
+                self.table.shrink_after(looks, guard)?;
                 Ok(Change { old, new: None })
             }
         }
@@ -219,7 +227,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
     /// Prefetches what an operation reads first: the group's lock, and the header of the home.
     #[inline(always)]
     fn prefetch_home(&self, hash: u64) {
-        let index = self.table.arrays.state().group_of(hash);
+        let index = self.table.group_of(hash);
         if let Ok(group) = self.table.arrays.group(index) {
             prefetch(std::ptr::from_ref(&group.words[0]).cast());
             let home = &group.words[image::home::<G>(hash) * Shape::<T>::WORDS];
@@ -227,36 +235,16 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         }
     }
 
-    /// Calls `each` with the pairs and the overflow blocks of one group after another.
-    fn walk_groups(&self, mut each: impl FnMut(&[(u64, u64)], &[u64]) -> bool) -> Result<()> {
-        let (pairs, blocks) = (&mut Vec::new(), &mut Vec::new());
-        let unit = std::cell::RefCell::new((pairs, blocks));
-        self.table.walk(
-            |group| {
-                let (pairs, blocks) = &mut *unit.borrow_mut();
-                blocks.extend(self.table.groups().overflows(group)?);
-                self.copy_pairs(group, pairs)
-            },
-            || {
-                let (pairs, blocks) = &mut *unit.borrow_mut();
-                let more = each(pairs, blocks);
-                pairs.clear();
-                blocks.clear();
-                more
-            },
-        )
-    }
-
-    fn copy_pairs(&self, group: arrays::Group<'_>, pairs: &mut Vec<(u64, u64)>) -> Result<()> {
+    /// Returns a record as a pair.
+    ///
+    /// # Errors
+    /// `Damaged` if it is none.
+    fn pair(&self, stored: &Stored<'_>) -> Result<(u64, u64)> {
         let m = self.medium();
-        self.table.groups().records(group, |stored| {
-            if !stored.entry.dead {
-                // Checks that it is a pair.
-                self.table.hash_of(&stored)?;
-                pairs.push((m.load(&stored.payload[0]), m.load(&stored.payload[1])));
-            }
-            Ok(())
-        })
+        match stored.entry.kind {
+            Kind::Pair => Ok((m.load(&stored.payload[0]), m.load(&stored.payload[1]))),
+            _ => Err(self.table.groups().damaged(stored.tranche, "impossible kind of a record")),
+        }
     }
 }
 
@@ -296,17 +284,22 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Index<K>
     changes_by_apply!();
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        self.walk_groups(|pairs, _| pairs.iter().all(|&(key, word)| each(key, word)))
+        let read = |stored: &Stored<'_>| self.pair(stored);
+        self.table.walk(read, |page| page.records.iter().all(|&(key, word)| each(key, word)))
     }
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
         let mut stats = Stats::default();
-        self.walk_groups(|pairs, blocks| {
-            stats.len += pairs.len() as u64;
-            stats.segments += blocks.len() as u64;
-            stats.pm_bytes += blocks.len() as u64 * (T * G) as u64;
-            true
-        })?;
+        self.table.walk(
+            |_| Ok(()),
+            |page| {
+                let blocks = page.overflows.len() as u64;
+                stats.len += page.records.len() as u64;
+                stats.segments += blocks;
+                stats.pm_bytes += blocks * (T * G) as u64;
+                true
+            },
+        )?;
         self.table.add_stats(&mut stats);
         Ok(stats)
     }
@@ -331,23 +324,23 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Persistent
 
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
         self.table.own_blocks(|block| visitor.block(block));
-        self.walk_groups(|pairs, blocks| {
-            blocks.iter().for_each(|&block| visitor.block(block));
-            pairs.iter().for_each(|&(_, word)| visitor.word(word));
+        let word = |stored: &Stored<'_>| self.pair(stored).map(|(_, word)| word);
+        self.table.walk(word, |page| {
+            page.overflows.iter().for_each(|&block| visitor.block(block));
+            page.records.iter().for_each(|&word| visitor.word(word));
             !visitor.is_done()
         })
     }
 
-    /// A unit is a group.
+    /// A unit is a part of all groups of a set.
     fn scan(
         &self,
         from: u64,
         _guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        let mut pairs = Vec::new();
-        let (read, next) = self.table.read_unit(from, |group| self.copy_pairs(group, &mut pairs));
-        pairs.iter().for_each(|&(key, word)| each(key, word));
+        let (read, page, next) = self.table.page(from, |stored| self.pair(stored));
+        page.records.iter().for_each(|&(key, word)| each(key, word));
         (read, next)
     }
 

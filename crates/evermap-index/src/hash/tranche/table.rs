@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use evermap_pm::error::ErrorKind;
 use evermap_pm::medium::Note;
@@ -15,9 +15,8 @@ use super::arrays::{Arrays, Group};
 use super::fill::Fill;
 use super::group::{Groups, Room, Stored};
 use super::image::{Image, bytes_of};
-use super::layout::{
-    Commit, DEPTH_MAX, GROUP_WORD, Kind, Named, OVERFLOWS_MAX, Redo, Root, Shape, State, Version,
-};
+use super::layout::{Commit, GROUP_WORD, Kind, Named, OVERFLOWS_MAX, Redo, Root, Shape, Version};
+use super::place::{DEPTH_MAX, State};
 use crate::FOUND_LATE;
 use crate::fresh::Fresh;
 use crate::index::Stats;
@@ -27,7 +26,8 @@ use crate::root;
 /// The configuration of a new table.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The binary logarithm of the initial number of groups, 0 to 40.
+    /// The binary logarithm of the initial number of groups, 0 to 30 at least. The table never has
+    /// fewer.
     pub initial_depth: u32,
 }
 
@@ -65,26 +65,33 @@ pub(super) struct Table<F: Format, M: Medium, const T: usize, const G: usize, co
     pub(super) seed: u64,
     /// Locks for the recovery of groups.
     recovering: Box<[Mutex<()>]>,
-    /// Held by the thread that splits a group.
+    /// Held by the thread that moves a part. It alone locks two groups.
     pub(super) growth: Mutex<()>,
+    /// The number of moves, in several counters by the sets in which they were.
+    pub(super) moves: [AtomicU64; STRIPES],
     /// Held by the thread that rewrites a group. Such a thread waits for no other lock.
     redo: Mutex<()>,
     redo_block: u64,
     pub(super) fill: Fill,
-    /// `true` while groups are split, round after round of all groups.
-    pub(super) round: AtomicBool,
-    /// Bytes of records that were added in this round and not paid for by splits.
-    pub(super) debt: AtomicU64,
+    /// Pieces of growth that are due because a group has overflowed.
+    pub(super) overfull: AtomicU64,
+    /// Groups that were added.
     pub(super) splits: AtomicU64,
+    /// Groups that were given up.
+    pub(super) merges: AtomicU64,
     recovered: AtomicU64,
     format: PhantomData<fn(F) -> F>,
 }
 
+/// The number of counters of moves.
+const STRIPES: usize = 64;
+
 /// A group that this thread has locked. Dropping it unlocks the group.
 pub(super) struct Locked<'t, M: Medium> {
-    medium: &'t M,
+    pub(super) medium: &'t M,
     pub(super) group: Group<'t>,
-    version: Version,
+    /// The word of the group when it was not locked.
+    pub(super) version: Version,
     /// `true` if anything was changed that readers must notice.
     pub(super) changed: bool,
 }
@@ -101,7 +108,10 @@ impl<M: Medium> Drop for Locked<'_, M> {
 }
 
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
-    const GEOMETRY_IS_POSSIBLE: () = assert!(G >= 2 && G <= 64 && G.is_power_of_two() && C <= 15);
+    const GEOMETRY_IS_POSSIBLE: () = {
+        assert!(G >= 2 && G <= 64 && G.is_power_of_two() && C <= 15);
+        assert!(Self::GEOMETRY.is_possible());
+    };
     /// The number of pairs that a group holds.
     pub(super) const PAIRS: u64 = (G * Shape::<T>::PAIRS) as u64;
     /// The bytes of these pairs, of which fill is a share.
@@ -127,17 +137,17 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// Creates an empty table and publishes it: see [`Persistent::create`](crate::Persistent).
     pub(super) fn create(pool: Arc<Pool<M>>, cell: &PmU64, config: Config) -> Result<Self> {
         pool.region().ensure_writable()?;
-        if config.initial_depth > DEPTH_MAX {
-            let what = format!("2^{} groups: the exponent must be 0 to 40", config.initial_depth);
-            return Err(ErrorKind::Config(what).into());
-        }
+        let state = State::new(config.initial_depth, Self::GEOMETRY).ok_or_else(|| {
+            let most = DEPTH_MAX + Self::GEOMETRY.groups;
+            let exponent = config.initial_depth;
+            ErrorKind::Config(format!("2^{exponent} groups: the exponent must be 0 to {most}"))
+        })?;
         let m = pool.medium();
         // Nothing below is reachable until the root cell names it, so an error or a crash discards
         // it all.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
         let redo_block = fresh.allocate_fixed(Arrays::<M, T, G, C>::GROUP)?;
-        let state = State { depth: config.initial_depth, split: 0 };
         let header: &Root = m.at(block).expect("just allocated");
         header.arrays.iter().for_each(|entry| m.store(entry, 0));
         m.store(&header.base, u64::from(config.initial_depth));
@@ -148,7 +158,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         arrays.create()?;
         fresh.keep();
         let table = Self::assemble(pool.clone(), block, redo_block, arrays);
-        for index in 0..state.groups() {
+        for index in 0..state.count() {
             let group = table.arrays.group(index)?;
             table.store_empty(group.words);
             m.store_transient(&group.words[GROUP_WORD], Version::fresh(table.generation).0);
@@ -200,9 +210,10 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             redo: Mutex::new(()),
             redo_block,
             fill: Fill::default(),
-            round: AtomicBool::new(arrays.state().split > 0),
-            debt: AtomicU64::new(0),
+            moves: [const { AtomicU64::new(0) }; STRIPES],
+            overfull: AtomicU64::new(0),
             splits: AtomicU64::new(0),
+            merges: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
             format: PhantomData,
             pool,
@@ -213,18 +224,21 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 
     fn make_all_stale(&self) -> Result<()> {
         let stale = Version::fresh(region::stale(self.generation));
-        for index in 0..self.arrays.state().groups() {
+        for index in 0..self.arrays.state().count() {
             let group = self.arrays.group(index)?;
             self.medium().store_transient(&group.words[GROUP_WORD], stale.0);
         }
         Ok(())
     }
 
-    /// Stores empty tranches in a block, flushed without a fence.
-    fn store_empty(&self, words: &[PmU64]) {
+    /// Stores empty tranches in a block, flushed without a fence. The word for the lock of a group
+    /// is left out.
+    pub(super) fn store_empty(&self, words: &[PmU64]) {
         let m = self.medium();
-        for tranche in words.chunks(Shape::<T>::WORDS) {
-            m.store(&tranche[GROUP_WORD], 0);
+        for (place, tranche) in words.chunks(Shape::<T>::WORDS).enumerate() {
+            if place > 0 {
+                m.store(&tranche[GROUP_WORD], 0);
+            }
             m.store(&tranche[super::layout::COMMIT], Commit::empty(Shape::<T>::WORDS).encode());
             m.flush(&tranche[..2]);
         }
@@ -258,14 +272,14 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let m = self.medium();
         let mut lock_wait = LockWait::default();
         loop {
-            let index = self.arrays.state().group_of(hash);
-            let group = self.arrays.group(index)?;
+            let index = self.group_of(hash);
+            let Some(group) = self.group(index)? else { continue };
             let cell = &group.words[GROUP_WORD];
             let version = Version(m.load(cell));
             if version.is_readable(self.generation) {
-                // Asked again now: a split that moved the key has published the new state before
-                // it stored this version.
-                if self.arrays.state().group_of(hash) != index && !m.mutant("TM-2") {
+                // Asked again now: a move of the key has published the new state before it stored
+                // this version.
+                if self.group_of(hash) != index && !m.mutant("TM-2") {
                     continue;
                 }
                 let result = search(group);
@@ -286,26 +300,36 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     #[inline(always)]
     pub(super) fn lock(&self, hash: u64) -> Result<Locked<'_, M>> {
         loop {
-            let index = self.arrays.state().group_of(hash);
-            let locked = self.lock_group(index)?;
-            // While a group is locked, it is not split.
-            if self.arrays.state().group_of(hash) == index {
+            let index = self.group_of(hash);
+            let Some(locked) = self.try_lock_group(index)? else { continue };
+            // While a group is locked, nothing moves from it or to it.
+            if self.group_of(hash) == index {
                 return Ok(locked);
             }
         }
     }
 
-    /// Locks a group, and recovers it if necessary.
+    /// Locks a group that is in the table and stays there, and recovers it if necessary.
     pub(super) fn lock_group(&self, index: u64) -> Result<Locked<'_, M>> {
+        self.try_lock_group(index)?
+            .ok_or_else(|| Error::damaged(self.root, "a group is not in the table"))
+    }
+
+    /// Locks a group, and recovers it if necessary. Returns `None` if it is not in the table any
+    /// more. It may have left the table before it was locked.
+    pub(super) fn try_lock_group(&self, index: u64) -> Result<Option<Locked<'_, M>>> {
         let m = self.medium();
-        let group = self.arrays.group(index)?;
-        let cell = &group.words[GROUP_WORD];
         let mut lock_wait = LockWait::default();
         loop {
+            if index >= self.arrays.state().count() {
+                return Ok(None);
+            }
+            let Some(group) = self.group(index)? else { return Ok(None) };
+            let cell = &group.words[GROUP_WORD];
             let version = Version(m.load(cell));
             if version.is_readable(self.generation) {
                 if m.cas_transient(cell, version.0, version.locked().0).is_ok() {
-                    return Ok(Locked { medium: m, group, version, changed: false });
+                    return Ok(Some(Locked { medium: m, group, version, changed: false }));
                 }
             } else if !version.is_of(self.generation) {
                 self.recover(index)?;
@@ -329,7 +353,10 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         guard: &Guard<'_>,
     ) -> Result<Room<'t>> {
         let groups = self.groups();
-        if let Some(room) = groups.room(locked.group, hash, kind, words)? {
+        let room = groups.room(locked.group, hash, kind, words)?;
+        if let Some(room) = room
+            && !groups.is_fragmented(locked.group, hash, &room)?
+        {
             return Ok(room);
         }
         if groups.has_dead(locked.group)? {
@@ -342,18 +369,14 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             }
         }
         self.add_overflow(locked)?;
-        // The group is full, so it should be split soon; but if the others are not, the fault is in
-        // the hashes, and splitting all of them would not help.
-        if self.fill.ratio(Self::CAPACITY) >= 0.5 {
-            self.round.store(true, Ordering::Relaxed);
-        }
+        self.note_overflow();
         groups
             .room(locked.group, hash, kind, words)?
             .ok_or_else(|| Error::no_space("a tranche of a table", words as u64 * 8))
     }
 
     /// Adds an empty overflow block to a locked group.
-    fn add_overflow(&self, locked: &mut Locked<'_, M>) -> Result<()> {
+    pub(super) fn add_overflow(&self, locked: &mut Locked<'_, M>) -> Result<()> {
         let (m, groups) = (self.medium(), self.groups());
         let blocks = groups.overflows(locked.group)?;
         if blocks.len() == OVERFLOWS_MAX {
@@ -368,7 +391,9 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             return Err(groups.damaged(locked.group.words, "impossible overflow block of a group"));
         };
         let block = self.new_overflow()?;
-        self.store_empty(self.overflow_words(block)?);
+        let words = self.overflow_words(block)?;
+        m.store(&words[GROUP_WORD], 0);
+        self.store_empty(words);
         m.fence();
         // Searches arrive there only past full tranches whose counters say so, but they may be
         // under way.
@@ -478,7 +503,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         if word == 0 {
             return Ok(());
         }
-        let known = |&index: &u64| index < self.arrays.state().groups();
+        let known = |&index: &u64| index < self.arrays.state().count();
         let index = Redo::decode(word)
             .filter(known)
             .ok_or_else(|| Error::damaged(self.root, "impossible rewriting of a group"))?;
@@ -493,17 +518,60 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         Ok(())
     }
 
-    /// Recovers a stale group, or waits until another thread has.
+    /// Returns the group of keys with this hash.
+    #[inline(always)]
+    pub(super) fn group_of(&self, hash: u64) -> u64 {
+        self.arrays.state().group_of(hash, Self::GEOMETRY)
+    }
+
+    /// Returns a group. Returns `None` if it is not in the table any more.
+    #[inline(always)]
+    fn group(&self, index: u64) -> Result<Option<Group<'_>>> {
+        match self.arrays.group(index) {
+            Ok(group) => Ok(Some(group)),
+            Err(_) => self.group_of_now(index),
+        }
+    }
+
+    /// Returns the same: a group that could not be read may have left the table meanwhile.
+    #[cold]
+    fn group_of_now(&self, index: u64) -> Result<Option<Group<'_>>> {
+        let moves = || self.moves.iter().map(|moves| moves.load(Ordering::Acquire)).sum::<u64>();
+        loop {
+            let before = moves();
+            if index >= self.arrays.state().count() {
+                return Ok(None);
+            }
+            match self.arrays.group(index) {
+                // A chunk that is missing while nothing moves is damage.
+                Err(error) if moves() == before => return Err(error),
+                Err(_) => {}
+                Ok(group) => return Ok(Some(group)),
+            }
+        }
+    }
+
+    /// Returns the counter of moves in a set; it is also that of some other sets.
+    pub(super) fn moves_in(&self, set: u64) -> &AtomicU64 {
+        &self.moves[set as usize % STRIPES]
+    }
+
+    /// Recovers a stale group, or waits until another thread has. Does nothing if it is not in the
+    /// table.
     ///
     /// # Errors
     /// `Damaged`; then the group stays stale.
     #[cold]
     fn recover(&self, index: u64) -> Result<()> {
         self.region.ensure_sound()?;
-        let (m, group) = (self.medium(), self.arrays.group(index)?);
+        let m = self.medium();
         let stripe = index as usize % self.recovering.len();
         let _one_at_a_time =
             self.recovering[stripe].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // In this order: a group that joins the table has its version before. While it is stale, it
+        // does not leave the table, because it is recovered before that.
+        let in_table = index < self.arrays.state().count();
+        let Some(group) = self.group(index)?.filter(|_| in_table) else { return Ok(()) };
         let cell = &group.words[GROUP_WORD];
         if Version(m.load(cell)).is_of(self.generation) {
             return Ok(());
@@ -520,23 +588,24 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// found durable. Returns the number of bytes of live records.
     fn rebuild(&self, group: Group<'_>) -> Result<u64> {
         let (m, groups) = (self.medium(), self.groups());
-        let mut live: Vec<(u64, Stored<'_>)> = Vec::new();
-        let mut dropped = Vec::new();
+        let (mut live, mut dropped): (Vec<(u64, Stored<'_>)>, Vec<Stored<'_>>) = Default::default();
         groups.records(group, |stored| {
             if stored.entry.dead {
                 return Ok(());
             }
             let hash = self.hash_of(&stored)?;
-            // Moved by a split whose last step the crash has prevented, or replaced by an update
-            // that was not acknowledged.
-            let moved = self.arrays.state().group_of(hash) != group.index;
-            if moved || (F::BYTE_STRINGS && self.is_duplicate(&live, hash, &stored)) {
-                dropped.push(stored);
+            // Left over by a move that a crash has interrupted before or after its commit.
+            let stray = self.group_of(hash) != group.index && !m.mutant("TM-3");
+            if stray {
+                dropped.push(stored)
             } else {
-                live.push((hash, stored));
+                live.push((hash, stored))
             }
             Ok(())
         })?;
+        if !m.mutant("TM-4") {
+            self.drop_duplicates(&mut live, &mut dropped);
+        }
         dropped.iter().for_each(|stored| groups.mark_dead(stored));
         groups.recount(group, |stored| self.hash_of(stored))?;
         // The process that stored this may have died before it was durable. It is used only
@@ -550,24 +619,52 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         Ok(live.iter().map(|(_, stored)| stored.bytes()).sum())
     }
 
-    /// Returns whether a record has the key of one that was found before.
-    fn is_duplicate(&self, found: &[(u64, Stored<'_>)], hash: u64, stored: &Stored<'_>) -> bool {
-        let key = self.key_of(stored);
-        let mut same = found.iter().filter(|(other, _)| *other == hash);
-        same.any(|(_, other)| key.is_some() && self.key_of(other) == key)
+    /// Moves records from `live` to `dropped` so that each key has one: an update that was not
+    /// acknowledged, or a return of a record to its home, can leave two. O(n log n).
+    fn drop_duplicates<'s>(
+        &'s self,
+        live: &mut Vec<(u64, Stored<'s>)>,
+        dropped: &mut Vec<Stored<'s>>,
+    ) {
+        // Stable: of two records the first one stays.
+        live.sort_by_key(|(hash, _)| *hash);
+        let mut kept: Vec<(u64, Stored<'s>)> = Vec::with_capacity(live.len());
+        for (hash, stored) in live.drain(..) {
+            let alike = kept.iter().rev().take_while(|(other, _)| *other == hash);
+            if alike.map(|(_, other)| other).any(|other| self.are_same(other, &stored)) {
+                dropped.push(stored);
+            } else {
+                kept.push((hash, stored));
+            }
+        }
+        *live = kept;
+    }
+
+    /// Returns whether two records of one group are of the same key. Several pairs may have the
+    /// same key word if words name records; then they are only the same if the words are too.
+    fn are_same(&self, one: &Stored<'_>, other: &Stored<'_>) -> bool {
+        if F::BYTE_STRINGS {
+            let key = self.key_of(one);
+            return key.is_some() && key == self.key_of(other);
+        }
+        let m = self.medium();
+        let words = if F::WORDS_ARE_RECORDS { 2 } else { 1 };
+        let mut both = one.payload.iter().zip(other.payload).take(words);
+        both.all(|(one, other)| m.load_relaxed(one) == m.load_relaxed(other))
     }
 
     /// Adds what the table is made of to `stats`, apart from its records.
     pub(super) fn add_stats(&self, stats: &mut Stats) {
         let state = self.arrays.state();
-        stats.capacity += state.groups() * Self::PAIRS;
-        stats.segments += state.groups();
+        stats.capacity += state.count() * Self::PAIRS;
+        stats.segments += state.count();
         stats.depth = state.depth;
         stats.pm_bytes += size_of::<Root>() as u64 + Arrays::<M, T, G, C>::GROUP;
         self.arrays.blocks(|_, bytes| stats.pm_bytes += bytes);
         stats.dram_bytes =
             (size_of::<Self>() + self.recovering.len() * size_of::<Mutex<()>>()) as u64;
         stats.splits = self.splits.load(Ordering::Relaxed);
+        stats.merges = self.merges.load(Ordering::Relaxed);
         stats.recovered = self.recovered.load(Ordering::Relaxed);
     }
 

@@ -1,61 +1,152 @@
 //! Walks over all records, concurrent with changes.
 //!
-//! A walk proceeds through the bit-reversed hashes in ascending order. A group holds the keys that
-//! agree in some low bits of their hashes, which reversed are the top bits: one range of this
-//! order. A split divides the range of a group in two and changes no other. So between two groups
-//! the state of a walk is one number, where the next range begins, and it can pause for any time.
+//! A walk takes one [part](super::place::Geometry::part) of all groups after the other, because the
+//! part of a key never changes. Within a part it proceeds through the bit-reversed hashes in
+//! ascending order. A set holds the keys that agree in some low bits of their hashes, which
+//! reversed are the top bits: one range of this order. Growth divides such a range in two, and
+//! shrinking joins two of them. So the state of a walk is one number, its part and the least
+//! reversed hash that it has not shown, and it can pause for any time.
+//!
+//! The records of a part of one set are a page. A page is read again if anything has moved in the
+//! set meanwhile, and after some attempts nothing may move while it is read.
+
+use std::sync::PoisonError;
+use std::sync::atomic::{Ordering, fence};
 
 use evermap_pm::{Medium, Result};
 
-use super::arrays::Group;
+use super::group::Stored;
+use super::place::State;
 use super::table::{Format, Table};
 use crate::hash::hash_prefix::top_bits;
 
+/// What a part of a set contains.
+pub(super) struct Page<R> {
+    pub(super) records: Vec<R>,
+    /// The offsets of overflow blocks. They are in the first page of a set.
+    pub(super) overflows: Vec<u64>,
+}
+
+/// Where a walk is.
+#[derive(Clone, Copy)]
+struct Position {
+    part: u64,
+    /// The least reversed hash.
+    least: u64,
+}
+
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
-    /// Calls `read` with the group whose range contains `from`, while it is locked. Returns where
-    /// the next range begins, or `None` after the last one.
-    ///
-    /// # Errors
-    /// `Damaged` if the group cannot be read, in addition to the next range; `Poisoned`, `Forked`.
-    pub(super) fn read_unit(
-        &self,
-        from: u64,
-        read: impl FnOnce(Group<'_>) -> Result<()>,
-    ) -> (Result<()>, Option<u64>) {
-        if let Err(unusable) = self.region.ensure_writable() {
-            return (Err(unusable), None);
-        }
-        let locked = self.lock(from.reverse_bits());
-        // While the group is locked, its range does not change.
-        let state = self.arrays.state();
-        let depth = state.depth_of(state.group_of(from.reverse_bits()));
-        let next = top_bits(from, depth) + 1;
-        let next = (next >> depth == 0).then(|| next << (64 - depth));
-        let result = locked.and_then(|locked| read(locked.group));
-        match self.region.ensure_writable() {
-            Ok(()) => (result, next),
-            Err(unusable) => (Err(unusable), None),
-        }
+    /// The number of attempts to read a page while records may move.
+    const ATTEMPTS: u32 = 3;
+
+    fn position(from: u64) -> Position {
+        let parts = Self::GEOMETRY.parts;
+        Position { part: top_bits(from, parts), least: from << parts }
     }
 
-    /// Calls `read` with every group, locked, and then `shown`, under a guard but without the lock,
-    /// until that returns `false`. Groups that cannot be read are skipped, and the first error is
-    /// returned at the end.
-    pub(super) fn walk(
+    /// Returns where the page behind the one at `here` begins.
+    fn behind(here: Position, state: State) -> Option<u64> {
+        let (parts, depth) = (Self::GEOMETRY.parts, state.depth);
+        let next = top_bits(here.least, depth) + 1;
+        let order = (here.part << depth) + next;
+        (order >> depth >> parts == 0).then(|| order << (64 - depth - parts).min(63))
+    }
+
+    /// Returns the page that contains `from`: calls `read` with its live records, one group locked
+    /// at a time. Also returns where the next page begins, or `None` after the last one.
+    ///
+    /// # Errors
+    /// `Damaged` if a group cannot be read, in addition to the others and the next page;
+    /// `Poisoned`, `Forked`.
+    pub(super) fn page<R>(
         &self,
-        mut read: impl FnMut(Group<'_>) -> Result<()>,
-        mut shown: impl FnMut() -> bool,
+        from: u64,
+        mut read: impl FnMut(&Stored<'_>) -> Result<R>,
+    ) -> (Result<()>, Page<R>, Option<u64>) {
+        let mut page = Page { records: Vec::new(), overflows: Vec::new() };
+        if let Err(unusable) = self.region.ensure_writable() {
+            return (Err(unusable), page, None);
+        }
+        let here = Self::position(from);
+        let mut growth = None;
+        for attempt in 1.. {
+            if attempt > Self::ATTEMPTS {
+                // A panic under the lock poisons the region, which is checked below.
+                growth = Some(self.growth.lock().unwrap_or_else(PoisonError::into_inner));
+            }
+            let state = self.arrays.state();
+            let set = state.set_of(here.least.reverse_bits());
+            // Acquire: the state is read after the counter, and so are the groups.
+            let moves = self.moves_in(set).load(Ordering::Acquire);
+            let (depth, state) = (state.depth, self.arrays.state());
+            if state.depth != depth {
+                continue;
+            }
+            page.records.clear();
+            page.overflows.clear();
+            let result = self.read_page(here, state, &mut page, &mut read);
+            // Acquire: everything above is read before the counter is read again.
+            fence(Ordering::Acquire);
+            let same = self.moves_in(set).load(Ordering::Relaxed) == moves
+                && self.arrays.state().depth == state.depth;
+            if same || growth.is_some() || self.medium().mutant("TM-5") {
+                let next = Self::behind(here, state);
+                return match self.region.ensure_writable() {
+                    Ok(()) => (result, page, next),
+                    Err(unusable) => (Err(unusable), page, None),
+                };
+            }
+        }
+        unreachable!("the last attempt succeeds")
+    }
+
+    fn read_page<R>(
+        &self,
+        here: Position,
+        state: State,
+        page: &mut Page<R>,
+        read: &mut impl FnMut(&Stored<'_>) -> Result<R>,
+    ) -> Result<()> {
+        let (groups, mut result) = (self.groups(), Ok(()));
+        let set = state.set_of(here.least.reverse_bits());
+        for index in state.groups_of(set, Self::GEOMETRY) {
+            let group = self.try_lock_group(index).and_then(|locked| {
+                // If the group has left the table, the page is read again.
+                let Some(locked) = locked else { return Ok(()) };
+                if here.part == 0 {
+                    page.overflows.extend(groups.overflows(locked.group)?);
+                }
+                let hash_of = |stored: &Stored<'_>| self.hash_of(stored);
+                groups.part(locked.group, here.part, hash_of, |stored, hash| {
+                    // A set that two have become may have been shown in part.
+                    if hash.reverse_bits() >= here.least {
+                        page.records.push(read(&stored)?);
+                    }
+                    Ok(())
+                })
+            });
+            result = result.and(group);
+        }
+        result
+    }
+
+    /// Calls `shown` with every page, under a guard but without a lock, until it returns `false`.
+    /// Groups that cannot be read are skipped, and the first error is returned at the end.
+    pub(super) fn walk<R>(
+        &self,
+        mut read: impl FnMut(&Stored<'_>) -> Result<R>,
+        mut shown: impl FnMut(&Page<R>) -> bool,
     ) -> Result<()> {
         let (mut from, mut result) = (Some(0), Ok(()));
         while let Some(here) = from {
             // The guard keeps what records name valid while the caller uses it.
             let _guard = self.pool.pin();
-            let (done, next) = self.read_unit(here, &mut read);
+            let (done, page, next) = self.page(here, &mut read);
             if done.is_err() {
                 self.region.ensure_writable()?;
             }
             result = result.and(done);
-            if !shown() {
+            if !shown(&page) {
                 break;
             }
             from = next;

@@ -1,13 +1,14 @@
 //! States that crashes seldom leave, constructed.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use evermap_pm::sim::Sim;
+use evermap_pm::error::ErrorKind;
+use evermap_pm::sim::{Mutation, Sim};
 use evermap_pm::{Medium, PmU64, Pool};
 
 use super::super::group::Stored;
-use super::super::layout::{COMMIT, Kind, Named, Redo, Root, Shape, State};
+use super::super::layout::{COMMIT, Kind, Named, Root, Shape};
+use super::super::place::{Geometry, State};
 use super::super::{Config, Tiny};
 use crate::crash_states::{self, for_each_image, is_durable_once_served, record, word_in};
 use crate::key::Key;
@@ -24,7 +25,7 @@ fn created() -> Parts {
 /// Returns the record of a key.
 fn stored<'i>(index: &'i Tiny<u64, Sim>, key: u64) -> Stored<'i> {
     let hash = <u64 as Key>::hash(key, index.table.seed);
-    let group = index.table.arrays.group(index.table.arrays.state().group_of(hash)).unwrap();
+    let group = index.table.arrays.group(index.table.group_of(hash)).unwrap();
     let is_it = |stored: &Stored<'_>| index.table.medium().load(&stored.payload[0]) == key;
     index.table.groups().find(group, hash, is_it).unwrap().unwrap()
 }
@@ -41,42 +42,60 @@ fn check_image(bytes: &[u8], keys: std::ops::Range<u64>) {
     assert!(len == keys.end || len == keys.end + 1, "{len} keys");
 }
 
-/// A crash at any point of a split, also between its two commits, loses and duplicates nothing.
+/// A crash at any point of a move, from each state of a growing and of a shrinking table, loses and
+/// duplicates nothing.
 #[test]
-fn a_split_is_crashed_everywhere() {
+fn every_move_is_crashed_everywhere() {
     let (sim, pool, index) = created();
-    let splits = || index.table.splits.load(Ordering::Relaxed);
-    let mut key = 0;
-    // The next insertion splits a group.
-    loop {
-        let debt = index.table.debt.load(Ordering::Relaxed);
-        if index.table.round.load(Ordering::Relaxed) && debt + 19 >= 22 && splits() > 1 {
-            break;
-        }
+    const KEYS: u64 = 60;
+    for key in 0..KEYS {
         index.insert(key, key, &pool.pin()).unwrap();
-        key += 1;
     }
     let root = sim.at::<Root>(sim.load(pool.root(0))).unwrap();
-    let (state, redo) = (sim.offset_of(&root.state), sim.offset_of(&root.redo));
-    let before = (splits(), sim.load(&root.state));
-    record(&sim, || {
-        index.insert(key, key, &pool.pin()).unwrap();
-    });
-    assert_eq!(splits(), before.0 + 1);
-    let (between, rewriting) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
-    for_each_image(&sim, false, |image| {
-        let split = word_in(image, state) != before.1;
-        if word_in(image, redo) == 0 {
-            // Also at the end, when the old group is complete.
-            between.set(between.get() + u32::from(split));
-        } else {
-            assert!(split, "the rewriting of the group is committed before the split");
-            assert!(Redo::decode(word_in(image, redo)).is_some());
-            rewriting.set(rewriting.get() + 1);
+    let word = sim.offset_of(&root.state);
+    let state = || index.table.arrays.state();
+    let (least, most) = (state(), 9);
+    let crash = |work: &dyn Fn()| {
+        let before = sim.load(&root.state);
+        record(&sim, work);
+        let (old, new) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+        for_each_image(&sim, false, |image| {
+            let count = if word_in(image, word) == before { &old } else { &new };
+            count.set(count.get() + 1);
+            check_image(image.bytes, 0..KEYS);
+        });
+        assert!(old.get() > 0 && new.get() > 0);
+        assert_eq!(index.check(), Vec::<String>::new());
+    };
+    while state().count() < most {
+        crash(&|| index.table.advance(&pool.pin()).unwrap());
+    }
+    while state() != least {
+        crash(&|| index.table.retreat(&pool.pin()).unwrap());
+    }
+}
+
+/// Recovery that left records where a move has left them, or both records that a return to a home
+/// has left, would be noticed.
+#[test]
+fn what_moves_leave_is_noticed() {
+    for mistake in ["TM-3", "TM-4"] {
+        let (sim, pool, index) = created();
+        for key in 0..60 {
+            index.insert(key, key, &pool.pin()).unwrap();
         }
-        check_image(image.bytes, 0..key);
-    });
-    assert!(between.get() > 1 && rewriting.get() > 1);
+        let noticed = std::cell::Cell::new(false);
+        while !noticed.get() {
+            record(&sim, || index.table.advance(&pool.pin()).unwrap());
+            for_each_image(&sim, false, |image| {
+                let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
+                sim.mutate(Some(Mutation::Planted(mistake)));
+                let (_, index) = crash_states::reopened::<Tiny<u64, Sim>>(&sim);
+                noticed.set(noticed.get() || !index.check().is_empty());
+            });
+            assert!(index.table.arrays.state().count() < 20, "{mistake} is not noticed");
+        }
+    }
 }
 
 /// A group is rewritten without its dead records, and crashed everywhere.
@@ -116,16 +135,59 @@ fn a_chunk_that_a_process_left_is_durable_before_a_group_in_it_counts() {
     sim.checkpoint();
     sim.store(entry, left);
     let (pool, index) = crash_states::reopened::<Tiny<u64, Sim>>(&sim);
-    crash_states::as_operation(&sim, || index.table.split_next(&pool.pin()).unwrap());
+    crash_states::as_operation(&sim, || index.table.advance(&pool.pin()).unwrap());
     let split = std::cell::Cell::new(0);
     for_each_image(&sim, false, |image| {
-        let state = State::decode(word_in(image, sim.offset_of(&header.state))).unwrap();
-        if state.groups() > 1 {
+        let word = word_in(image, sim.offset_of(&header.state));
+        let state = State::decode(word, Geometry::of(256, 2)).unwrap();
+        if state.count() > 1 {
             assert_eq!(word_in(image, table), left);
             split.set(split.get() + 1);
         }
     });
     assert!(split.get() > 0);
+}
+
+/// Chunks that processes have left behind the last group are freed when the table shrinks.
+#[test]
+fn a_chunk_that_a_process_left_is_freed() {
+    let (_, pool, index) = created();
+    let named = || {
+        let mut bytes = 0;
+        index.table.arrays.blocks(|_, more| bytes += more);
+        bytes
+    };
+    let least = named();
+    for group in 1..7 {
+        index.table.arrays.extend_to(group).unwrap();
+    }
+    let tables = 8 + 8 + 16;
+    assert_eq!(named(), least + tables + 7 * 512);
+    while index.table.arrays.state().count() < 5 {
+        index.table.advance(&pool.pin()).unwrap();
+    }
+    while index.table.arrays.state().count() > 1 {
+        index.table.retreat(&pool.pin()).unwrap();
+    }
+    assert_eq!(named(), least + tables);
+    pool.epoch().drain();
+    let mut blocks = 0;
+    index.table.own_blocks(|_| blocks += 1);
+    assert_eq!(pool.allocated().len(), blocks);
+}
+
+/// A state that no table can have is damage.
+#[test]
+fn an_impossible_state_is_damage() {
+    let (sim, pool, index) = created();
+    let root = sim.at::<Root>(sim.load(pool.root(0))).unwrap();
+    let impossible = State { groups: 4, ..index.table.arrays.state() };
+    drop(index);
+    for word in [0, u64::MAX, sim.load(&root.state) ^ 1 << 20, impossible.encode()] {
+        sim.store(&root.state, word);
+        let error = Tiny::<u64, _>::open(pool.clone(), pool.root(0)).err().unwrap();
+        assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");
+    }
 }
 
 /// A process has stored a record and died before it was durable. Once the next process has served
@@ -149,7 +211,7 @@ fn counters_are_not_trusted_after_a_crash() {
         index.insert(key, key, &pool.pin()).unwrap();
     }
     let groups = index.table.groups();
-    for group in 0..index.table.arrays.state().groups() {
+    for group in 0..index.table.arrays.state().count() {
         let group = index.table.arrays.group(group).unwrap();
         for (number, tranche) in groups.tranches(group).unwrap().into_iter().enumerate() {
             let mut commit = groups.commit(tranche).unwrap();
@@ -231,7 +293,7 @@ fn a_group_overflows_up_to_a_limit() {
     keys.iter().for_each(|&key| {
         index.remove(key, &pool.pin()).unwrap();
     });
-    let group = index.table.arrays.state().group_of(Coarse::hash(keys[0], pool.seed()));
+    let group = index.table.group_of(Coarse::hash(keys[0], pool.seed()));
     let mut locked = index.table.lock_group(group).unwrap();
     index.table.compact(&mut locked, &pool.pin()).unwrap();
     assert_eq!(index.table.groups().overflows(locked.group).unwrap(), []);
