@@ -65,12 +65,12 @@ impl IndexKind {
     /// counts both.
     pub(crate) fn expected_bytes(self, records: u64) -> f64 {
         let (empty, a_record) = match self {
-            IndexKind::DashEh => (34 << 10, 28.6),
-            IndexKind::DashLh => (39 << 10, 29.0),
-            IndexKind::Cceh => (33 << 10, 40.5),
-            IndexKind::Level => (7 << 10, 27.5),
-            IndexKind::Clht => (5 << 10, 36.0),
-            IndexKind::Tranche => (9 << 10, 37.0),
+            IndexKind::DashEh => (34 << 10, 28.3),
+            IndexKind::DashLh => (38 << 10, 29.3),
+            IndexKind::Cceh => (33 << 10, 41.0),
+            IndexKind::Level => (7 << 10, 35.9),
+            IndexKind::Clht => (4 << 10, 34.2),
+            IndexKind::Tranche => (9 << 10, 38.2),
         };
         f64::from(empty).max(a_record * records as f64)
     }

@@ -9,7 +9,7 @@ use evermap_pm::medium::prefetch;
 use evermap_pm::{Medium, PmU64};
 
 use super::image::{fingerprint, home};
-use super::layout::{COMMIT, Commit, Entry, Kind, Named, Shape};
+use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, Named, Shape};
 use super::table::{Format, Table};
 use crate::fingerprint as fingerprints;
 use crate::index::BATCH_KEYS;
@@ -17,6 +17,7 @@ use crate::index::BATCH_KEYS;
 /// The home of a key.
 #[derive(Clone, Copy)]
 struct Home<'t> {
+    lock: &'t PmU64,
     tranche: &'t [PmU64],
     hash: u64,
 }
@@ -42,6 +43,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             *home = self.prefetch_home(hash);
         }
         let homes = homes.into_iter().flatten();
+        // By now the page of the group is known to the processor, which would look it up twice.
+        homes.clone().for_each(|home| prefetch_word(home.lock));
         // Otherwise all of a strip is beside the header.
         if Shape::<T>::strip_end(Shape::<T>::PAIRS) > LINE {
             homes.clone().for_each(|home| self.prefetch_strip(home));
@@ -59,23 +62,22 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         }
     }
 
-    /// Prefetches what an operation reads first: the lock of the group, and the header of the home.
+    /// Prefetches the header of the home of a key.
     #[inline(always)]
     fn prefetch_home(&self, hash: u64) -> Option<Home<'_>> {
         let group = self.arrays.group(self.arrays.state().group_of(hash)).ok()?;
-        prefetch_word(&group.words[0]);
         let tranche =
             group.words[home::<G>(hash) * Shape::<T>::WORDS..].get(..Shape::<T>::WORDS)?;
         prefetch_word(&tranche[0]);
-        Some(Home { tranche, hash })
+        Some(Home { lock: &group.words[GROUP_WORD], tranche, hash })
     }
 
-    /// Prefetches the home of a key: if tranches are small, all of it.
+    /// Prefetches the lock of the group and the home of a key: if tranches are small, all of it.
     #[inline(always)]
     pub(super) fn prefetch_bucket(&self, hash: u64) {
-        if let Some(home) = self.prefetch_home(hash)
-            && T <= 256
-        {
+        let Some(home) = self.prefetch_home(hash) else { return };
+        prefetch_word(home.lock);
+        if T <= 256 {
             home.tranche.iter().skip(LINE).step_by(LINE).for_each(prefetch_word);
         }
     }

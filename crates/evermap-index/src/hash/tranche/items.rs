@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::group::{Stored, direct_words};
 use super::layout::{Kind, Named};
 use super::table::{Format, Table};
-use super::value::{Copied, Found};
+use super::value::{Block, Copied, Found};
 use crate::record::bytes_equal;
 
 pod! {
@@ -37,29 +37,6 @@ struct Content<'a> {
     value: usize,
     cells: &'a [PmU64],
     check: Option<u64>,
-}
-
-/// A long record whose bytes were not read yet.
-#[derive(Clone, Copy)]
-pub(super) struct Block {
-    pub(super) offset: u64,
-    /// The length of the key, and of the value.
-    pub(super) key: usize,
-    pub(super) value: usize,
-    pub(super) check: u64,
-}
-
-impl Block {
-    /// Returns the words of key and value.
-    pub(super) fn cells<'m, M: Medium>(&self, m: &'m M) -> Option<&'m [PmU64]> {
-        let words = (self.key + self.value).div_ceil(8) as u64;
-        m.slice(self.offset + size_of::<Header>() as u64, words)
-    }
-
-    /// Returns the word with both lengths.
-    pub(super) fn lengths(&self) -> u64 {
-        self.key as u64 | (self.value as u64) << 32
-    }
 }
 
 /// Packs the lengths of key and value in a word.
@@ -222,7 +199,10 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             Some(check) => check,
         };
         match self.block_of(stored).filter(|_| lends) {
-            Some(offset) => Ok(Found::Block(Block { offset, key, value, check })),
+            Some(block) => {
+                let offset = block + size_of::<Header>() as u64;
+                Ok(Found::Block(Block { offset, key, value, check }))
+            }
             None => {
                 let (bytes, start) = self.copy_of(stored)?;
                 Ok(Found::Copied(Copied::Long { bytes, start }))

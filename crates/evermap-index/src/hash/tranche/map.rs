@@ -129,6 +129,25 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         Ok(self.copy_value(key)?.map(|value| read(&value)))
     }
 
+    /// Returns the value of a key, to be read where it is if that is possible, and otherwise
+    /// copied. Expected O(1), O(length) for the checksum of a long record; no lock, no store.
+    ///
+    /// Short records are always copied; long ones are unless
+    /// [`assume_exclusive_memory`](Self::assume_exclusive_memory) was called. A value of up to 57
+    /// bytes is copied without allocating memory.
+    pub fn get_ref(&self, key: &[u8]) -> Result<Option<ValueRef<'_>>> {
+        let guard = self.pool().pin();
+        match self.find_lent(key)? {
+            None => Ok(None),
+            Some(Found::Copied(bytes)) => Ok(Some(ValueRef::copied(bytes))),
+            Some(Found::Block(block)) => {
+                // SAFETY: the block was found under the guard; the rest is a promise of the caller
+                // of `assume_exclusive_memory`, without which no block is returned.
+                unsafe { ValueRef::lent(self.pool().medium(), block, guard) }.map(Some)
+            }
+        }
+    }
+
     /// Looks up many keys with overlapping cache misses: calls `each` with the number of each key
     /// in `keys` and its value, in this order, until `each` returns `false`. [`BATCH_KEYS`] keys at
     /// a time are looked up under one guard, without a lock or a store; `each` may use the map.
@@ -172,7 +191,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
 
     /// Returns the value of a key in the form that [`get_ref`](Self::get_ref) returns. The caller
     /// holds a guard.
-    pub(super) fn find_lent(&self, key: &[u8]) -> Result<Option<Found>> {
+    fn find_lent(&self, key: &[u8]) -> Result<Option<Found>> {
         // In a forked child, a guard means nothing to the threads of the parent.
         let lends = self.lends && self.table.region.ensure_writable().is_ok();
         self.find_value(key, self.hash(key), lends)
@@ -237,6 +256,8 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         let poison = self.table.region.poison_on_panic();
         let guard = self.pool().pin();
         let hash = self.hash(key);
+        // Arrives while the record is encoded.
+        self.table.prefetch_bucket(hash);
         let outcome = self.table.encode(key, value, hash).and_then(|mut record| {
             let permits = |old: Option<&Stored<'_>>| match when {
                 When::Always => true,

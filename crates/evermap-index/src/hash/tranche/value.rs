@@ -5,7 +5,9 @@
 //! short. The block of a long record is written before it is reachable and never changed; it is
 //! given up when the record is replaced or removed, and used again only when no guard is left from
 //! before. So its bytes can be lent under a guard, if nothing but this process writes them, which
-//! for a file is a promise of the program: [`TrancheMap::assume_exclusive_memory`].
+//! for a file is a promise of the program: [`assume_exclusive_memory`].
+//!
+//! [`assume_exclusive_memory`]: super::TrancheMap::assume_exclusive_memory
 
 use std::fmt;
 use std::ops::Deref;
@@ -14,11 +16,28 @@ use std::ptr::NonNull;
 use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::items::Block;
-use super::map::TrancheMap;
-
 /// The most bytes that are copied without allocating memory.
 const SHORT: usize = 64;
+
+/// What a lookup has found.
+pub(super) enum Found {
+    /// A copy of the value.
+    Copied(Copied),
+    /// A long record that was not read yet.
+    Block(Block),
+}
+
+/// Key and value of a long record, where they are.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    /// The offset of the key.
+    pub(super) offset: u64,
+    /// The length of the key.
+    pub(super) key: usize,
+    /// The length of the value.
+    pub(super) value: usize,
+    pub(super) check: u64,
+}
 
 /// A copy of bytes.
 pub(super) enum Copied {
@@ -74,7 +93,7 @@ enum Bytes {
     Lent(NonNull<[u8]>),
 }
 
-/// A value of a [`TrancheMap`]: what [`get_ref`](TrancheMap::get_ref) returns.
+/// A value of a map: what [`get_ref`](super::TrancheMap::get_ref) returns.
 ///
 /// It is the value that the key had when it was looked up, whatever happens to the key meanwhile. A
 /// borrowed one holds a guard, so that memory that is given up meanwhile is not used again.
@@ -101,19 +120,19 @@ impl<'m> ValueRef<'m> {
     /// # Safety
     /// The block was reachable while `guard` was held, and nothing but this process writes it.
     pub(super) unsafe fn lent<M: Medium>(m: &'m M, block: Block, guard: Guard<'m>) -> Result<Self> {
+        let Block { offset, key, value, check } = block;
         let what = "a record ends outside the region";
-        let cells = block.cells(m).ok_or_else(|| Error::damaged(block.offset, what))?;
+        let cells: &[PmU64] = m
+            .slice(offset, (key + value).div_ceil(8) as u64)
+            .ok_or_else(|| Error::damaged(offset, what))?;
         // SAFETY: the cells have these bytes, and the medium lives as long as the result, whose
         // guard keeps the block from being used again. Blocks are written before they are
         // reachable, and after that by nobody, as the caller promises for other processes.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(cells.as_ptr().cast::<u8>(), block.key + block.value)
-        };
-        if xxh3_64_with_seed(bytes, block.lengths()) != block.check {
-            let what = "the checksum of an indirect record differs";
-            return Err(Error::damaged(block.offset, what));
+        let bytes = unsafe { std::slice::from_raw_parts(cells.as_ptr().cast(), key + value) };
+        if xxh3_64_with_seed(bytes, key as u64 | (value as u64) << 32) != check {
+            return Err(Error::damaged(offset, "the checksum of an indirect record differs"));
         }
-        let bytes = Bytes::Lent(NonNull::from(&bytes[block.key..]));
+        let bytes = Bytes::Lent(NonNull::from(&bytes[key..]));
         Ok(ValueRef { bytes, _guard: Some(guard) })
     }
 }
@@ -135,33 +154,4 @@ impl fmt::Debug for ValueRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
-}
-
-impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G, C> {
-    /// Returns the value of a key, to be read where it is if that is possible, and otherwise
-    /// copied. Expected O(1), O(length) for the checksum of a long record; no lock, no store.
-    ///
-    /// Short records are always copied; long ones are unless
-    /// [`assume_exclusive_memory`](Self::assume_exclusive_memory) was called. A value of up to 57
-    /// bytes is copied without allocating memory.
-    pub fn get_ref(&self, key: &[u8]) -> Result<Option<ValueRef<'_>>> {
-        let guard = self.pool().pin();
-        match self.find_lent(key)? {
-            None => Ok(None),
-            Some(Found::Copied(bytes)) => Ok(Some(ValueRef::copied(bytes))),
-            // SAFETY: the block was found under the guard; the rest is a promise of the caller of
-            // `assume_exclusive_memory`, without which no block is returned.
-            Some(Found::Block(block)) => {
-                unsafe { ValueRef::lent(self.pool().medium(), block, guard) }.map(Some)
-            }
-        }
-    }
-}
-
-/// What a lookup has found.
-pub(super) enum Found {
-    /// A copy of the value.
-    Copied(Copied),
-    /// A long record that was not read yet.
-    Block(Block),
 }

@@ -111,7 +111,7 @@ impl Place {
     /// Returns the number of the shard, of this many, that has a key.
     pub fn of(key: &[u8], shards: u16) -> u16 {
         let hash = xxh3_64_with_seed(key, Self::SEED);
-        ((hash >> 32) * u64::from(shards) >> 32) as u16
+        (((hash >> 32) * u64::from(shards)) >> 32) as u16
     }
 
     fn encode(self) -> u64 {
