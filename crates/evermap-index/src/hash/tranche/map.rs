@@ -5,6 +5,7 @@ use std::sync::Arc;
 use evermap_pm::{Guard, Medium, PmU64, Pool, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::batch::Locks;
 use super::group::Stored;
 use super::image::bytes_of;
 use super::items::Encoded;
@@ -162,8 +163,9 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
             for (hash, key) in hashes.iter_mut().zip(keys) {
                 *hash = self.hash(key.as_ref());
             }
-            self.table.prefetch_batch(&hashes[..keys.len()], |_| {});
+            let locks = self.table.prefetch_batch(&hashes[..keys.len()], |_| {});
             for (place, (key, &hash)) in keys.iter().zip(&hashes).enumerate() {
+                locks.prefetch_after(place);
                 let value = match self.find_value(key.as_ref(), hash, false)? {
                     Some(Found::Copied(value)) => Some(ValueRef::copied(value)),
                     _ => None,
@@ -176,17 +178,16 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         Ok(())
     }
 
-    /// Prefetches what operations on these keys read first: up to [`BATCH_KEYS`] of them. A hint
-    /// that these operations follow.
-    pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
+    /// Prefetches what operations on up to [`BATCH_KEYS`] keys read first. A hint that these
+    /// operations follow.
+    pub(super) fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Locks<'_> {
         let mut hashes = [0; BATCH_KEYS];
         let mut count = 0;
         for (hash, key) in hashes.iter_mut().zip(keys) {
             *hash = self.hash(key);
             count += 1;
         }
-        // What the names of long records lead to is only prefetched, and may be in use elsewhere.
-        self.table.prefetch_batch(&hashes[..count], |_| {});
+        self.table.prefetch_batch(&hashes[..count], |_| {})
     }
 
     /// Returns the value of a key in the form that [`get_ref`](Self::get_ref) returns. The caller

@@ -157,13 +157,14 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         for (hash, &key) in hashes.iter_mut().zip(keys) {
             *hash = K::hash(key, self.table.seed);
         }
-        self.table.prefetch_batch(&hashes[..keys.len()], |word| {
+        let locks = self.table.prefetch_batch(&hashes[..keys.len()], |word| {
             // Keys of other kinds are in the pair itself.
             if K::WORDS_ARE_RECORDS {
                 K::prefetch(self.medium(), word, record::HEAD);
             }
         });
-        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
+        for (at, ((&key, hash), out)) in keys.iter().zip(hashes).zip(out).enumerate() {
+            locks.prefetch_after(at);
             *out = self.lookup(&Probe::hashed(key, hash))?;
         }
         Ok(())

@@ -180,13 +180,16 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Shard<M, T, G, C> 
     pub fn execute(&mut self, requests: &[Request]) -> Vec<Reply> {
         let mut replies = Vec::with_capacity(requests.len());
         for requests in requests.chunks(BATCH_KEYS) {
-            self.map.prefetch(requests.iter().map(Request::key));
-            replies.extend(requests.iter().map(|request| self.execute_one(request)));
+            let locks = self.map.prefetch(requests.iter().map(Request::key));
+            for (place, request) in requests.iter().enumerate() {
+                locks.prefetch_after(place);
+                replies.push(self.execute_one(request));
+            }
         }
         replies
     }
 
-    fn execute_one(&mut self, request: &Request) -> Reply {
+    fn execute_one(&self, request: &Request) -> Reply {
         let owner = Place::of(request.key(), self.place.shards);
         if owner != self.place.number {
             let error = format!("a key of shard {owner} was sent to shard {}", self.place.number);
