@@ -72,7 +72,7 @@ fn expected_bytes_are_those_that_are_counted() {
     };
     for kind in common::every_index() {
         let (empty, mean) = counted(kind);
-        // Means of so many records are those of all, but for an empty one.
+        // The means are those of any number of records, but for an empty index.
         let (least, usual) = (expected(1, kind), expected(FROM / 2, kind));
         println!("{kind}: {empty} bytes empty, {mean:.1} a record; {least}, {usual:.1} expected");
         assert!((mean / usual - 1.0).abs() < 0.1, "{kind}: {mean}, not {usual}");

@@ -29,7 +29,8 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     /// # use evermap_pm::Pool;
     /// # use evermap_pm::medium::{Dram, Pages};
     /// # let config = RegionConfig { extent_size: 1 << 20, capacity: 16 << 20, seed: None };
-    /// # let pool = Pool::create(Dram::reserve(16 << 20, Pages::Base)?, &config, Identity::default())?;
+    /// # let medium = Dram::reserve(16 << 20, Pages::Base)?;
+    /// # let pool = Pool::create(medium, &config, Identity::default())?;
     /// # let cell = pool.root(0);
     /// let mut map: TrancheMap<_> = TrancheMap::create(pool.clone(), cell, Config::default())?;
     /// let mut count = map.entry(b"count")?.or_insert(&[0])?;

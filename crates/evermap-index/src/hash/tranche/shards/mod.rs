@@ -14,7 +14,7 @@
 //! | owners | link | |
 //! |---|---|---|
 //! | threads | [`ThreadLink`]: channels | [`Owners`] starts them |
-//! | processes | [`StreamLink`]: two streams of bytes, like pipes or a socket | each calls [`serve`] |
+//! | processes | [`StreamLink`]: two streams of bytes, like pipes | each calls [`serve`] |
 //!
 //! Requests of one batch for one key are executed in their order, each durable before the reply.
 //! Which shard a key belongs to depends on nothing but the key and the number of shards. A shard
