@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use evermap::{CheckReport, OrderedStat, SpaceStat, Stat};
+use evermap::{CheckReport, CostStat, OrderedStat, SpaceStat, Stat};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -32,11 +32,11 @@ impl StatCommand {
         if self.ordered {
             map.build_ordered(1)?;
         }
-        let (stat, space) = (map.stat(), map.space()?);
+        let (stat, space, cost) = (map.stat(), map.space()?, map.cost()?);
         map.into_db().close()?;
         match self.json {
-            true => print_line(&stat_as_json(&stat, &space))?,
-            false => print_line(&format!("{stat}{space}").trim_end())?,
+            true => print_line(&stat_as_json(&stat, &space, &cost))?,
+            false => print_line(&format!("{stat}{space}{cost}").trim_end())?,
         }
         Ok(SUCCESS)
     }
@@ -76,7 +76,7 @@ pub(crate) fn print_line(text: &dyn Display) -> Result<(), Failure> {
     writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failure::Output)
 }
 
-fn stat_as_json(stat: &Stat, space: &SpaceStat) -> Value {
+fn stat_as_json(stat: &Stat, space: &SpaceStat, cost: &CostStat) -> Value {
     json!({
         "path": stat.path.as_ref().map(|path| path.to_string_lossy()),
         "file_system": stat.file_system,
@@ -110,6 +110,22 @@ fn stat_as_json(stat: &Stat, space: &SpaceStat) -> Value {
         "flush_due": stat.flush_due,
         "damage_met": stat.damage_met,
         "heap_faults": space.heap_faults,
+        "cost": cost_as_json(cost),
+    })
+}
+
+fn cost_as_json(cost: &CostStat) -> Value {
+    let kinds = cost.kinds.iter().map(|(kind, bytes)| (kind.to_string(), json!(bytes)));
+    json!({
+        "records": cost.records,
+        "sampled": cost.sampled,
+        "index_bytes": cost.index_bytes,
+        "header_bytes": cost.header_bytes,
+        "content_bytes": cost.content_bytes,
+        "slack_bytes": cost.slack_bytes,
+        "total_bytes": cost.total(),
+        "expected_index_bytes": kinds.collect::<serde_json::Map<_, _>>(),
+        "smaller_index": cost.smaller().map(|(kind, _)| kind.to_string()),
     })
 }
 

@@ -167,6 +167,13 @@ pub trait Cache: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Calls `each` with the name and value of each line of `stats cost`: what an item takes, in
+    /// bytes. Nothing if the cache does not know.
+    fn cost_stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError> {
+        let _ = each;
+        Ok(())
+    }
+
     /// Calls `each` with the name and value of each line of `stats items`: see
     /// [`size_class`].
     fn item_stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError> {

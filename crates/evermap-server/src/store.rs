@@ -237,6 +237,23 @@ impl Cache for Map {
             each("evermap_persistent_order", state);
         }
     }
+
+    fn cost_stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) -> Result<(), CacheError> {
+        let cost = self.cost()?;
+        each("evermap_item_bytes", &format_args!("{:.1}", cost.total()));
+        each("evermap_item_index_bytes", &format_args!("{:.1}", cost.index_bytes));
+        each("evermap_item_header_bytes", &format_args!("{:.1}", cost.header_bytes));
+        each("evermap_item_content_bytes", &format_args!("{:.1}", cost.content_bytes));
+        each("evermap_item_slack_bytes", &format_args!("{:.1}", cost.slack_bytes));
+        each("evermap_items_sampled", &cost.sampled);
+        each("evermap_index", &cost.index);
+        for (kind, bytes) in &cost.kinds {
+            each(&format!("evermap_index_bytes:{kind}"), &format_args!("{bytes:.1}"));
+        }
+        let smaller = cost.smaller().map_or(cost.index, |(kind, _)| kind);
+        each("evermap_smallest_index", &smaller);
+        Ok(())
+    }
 }
 
 impl Value for UnreadRecord<'_> {

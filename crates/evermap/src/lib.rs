@@ -29,6 +29,7 @@ pub use index::IndexKind;
 pub use item::{Edit, Item, Marks, Meta, Outcome};
 pub use maintenance::census::Count;
 pub use maintenance::check::CheckReport;
+pub use maintenance::cost::CostStat;
 pub use maintenance::evict::{Evicted, EvictionListener};
 pub use maintenance::stats::{SpaceStat, Stat};
 pub use maintenance::sweep::SweepState;

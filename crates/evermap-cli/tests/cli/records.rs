@@ -143,6 +143,9 @@ fn named_maps_are_separate() {
     assert_eq!(run_on("maps", &store, &[]).success(), b"orders\nusers\n");
     let stat = json(run_on("stat", &store, &["--json", "--map", "orders"]));
     assert!(stat["map"] == "orders" && stat["records"] == 2 && stat["index"] == "level", "{stat}");
+    let cost = &stat["cost"];
+    assert!(cost["records"] == 2 && cost["content_bytes"] == 2.0, "{cost}");
+    assert!(cost["expected_index_bytes"]["tranche"].is_f64(), "{cost}");
     let stat = json(run_on("stat", &store, &["--json"]));
     assert!(stat["map"].is_null() && stat["maps"] == 2 && stat["records"] == 1, "{stat}");
     assert_eq!(run_on("del", &store, &["key", "--map", "orders"]), no);

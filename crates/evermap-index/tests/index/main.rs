@@ -14,4 +14,5 @@ mod level;
 mod line;
 mod masstree;
 mod relativistic;
+mod shards;
 mod trees;

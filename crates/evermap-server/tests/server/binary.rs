@@ -412,7 +412,7 @@ fn statistics() {
     assert_eq!(settings[..2], ["10 00 maxconns=1024", "10 00 maxbytes=0"]);
     assert!(settings.contains(&"10 00 growth_factor=1.25".to_owned()), "{settings:?}");
     assert_eq!(settings.last().unwrap(), "10 00");
-    for empty in ["reset", "conns", "detail on", "detail off", "latency"] {
+    for empty in ["reset", "conns", "detail on", "detail off", "latency", "cost"] {
         check(&[request(STAT, empty, "")], &["10 00"]);
     }
     check(&[request(STAT, "detail dump", "")], &["10 00 detailed=END\\r\\n", "10 00"]);

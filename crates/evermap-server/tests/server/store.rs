@@ -397,6 +397,11 @@ fn a_list_of_items_is_complete() {
     let items = String::from_utf8(ask(&mut session, b"stats items\r\n")).unwrap();
     // A sample is scaled to the number of all items.
     assert!(items.contains("STAT items:1:number 10000\r\n"), "{items}");
+    let cost = String::from_utf8(ask(&mut session, b"stats cost\r\n")).unwrap();
+    for line in ["evermap_item_header_bytes 32.0", "evermap_index dash-eh"] {
+        assert!(cost.contains(&format!("STAT {line}\r\n")), "{line} in {cost}");
+    }
+    assert!(cost.contains("STAT evermap_index_bytes:tranche ") && cost.ends_with("END\r\n"));
 }
 
 /// The limit is that of the store.

@@ -187,6 +187,8 @@ fn other_commands() {
             "stats items|stats slabs|stats conns",
             "END|STAT active_slabs 0|STAT total_malloced 0|END|END",
         ),
+        // The model does not know.
+        ("stats cost", "END"),
         ("stats noreply|stats foo", "ERROR|ERROR"),
         // This host allows only a graceful end.
         ("shutdown|shutdown now", "ERROR: shutdown not enabled|CLIENT_ERROR invalid shutdown mode"),

@@ -6,6 +6,7 @@
 pub(crate) mod census;
 pub(crate) mod check;
 pub(crate) mod compact;
+pub(crate) mod cost;
 pub(crate) mod evict;
 pub(crate) mod expire;
 pub(crate) mod stats;

@@ -430,6 +430,16 @@ impl<'m, M: Medium> Record<'m, M> {
         record_bytes(self.key_len, self.value_len)
     }
 
+    /// Returns the number of bytes before the key.
+    pub(crate) fn header_bytes(&self) -> u64 {
+        HEADER
+    }
+
+    /// Returns the number of bytes of key and value.
+    pub(crate) fn content_bytes(&self) -> u64 {
+        (self.key_len + self.value_len) as u64
+    }
+
     /// Returns the control word, as it is now.
     pub(crate) fn control_word(&self) -> u64 {
         self.medium.load(&self.header.control)

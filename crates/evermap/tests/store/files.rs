@@ -440,7 +440,7 @@ fn fork_and_look() {
         fine &= forked(map.scan(..).map(|_| true));
         fine &= forked(scan.next().unwrap().map(|_| true));
         // Walks through these take locks, which a child does not share.
-        if matches!(common::index(), IndexKind::Cceh | IndexKind::Level) {
+        if matches!(common::index(), IndexKind::Cceh | IndexKind::Level | IndexKind::Tranche) {
             fine &= forked(map.iter().next().unwrap().map(|_| true));
         }
         fine &= forked(map.db().clone().close().map(|()| true));

@@ -7,6 +7,7 @@ mod common;
 mod compact;
 mod concurrent;
 mod conservation;
+mod cost;
 mod costs;
 mod crash;
 mod damage;

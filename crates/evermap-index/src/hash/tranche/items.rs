@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::group::{Stored, direct_words};
 use super::layout::{Kind, Named};
 use super::table::{Format, Table};
+use super::value::{Block, Copied, Found};
 use crate::record::bytes_equal;
 
 pod! {
@@ -160,6 +161,13 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         stored: &Stored<'_>,
         read: impl FnOnce(&[u8], &[u8]) -> R,
     ) -> Result<R> {
+        let (bytes, key) = self.copy_of(stored)?;
+        let (key, value) = bytes.split_at(key);
+        Ok(read(key, value))
+    }
+
+    /// Returns the key and the value of a record, one behind the other, and the length of the key.
+    fn copy_of(&self, stored: &Stored<'_>) -> Result<(Vec<u8>, usize)> {
         let damaged = |what| Err(self.groups().damaged(stored.tranche, what));
         let Some(content) = self.content(stored) else {
             return damaged("impossible record");
@@ -170,8 +178,41 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         if content.check.is_some_and(|check| check != xxh3_64_with_seed(&bytes, lengths)) {
             return damaged("the checksum of an indirect record differs");
         }
-        let (key, value) = bytes.split_at(content.key);
-        Ok(read(key, value))
+        Ok((bytes, content.key))
+    }
+
+    /// Returns the value of a record: copied, unless `lends` and the record is a long one.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    #[inline(always)]
+    pub(super) fn value_of(&self, stored: &Stored<'_>, lends: bool) -> Result<Found> {
+        let Some(content) = self.content(stored) else {
+            return Err(self.groups().damaged(stored.tranche, "impossible record"));
+        };
+        let (key, value) = (content.key, content.value);
+        let check = match content.check {
+            None => {
+                let copied = Copied::read(self.medium(), content.cells, key, value);
+                return Ok(Found::Copied(copied));
+            }
+            Some(check) => check,
+        };
+        match self.block_of(stored).filter(|_| lends) {
+            Some(block) => {
+                let offset = block + size_of::<Header>() as u64;
+                Ok(Found::Block(Block { offset, key, value, check }))
+            }
+            None => {
+                let (bytes, start) = self.copy_of(stored)?;
+                Ok(Found::Copied(Copied::Long { bytes, start }))
+            }
+        }
+    }
+
+    /// Returns the length of the value of a record, if it can be read.
+    pub(super) fn value_len(&self, stored: &Stored<'_>) -> Option<usize> {
+        self.content(stored).map(|content| content.value)
     }
 
     /// Returns the key of a record, if it can be read.

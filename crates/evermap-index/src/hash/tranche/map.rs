@@ -5,11 +5,13 @@ use std::sync::Arc;
 use evermap_pm::{Guard, Medium, PmU64, Pool, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::batch::Locks;
 use super::group::Stored;
 use super::image::bytes_of;
 use super::items::Encoded;
 use super::table::{Config, Format, Locked, Table};
-use crate::index::{Stats, Visitor};
+use super::value::{Copied, Found, ValueRef};
+use crate::index::{BATCH_KEYS, Stats, Visitor};
 use crate::root;
 
 /// Records of byte strings. A pair of 8 bytes each is one without lengths.
@@ -41,11 +43,31 @@ impl Format for Strings {
 /// or a checksum in the region is impossible). Changes can also return `Forked` and, if they store
 /// a record, `NoSpace`; then nothing has changed.
 pub struct TrancheMap<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 7> {
-    table: Table<Strings, M, T, G, C>,
+    pub(super) table: Table<Strings, M, T, G, C>,
+    /// Whether values of long records are lent.
+    lends: bool,
 }
 
 /// Groups that are so small that a few keys cause every structural change.
 pub type TinyMap<M> = TrancheMap<M, 256, 2, 1>;
+
+/// When a record is stored.
+#[derive(Clone, Copy)]
+pub(super) enum When {
+    /// If the key is absent.
+    Absent,
+    Always,
+    /// If the key has a value of the same length.
+    SameLength,
+}
+
+/// What became of a record that was to be stored.
+#[derive(Clone, Copy)]
+pub(super) struct Outcome {
+    /// Whether the key was present before.
+    pub(super) present: bool,
+    pub(super) stored: bool,
+}
 
 impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G, C> {
     /// Creates an empty map, and publishes it by storing the offset of its block in the root cell
@@ -54,7 +76,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     /// # Errors
     /// `NoSpace`.
     pub fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
-        Ok(TrancheMap { table: Table::create(pool, root, config)? })
+        Ok(TrancheMap { table: Table::create(pool, root, config)?, lends: false })
     }
 
     /// Returns `true` if the root cell `root` names a map with this geometry.
@@ -68,7 +90,18 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     /// # Errors
     /// `Damaged` if the root cell does not name such a map.
     pub fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        Ok(TrancheMap { table: Table::open(pool, root)? })
+        Ok(TrancheMap { table: Table::open(pool, root)?, lends: false })
+    }
+
+    /// Lets [`get_ref`](Self::get_ref) return the values of long records without copying them.
+    ///
+    /// # Safety
+    /// As long as such a value lives, no other process and no other program writes the memory of
+    /// the pool. It is so if the memory is this process's own, like that of
+    /// [`Dram`](evermap_pm::medium::Dram), and if nothing else opens the file.
+    pub unsafe fn assume_exclusive_memory(mut self) -> Self {
+        self.lends = true;
+        self
     }
 
     /// Returns the pool of the map.
@@ -82,26 +115,104 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         &self.table
     }
 
-    fn hash(&self, key: &[u8]) -> u64 {
+    pub(super) fn hash(&self, key: &[u8]) -> u64 {
         xxh3_64_with_seed(key, self.table.seed)
     }
 
     /// Returns the value of a key. Expected O(1), without a lock or a store.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.read(key, <[u8]>::to_vec)
+        Ok(self.copy_value(key)?.map(Copied::into_vec))
     }
 
     /// Calls `read` with the value of a key, and returns its result. `None` if the key is absent.
     /// `read` gets a copy that no other thread changes, and may use the map.
     pub fn read<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
-        let hash = self.hash(key);
+        Ok(self.copy_value(key)?.map(|value| read(&value)))
+    }
+
+    /// Returns the value of a key, to be read where it is if that is possible, and otherwise
+    /// copied. Expected O(1), O(length) for the checksum of a long record; no lock, no store.
+    ///
+    /// Short records are always copied; long ones are unless
+    /// [`assume_exclusive_memory`](Self::assume_exclusive_memory) was called. A value of up to 57
+    /// bytes is copied without allocating memory.
+    pub fn get_ref(&self, key: &[u8]) -> Result<Option<ValueRef<'_>>> {
         let guard = self.pool().pin();
-        let bytes = self.table.read(hash, |group| {
+        match self.find_lent(key)? {
+            None => Ok(None),
+            Some(Found::Copied(bytes)) => Ok(Some(ValueRef::copied(bytes))),
+            Some(Found::Block(block)) => {
+                // SAFETY: the block was found under the guard; the rest is a promise of the caller
+                // of `assume_exclusive_memory`, without which no block is returned.
+                unsafe { ValueRef::lent(self.pool().medium(), block, guard) }.map(Some)
+            }
+        }
+    }
+
+    /// Looks up many keys with overlapping cache misses: calls `each` with the number of each key
+    /// in `keys` and its value, in this order, until `each` returns `false`. [`BATCH_KEYS`] keys at
+    /// a time are looked up under one guard, without a lock or a store; `each` may use the map.
+    pub fn get_many<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        mut each: impl FnMut(usize, Option<ValueRef<'_>>) -> bool,
+    ) -> Result<()> {
+        for (batch, keys) in keys.chunks(BATCH_KEYS).enumerate() {
+            let _guard = self.pool().pin();
+            let mut hashes = [0; BATCH_KEYS];
+            for (hash, key) in hashes.iter_mut().zip(keys) {
+                *hash = self.hash(key.as_ref());
+            }
+            let locks = self.table.prefetch_batch(&hashes[..keys.len()], |_| {});
+            for (place, (key, &hash)) in keys.iter().zip(&hashes).enumerate() {
+                locks.prefetch_after(place);
+                let value = match self.find_value(key.as_ref(), hash, false)? {
+                    Some(Found::Copied(value)) => Some(ValueRef::copied(value)),
+                    _ => None,
+                };
+                if !each(batch * BATCH_KEYS + place, value) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Prefetches what operations on up to [`BATCH_KEYS`] keys read first. A hint that these
+    /// operations follow.
+    pub(super) fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Locks<'_> {
+        let mut hashes = [0; BATCH_KEYS];
+        let mut count = 0;
+        for (hash, key) in hashes.iter_mut().zip(keys) {
+            *hash = self.hash(key);
+            count += 1;
+        }
+        self.table.prefetch_batch(&hashes[..count], |_| {})
+    }
+
+    /// Returns the value of a key in the form that [`get_ref`](Self::get_ref) returns. The caller
+    /// holds a guard.
+    fn find_lent(&self, key: &[u8]) -> Result<Option<Found>> {
+        // In a forked child, a guard means nothing to the threads of the parent.
+        let lends = self.lends && self.table.region.ensure_writable().is_ok();
+        self.find_value(key, self.hash(key), lends)
+    }
+
+    pub(super) fn copy_value(&self, key: &[u8]) -> Result<Option<Copied>> {
+        let _guard = self.pool().pin();
+        Ok(self.find_value(key, self.hash(key), false)?.and_then(|found| match found {
+            Found::Copied(value) => Some(value),
+            Found::Block(_) => None,
+        }))
+    }
+
+    /// Returns the value of a key, copied unless `lends`. The caller holds a guard.
+    #[inline(always)]
+    fn find_value(&self, key: &[u8], hash: u64, lends: bool) -> Result<Option<Found>> {
+        self.table.read(hash, |group| {
             let Some(stored) = self.find(group, key, hash)? else { return Ok(None) };
-            self.table.bytes_of(&stored, |_, value| value.to_vec()).map(Some)
-        })?;
-        drop(guard);
-        Ok(bytes.map(|value| read(&value)))
+            self.table.value_of(&stored, lends).map(Some)
+        })
     }
 
     /// Returns whether a key is present. Expected O(1), without a lock or a store.
@@ -111,7 +222,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         self.table.read(hash, |group| Ok(self.find(group, key, hash)?.is_some()))
     }
 
-    fn find<'s>(
+    pub(super) fn find<'s>(
         &'s self,
         group: super::arrays::Group<'s>,
         key: &[u8],
@@ -132,53 +243,83 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
 
     /// Adds a key with a value, unless the key is present. Returns whether it was added.
     pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<bool> {
-        self.store(key, value, false).map(|present| !present)
+        self.store(key, value, When::Absent).map(|outcome| !outcome.present)
     }
 
     /// Stores a value for a key. Returns whether the key was present before.
     pub fn upsert(&self, key: &[u8], value: &[u8]) -> Result<bool> {
-        self.store(key, value, true)
+        self.store(key, value, When::Always).map(|outcome| outcome.present)
     }
 
-    /// Stores a record. Returns whether the key was present before; then nothing changes unless
-    /// `replace`.
-    fn store(&self, key: &[u8], value: &[u8], replace: bool) -> Result<bool> {
+    /// Stores a record, if what the key has permits it.
+    pub(super) fn store(&self, key: &[u8], value: &[u8], when: When) -> Result<Outcome> {
         self.table.region.ensure_writable()?;
         let poison = self.table.region.poison_on_panic();
         let guard = self.pool().pin();
         let hash = self.hash(key);
-        let stored = self.table.encode(key, value, hash).and_then(|mut record| {
-            let stored = self.store_encoded(key, hash, &mut record, replace, &guard);
+        // Arrives while the record is encoded.
+        self.table.prefetch_bucket(hash);
+        let outcome = self.table.encode(key, value, hash).and_then(|mut record| {
+            let permits = |old: Option<&Stored<'_>>| match when {
+                When::Always => true,
+                When::Absent => old.is_none(),
+                When::SameLength => {
+                    old.and_then(|old| self.table.value_len(old)) == Some(value.len())
+                }
+            };
+            let outcome = self.store_encoded(key, hash, &mut record, permits, &guard);
             if let Some(unused) = record.block {
                 self.pool().free_unpublished(unused);
             }
-            stored
+            outcome
         });
         poison.disarm();
-        stored
+        outcome
     }
 
-    /// Stores a record, whose block is taken out as soon as something may refer to it.
+    /// Stores a record if `permits` says so of the record that the key has. The block of the record
+    /// is taken out as soon as something may refer to it.
     fn store_encoded(
         &self,
         key: &[u8],
         hash: u64,
         record: &mut Encoded,
-        replace: bool,
+        permits: impl FnOnce(Option<&Stored<'_>>) -> bool,
         guard: &Guard<'_>,
-    ) -> Result<bool> {
+    ) -> Result<Outcome> {
         let mut locked = self.table.lock(hash)?;
         let old = self.find(locked.group, key, hash)?;
-        if old.is_some() && !replace {
-            return Ok(true);
+        let outcome = Outcome { present: old.is_some(), stored: permits(old.as_ref()) };
+        if !outcome.stored {
+            return Ok(outcome);
         }
+        let words = record.payload.len();
+        if self.store_locked(&mut locked, key, hash, record, old, guard)? {
+            let group = locked.group.index;
+            drop(locked);
+            self.table.grow_after(group, bytes_of(words), guard)?;
+        }
+        Ok(outcome)
+    }
+
+    /// Stores a record in a locked group, where the key's record is `old`. Returns whether one was
+    /// added, so that the table may have to grow.
+    fn store_locked<'t>(
+        &'t self,
+        locked: &mut Locked<'t, M>,
+        key: &[u8],
+        hash: u64,
+        record: &mut Encoded,
+        old: Option<Stored<'t>>,
+        guard: &Guard<'_>,
+    ) -> Result<bool> {
         if let Some(old) = &old
-            && self.overwrite(&mut locked, old, record, guard)
+            && self.overwrite(locked, old, record, guard)
         {
-            return Ok(true);
+            return Ok(false);
         }
         let (kind, words) = (record.kind, record.payload.len());
-        let room = self.table.make_room(&mut locked, hash, kind, words, guard)?;
+        let room = self.table.make_room(locked, hash, kind, words, guard)?;
         // Making room may have moved it.
         let old = if old.is_some() { self.find(locked.group, key, hash)? } else { None };
         locked.changed = true;
@@ -186,12 +327,9 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         self.table.groups().add(locked.group, &room, hash, kind, &record.payload)?;
         if let Some(old) = &old {
             // Whether the table should shrink is left to removals.
-            self.drop_record(&locked, old, hash, guard)?;
+            self.drop_record(locked, old, hash, guard)?;
         }
-        let group = locked.group.index;
-        drop(locked);
-        self.table.grow_after(group, bytes_of(words), guard)?;
-        Ok(old.is_some())
+        Ok(true)
     }
 
     /// Replaces a record by storing one word, if the two differ in no more.
@@ -260,6 +398,24 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         });
         poison.disarm();
         removed
+    }
+
+    /// Grows the table until it has space for this many more records, each with `bytes` bytes of
+    /// key and value together, so that adding them splits no group. O(records). Records that are
+    /// stored in blocks take their space there when they are added.
+    ///
+    /// # Errors
+    /// `NoSpace`; the table may have grown, and goes on when records are added.
+    pub fn reserve(&self, records: u64, bytes: usize) -> Result<()> {
+        self.table.region.ensure_writable()?;
+        let poison = self.table.region.poison_on_panic();
+        let words = match 1 + bytes.div_ceil(8) {
+            words if words <= Table::<Strings, M, T, G, C>::DIRECT_WORDS => words,
+            _ => 2,
+        };
+        let reserved = self.table.reserve(records.saturating_mul(bytes_of(words)));
+        poison.disarm();
+        reserved
     }
 
     /// Calls `each` with every key and its value, until it returns `false`. A record that is

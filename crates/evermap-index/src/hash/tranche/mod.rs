@@ -50,16 +50,17 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use evermap_pm::medium::prefetch;
 use evermap_pm::{Guard, Medium, PmU64, Pool, Result};
 
 use crate::Key;
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
-use crate::root;
+use crate::{record, root};
 
 mod additions;
 mod arrays;
+mod batch;
 mod check;
+mod entry;
 mod fill;
 mod group;
 mod grow;
@@ -68,19 +69,24 @@ mod items;
 pub mod layout;
 mod map;
 pub mod place;
+mod reserve;
+pub mod shards;
 mod table;
 #[cfg(test)]
 mod tests;
+mod value;
 mod walk;
 
 use super::changes::changes_by_apply;
 use super::probe::Probe;
 use group::Stored;
-use layout::{Kind, Shape};
+use layout::Kind;
 use table::{Format, Locked, Table};
 
+pub use entry::{Entry, OccupiedEntry, VacantEntry, ValueMut};
 pub use map::{TinyMap, TrancheMap};
 pub use table::Config;
+pub use value::ValueRef;
 
 /// The deliberate mistakes that the crash campaigns of this index notice. There is also TM-2, which
 /// few schedules of threads show, and TM-5, for walks; tests of their own look for these.
@@ -149,6 +155,25 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         })
     }
 
+    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped.
+    fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
+        let mut hashes = [0; BATCH_KEYS];
+        for (hash, &key) in hashes.iter_mut().zip(keys) {
+            *hash = K::hash(key, self.table.seed);
+        }
+        let locks = self.table.prefetch_batch(&hashes[..keys.len()], |word| {
+            // Keys of other kinds are in the pair itself.
+            if K::WORDS_ARE_RECORDS {
+                K::prefetch(self.medium(), word, record::HEAD);
+            }
+        });
+        for (at, ((&key, hash), out)) in keys.iter().zip(hashes).zip(out).enumerate() {
+            locks.prefetch_after(at);
+            *out = self.lookup(&Probe::hashed(key, hash))?;
+        }
+        Ok(())
+    }
+
     fn apply(
         &self,
         key: K::Ref<'_>,
@@ -174,7 +199,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
     ) -> Result<Change> {
         let groups = self.table.groups();
         // Before the lock is taken: a locked instruction delays the loads after it.
-        self.prefetch_home(probe.hash);
+        self.table.prefetch_bucket(probe.hash);
         let mut locked = self.table.lock(probe.hash)?;
         let found = groups.find(locked.group, probe.hash, |stored| self.is_of(stored, probe))?;
         if let Some(stored) = found {
@@ -224,17 +249,6 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         }
     }
 
-    /// Prefetches what an operation reads first: the group's lock, and the header of the home.
-    #[inline(always)]
-    fn prefetch_home(&self, hash: u64) {
-        let index = self.table.group_of(hash);
-        if let Ok(group) = self.table.arrays.group(index) {
-            prefetch(std::ptr::from_ref(&group.words[0]).cast());
-            let home = &group.words[image::home::<G>(hash) * Shape::<T>::WORDS];
-            prefetch(std::ptr::from_ref(home).cast());
-        }
-    }
-
     /// Returns a record as a pair.
     ///
     /// # Errors
@@ -265,20 +279,21 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Index<K>
     ) -> Result<()> {
         let out = &mut out[..keys.len()];
         for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
-            let mut probes = [const { None }; BATCH_KEYS];
-            for (&key, probe) in keys.iter().zip(&mut probes) {
-                let probe = probe.insert(Probe::<K>::new(key, self.table.seed));
-                self.prefetch_home(probe.hash);
-            }
-            for (probe, out) in probes.iter().flatten().zip(out) {
-                *out = self.lookup(probe)?;
-            }
+            self.lookup_batch(keys, out)?;
         }
         Ok(())
     }
 
     fn prefetch_bucket(&self, key: K::Ref<'_>) {
-        self.prefetch_home(K::hash(key, self.table.seed));
+        self.table.prefetch_bucket(K::hash(key, self.table.seed));
+    }
+
+    fn prefetch_record(&self, key: K::Ref<'_>, bytes: u64) {
+        if K::WORDS_ARE_RECORDS
+            && let Some(word) = self.table.likely_word(K::hash(key, self.table.seed))
+        {
+            K::prefetch(self.medium(), word, bytes);
+        }
     }
 
     changes_by_apply!();

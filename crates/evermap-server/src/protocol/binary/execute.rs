@@ -322,6 +322,7 @@ impl<'a> Pass<'a, '_> {
             }
             b"items" => cache.item_stats(&mut each),
             b"slabs" => cache.slab_stats(&mut each),
+            b"cost" => cache.cost_stats(&mut each),
             b"conns" => {
                 host.connections(&mut each);
                 Ok(())

@@ -573,6 +573,7 @@ impl<'a> Pass<'a, '_> {
             Stats::Sizes => each("sizes_status", &"disabled"),
             Stats::Items => return self.stats_of(|cache, each| cache.item_stats(each)),
             Stats::Slabs => return self.stats_of(|cache, each| cache.slab_stats(each)),
+            Stats::Cost => return self.stats_of(|cache, each| cache.cost_stats(each)),
             Stats::Keys { class, limit } => return self.keys_of_class(class, limit),
             Stats::Connections => host.connections(&mut each),
             Stats::Latency => host.latencies(&mut each),

@@ -121,6 +121,8 @@ pub(super) enum Stats {
     Items,
     /// The memory of each size class.
     Slabs,
+    /// What items cost.
+    Cost,
     /// Keys of a size class; at most this number of them, or all if it is 0.
     Keys {
         class: usize,
@@ -331,6 +333,7 @@ fn stats(mut words: Words<'_>) -> Parsed<'_> {
         Some(b"sizes") => Stats::Sizes,
         Some(b"items") => Stats::Items,
         Some(b"slabs") => Stats::Slabs,
+        Some(b"cost") => Stats::Cost,
         Some(b"cachedump") => return keys_of_class(words),
         Some(b"conns") => Stats::Connections,
         Some(b"latency") => Stats::Latency,

@@ -10,6 +10,7 @@ mod figures;
 mod map;
 mod pitfalls;
 mod states;
+mod values;
 
 /// Creates a pool in ordinary memory.
 fn pool(medium: Sim, seed: u64) -> Arc<Pool<Sim>> {
