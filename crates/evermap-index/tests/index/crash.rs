@@ -110,8 +110,8 @@ fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
 }
 
 /// A search that stops at free space, and recovery that leaves what moves have left over. It takes
-/// half a minute to notice the first by chance, so that is left to the full tier; tests of the table
-/// have states that show them.
+/// half a minute to notice the first by chance, so that is left to the full tier; tests of the
+/// table have states that show them.
 #[test]
 fn mistakes_of_the_heterogeneous_table_are_noticed() {
     if tier() == Tier::Default {

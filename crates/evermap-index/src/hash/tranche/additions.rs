@@ -63,7 +63,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Additions<'m, M, T, G> {
     }
 
     /// Returns where in `tranches` the tranche with this number is. Returns `None` if the group
-    /// does not have so many.
+    /// does not have it.
     fn tranche(&mut self, number: usize) -> Result<Option<usize>> {
         // Few: the homes of a part, and some behind them.
         if let Some(at) = self.tranches.iter().position(|tranche| tranche.number == number) {

@@ -2,8 +2,8 @@
 //!
 //! The place of a group is computed from its number, and never changes. Array 0 has the groups that
 //! the table begins with, and each further array as many as all before it. Nothing larger than a
-//! chunk of at most `2^C` groups is allocated in one piece, and only when its first group is needed.
-//! A chunk is freed when its first group has left the table. Tables of arrays are kept.
+//! chunk of at most `2^C` groups is allocated in one piece, and only when its first group is
+//! needed. A chunk is freed when its first group has left the table. Tables of arrays are kept.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

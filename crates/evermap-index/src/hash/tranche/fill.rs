@@ -57,8 +57,8 @@ impl Fill {
         self.part(to).live.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Returns the share of the known groups that is taken, if a share `usable` of all groups can be
-    /// taken, and each has this capacity.
+    /// Returns the share of the known groups that is taken, if a share `usable` of all groups can
+    /// be taken, and each has this capacity.
     pub(super) fn ratio(&self, capacity: u64, usable: f64) -> f64 {
         let sum = |of: fn(&Part) -> &AtomicU64| {
             // Wrapping: a record may be counted in one part before it is removed from another.

@@ -49,7 +49,7 @@ pub(super) struct Groups<'m, M: Medium, const T: usize, const G: usize>(pub(supe
 
 impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     const WORDS: usize = Shape::<T>::WORDS;
-    /// A tranche in which one in so many records is dead should be rewritten rather than passed.
+    /// A tranche in which one record in this number is dead should be rewritten rather than passed.
     const FRAGMENTED: usize = 8;
     /// Tranches of a group with all of its overflow blocks.
     const TRANCHES_MAX: usize = G * (1 + OVERFLOWS_MAX);
@@ -282,7 +282,8 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         Ok(None)
     }
 
-    /// Returns a dead record that `is_free` accepts, and whose space a record of this kind can take.
+    /// Returns a dead record that `is_free` accepts, and whose space a record of this kind can
+    /// take.
     ///
     /// The space of a record with lengths goes to such a record only: while its payload is
     /// replaced, before the entry is, the payload has a size that is read from its first word.

@@ -237,8 +237,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         Ok(Locked { medium: m, group, version, changed: false })
     }
 
-    /// Moves those records of one part whose hashes `moves` accepts from one locked group of a set to
-    /// another, and commits the state `next`, which leads to them there.
+    /// Moves those records of one part whose hashes `moves` accepts from one locked group of a set
+    /// to another, and commits the state `next`, which leads to them there.
     ///
     /// # Errors
     /// `NoSpace`, `Damaged`; then nothing has changed.

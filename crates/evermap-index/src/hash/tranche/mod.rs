@@ -20,9 +20,9 @@
 //! Records that are longer than a fifth of a tranche are stored in blocks of the heap, and the
 //! table names these: one more access.
 //!
-//! The table grows and shrinks by one group at a time, to which a share of the groups of a set moves
-//! piece by piece (see [`place`] and `grow`). Where a key is follows from its hash and one word;
-//! nothing else is stored about it, and nothing forwards.
+//! The table grows and shrinks by one group at a time, to which a share of the groups of a set
+//! moves piece by piece (see [`place`] and `grow`). Where a key is follows from its hash and one
+//! word; nothing else is stored about it, and nothing forwards.
 //!
 //! * [`Tranche`] is an index of this crate: keys and words of 8 bytes.
 //! * [`TrancheMap`] maps byte strings to byte strings.
@@ -40,9 +40,9 @@
 //! | part of a group moves to a new group, or back | `state` in the root | 4 fences |
 //!
 //! Locks and counters of passed records are not flushed. The first thread that reaches a group
-//! after opening recovers it: it drops records that have moved elsewhere, and of two records with one
-//! key (an update that was not acknowledged, or a record that has returned to its home) the second,
-//! and counts anew.
+//! after opening recovers it: it drops records that have moved elsewhere, and of two records with
+//! one key (an update that was not acknowledged, or a record that has returned to its home) the
+//! second, and counts anew.
 //!
 //! Readers take no lock, and validate the version of the group. They see nothing that a crash could
 //! take back, because a group stays locked until its change is durable.

@@ -226,9 +226,9 @@ impl State {
         (self.number(self.set, place, geometry), part & ((1 << geometry.parts) - 1))
     }
 
-    /// Returns whether a key of `set` moves to the new group that the step adds to that: the same as
-    /// that its [group](Self::group_of) is the new one afterwards, but most keys need not be placed
-    /// for that.
+    /// Returns whether a key of `set` moves to the new group that the step adds to that: the same
+    /// as that its [group](Self::group_of) is the new one afterwards, but most keys need not be
+    /// placed for that.
     #[inline(always)]
     pub fn moves(self, hash: u64, geometry: Geometry) -> bool {
         let (least, new) = (geometry.least(), self.groups);

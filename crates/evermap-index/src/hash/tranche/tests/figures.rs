@@ -126,8 +126,8 @@ fn lookups_read_one_tranche() {
     assert!(found.displaced < 0.004 && found.hit < 1.01 && found.miss < 1.2, "{found:?}");
 }
 
-/// What a table takes on average while it grows from some number of pairs to twice as many, and then
-/// while it shrinks from that to a tenth.
+/// What a table takes on average while it grows from some number of pairs to twice as many, and
+/// then while it shrinks from that to a tenth.
 #[derive(Debug)]
 struct Space {
     /// Bytes of everything in the pool, for each pair.

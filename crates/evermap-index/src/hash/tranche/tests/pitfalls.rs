@@ -164,9 +164,10 @@ fn p3_every_key_is_found_after_every_split() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
-/// Pitfall 4: a table that always has the same load and is split group by group has groups that wait
-/// for their split and are twice as full as others. Pitfall 5: an insertion pays for much of the
-/// growth. Here groups that wait are fuller by a `K`th at most, and an insertion moves one part.
+/// Pitfall 4: a table that always has the same load and is split group by group has groups that
+/// wait for their split and are twice as full as others. Pitfall 5: an insertion pays for much of
+/// the growth. Here groups that wait are fuller by a `K`th at most, and an insertion moves one
+/// part.
 #[test]
 fn p4_p5_groups_are_equally_full_and_no_insertion_pays_for_many() {
     let counter = Arc::new(Counter::default());
@@ -205,7 +206,8 @@ fn p4_p5_groups_are_equally_full_and_no_insertion_pays_for_many() {
     assert!(fullest < 0.9 + 4.0 * 0.065, "{fullest}");
     // With two records of a thousand displaced twice, few groups have to overflow.
     assert!(stats.segments <= table.arrays.state().count() + 4, "{stats:?}");
-    // A part of a first group, half of which moves, or a group that needs its overflow block no more.
+    // A part of a first group, half of which moves, or a group that needs its overflow block no
+    // more.
     assert!(most < 320, "{most} lines in one insertion");
 }
 
