@@ -215,6 +215,7 @@ impl<T: OrderedIndex + 'static, H: Home> Table for Tree<T, H> {
             load_factor: (stats.capacity > 0).then(|| stats.load_factor()),
             dram_bytes: Some(stats.dram_bytes),
             pm_bytes: Some(stats.pm_bytes),
+            placement: None,
         })
     }
 

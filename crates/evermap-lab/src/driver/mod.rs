@@ -33,7 +33,7 @@ mod tests;
 mod verify;
 pub(crate) mod workers;
 
-pub use config::{Config, LOAD, Plan};
+pub use config::{Config, GET_AGAIN, GET_IN_ANOTHER, GET_IN_ORDER, HALF_PUTS, LOAD, Plan};
 pub use results::DriveReport;
 
 use context::Driver;
@@ -109,7 +109,7 @@ impl Driver<'_> {
     fn announce(&self, entry: &Entry, what: &str, out: &mut dyn Output) {
         let mix = match &self.config.plan {
             Plan::Blend(blend) => format!("{}, ", blend.mix.name),
-            Plan::Phases(_) => String::new(),
+            Plan::Phases(_) | Plan::Orders(_) => String::new(),
             Plan::Parts(_) => format!("{} keys, ", self.config.keys),
         };
         out.step(&format!("{}: {mix}{}, {what}", self.config.experiment, entry.name));

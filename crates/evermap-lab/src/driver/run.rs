@@ -130,9 +130,7 @@ impl Footprint {
     }
 
     pub(super) fn write(&self, record: &mut Record) {
-        record.load_factor = self.size.load_factor;
-        record.dram_bytes = self.size.dram_bytes;
-        record.pm_bytes = self.size.pm_bytes;
+        record.size(self.size);
         record.page_size = self.page_size;
     }
 }

@@ -13,6 +13,8 @@ pub(super) struct Step {
     pub(super) blend: Option<Blend>,
     /// The part of the keys, if the step does not use all of them.
     pub(super) part: Option<Part>,
+    /// Whether keys are looked up in the order of their insertion, and not in the phase's own.
+    pub(super) in_order: bool,
     /// Whether the step is reported.
     pub(super) reported: bool,
     /// Whether a store may do the operations in batches.
@@ -35,6 +37,7 @@ impl Step {
         match (&self.blend, &self.part) {
             (Some(blend), _) => stream.fill_mix(workload, blend, thread),
             (None, Some(part)) => stream.fill_part(workload, part, thread),
+            (None, None) if self.in_order => stream.fill(workload, Phase::Insert, thread),
             (None, None) => stream.fill(workload, self.phase, thread),
         }
     }

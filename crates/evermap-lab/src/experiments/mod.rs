@@ -16,6 +16,7 @@ mod resize;
 mod segment;
 mod servers;
 mod settings;
+mod short_records;
 mod stores;
 mod sweeps;
 mod tables;
@@ -53,6 +54,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     ycsb::YCSB,
     stores::STORES,
     large_values::LARGE_VALUES,
+    short_records::SHORT_RECORDS,
     servers::SERVERS,
     servers::ENGINES,
     hikv::HIKV,

@@ -41,7 +41,7 @@ impl Format for Strings {
 /// or a checksum in the region is impossible). Changes can also return `Forked` and, if they store
 /// a record, `NoSpace`; then nothing has changed.
 pub struct TrancheMap<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 8> {
-    table: Table<Strings, M, T, G, C>,
+    pub(super) table: Table<Strings, M, T, G, C>,
 }
 
 /// Groups that are so small that a few keys cause every structural change.

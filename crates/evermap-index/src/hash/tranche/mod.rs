@@ -64,6 +64,7 @@ mod image;
 mod items;
 pub mod layout;
 mod map;
+mod placement;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -76,6 +77,7 @@ use layout::{Kind, Shape};
 use table::{Format, Locked, Table};
 
 pub use map::{TinyMap, TrancheMap};
+pub use placement::Placement;
 pub use table::Config;
 
 /// The deliberate mistakes that the crash campaigns of this index notice. There is also TM-2, which
