@@ -25,6 +25,7 @@
 //!
 //! * [`Tranche`] is an index of this crate: keys and words of 8 bytes.
 //! * [`TrancheMap`] maps byte strings to byte strings.
+//! * [`disk::TrancheFile`] does so in a file that may be larger than memory.
 //!
 //! # Crash safety
 //!
@@ -57,6 +58,7 @@ use crate::root;
 
 mod arrays;
 mod check;
+pub mod disk;
 mod fill;
 mod group;
 mod grow;

@@ -12,7 +12,7 @@ use crate::experiments::Settings;
 use crate::machine::{self, CpuClock};
 use crate::registry::subject;
 use crate::report::model::cell;
-use crate::report::{Grid, Marks, Output, Plot, Point, Record, Report, Series};
+use crate::report::{Grid, Marks, Output, Plot, Point, Record, Series};
 use crate::subject::{Setup, Size, Subject, Work};
 use crate::workload::bytes::draw;
 use crate::workload::{Phase, Stream, Workload};
@@ -87,7 +87,7 @@ pub(super) fn measure(
     {
         return Err(LabError::Config(format!(
             "{to} keys may take {} MiB of memory, but only {} MiB are free; take a lower `--to`",
-            to * BYTES_PER_KEY >> 20,
+            (to * BYTES_PER_KEY) >> 20,
             available >> 20
         )));
     }
