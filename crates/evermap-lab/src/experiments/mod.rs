@@ -11,6 +11,7 @@ mod hikv;
 pub mod killed;
 mod large_values;
 mod load_factor;
+mod on_disk;
 mod recovery;
 mod resize;
 mod segment;
@@ -55,6 +56,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     stores::STORES,
     large_values::LARGE_VALUES,
     short_records::SHORT_RECORDS,
+    on_disk::ON_DISK,
     servers::SERVERS,
     servers::ENGINES,
     hikv::HIKV,

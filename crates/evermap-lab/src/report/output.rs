@@ -156,7 +156,7 @@ mod tests {
     use crate::workload::Phase;
 
     /// Programs that read the lines rely on these fields.
-    const FIELDS: [&str; 61] = [
+    const FIELDS: [&str; 63] = [
         "experiment",
         "index",
         "medium",
@@ -194,6 +194,8 @@ mod tests {
         "displaced",
         "tranches_per_hit",
         "tranches_per_miss",
+        "reads_per_op",
+        "writes_per_op",
         "page_size",
         "location",
         "flush_kind",

@@ -85,6 +85,10 @@ pub struct Record {
     pub tranches_per_hit: Option<f64>,
     /// Tranches that a lookup of an absent key parses, on average.
     pub tranches_per_miss: Option<f64>,
+    /// Reads of a file per operation.
+    pub reads_per_op: Option<f64>,
+    /// Pages of a file written per operation.
+    pub writes_per_op: Option<f64>,
     /// The page size that most of the table's memory really had, in bytes.
     pub page_size: Option<u64>,
     /// The directory of the medium's file.

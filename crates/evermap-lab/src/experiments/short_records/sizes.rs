@@ -27,6 +27,7 @@ const LOOKUPS: u64 = 1 << 20;
 const BYTES_PER_KEY: u64 = 64;
 
 /// A table at one size.
+#[derive(Clone, Copy)]
 struct Sample {
     keys: u64,
     size: Size,

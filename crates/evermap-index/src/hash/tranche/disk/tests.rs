@@ -80,7 +80,7 @@ fn agrees_with_a_map() {
             for step in 0..1500 {
                 let number = random.draw() % 3000;
                 let (key, value) = record(number, random.draw() % 3);
-                if random.draw() % 4 == 0 {
+                if random.draw().is_multiple_of(4) {
                     file.remove(&key).unwrap();
                     model.remove(&key);
                 } else {
@@ -310,7 +310,7 @@ fn crash(start: &Image, events: &[Event], count: usize, random: &mut Rng) -> Ima
         let is_sync =
             |later: &Event| matches!(later, Event::Sync(target) if *target == target_of(event));
         let durable = events[at..count].iter().any(is_sync);
-        let whole = random.draw() % 2 == 0;
+        let whole = random.draw().is_multiple_of(2);
         let all = random.draw() % 4 < share;
         image.write(event, || !durable && if whole { all } else { random.draw() % 4 < share });
     }
