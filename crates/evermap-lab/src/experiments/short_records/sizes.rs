@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn lines_have_the_slope_of_their_points() {
-        let points = [(0.0, 1.0), (1.0, 3.0), (4.0, 9.0)];
+        let points = [(0.0, 1.0), (1.0, 3.0), (5.0, 11.0)];
         assert_eq!(Line::through(&points), Some(Line { start: 1.0, slope: 2.0 }));
         assert_eq!(Line::through(&points[..1]), None);
         assert_eq!(Line::through(&[]), None);

@@ -22,6 +22,11 @@
 //! [`sync`](TrancheFile::sync) is called. The table belongs to one thread, as in the talk; shards
 //! are several tables.
 //!
+//! Memory is what the cache and the collected changes may have, and up to 2048 tranches (64 MiB)
+//! while changes are written. The space of long records that were replaced or removed is not used
+//! again: walk over the table with [`for_each`](TrancheFile::for_each) and load another one to get
+//! it back.
+//!
 //! # Growth
 //!
 //! When the tranches are 0.9 full, or a group has no room for a record, every group is split, one

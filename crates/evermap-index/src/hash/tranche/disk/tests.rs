@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use evermap_pm::Result;
 use evermap_pm::sim::rng::Rng;
+use evermap_pm::sim::{Tier, tier};
 
 use super::queue::{Event, Target};
 use super::{GROUP, Options, TrancheFile, long_path};
@@ -395,7 +396,7 @@ fn every_crash_leaves_what_was_synchronised() {
     let story = story(&folder);
     let random = &mut Rng::new(11);
     let (mut old, mut new, mut repaired) = (0u64, 0u64, 0);
-    let rounds = if std::env::var_os("EVERMAP_TEST_TIER").is_some() { 1000 } else { 60 };
+    let rounds = if tier() == Tier::Full { 1000 } else { 60 };
     for round in 0..rounds {
         let count = random.draw() as usize % (story.events.len() + 1);
         let image = crash(&story.start, &story.events, count, random);

@@ -7,6 +7,8 @@
 //! are written in place only.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
 
 use evermap_pm::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64;
@@ -446,7 +448,9 @@ impl<const T: usize> TrancheFile<T> {
             let done = self.queue.pop().map_err(|error| self.io("writing", error))?;
             let Some((transfer, result)) = done else { return Ok(()) };
             result.map_err(|error| self.io("writing", error))?;
-            buffers[transfer.token as usize] = Some(transfer.buffer);
+            if let Some(buffer) = buffers.get_mut(transfer.token as usize) {
+                *buffer = Some(transfer.buffer);
+            }
         }
     }
 
@@ -467,10 +471,19 @@ impl<const T: usize> TrancheFile<T> {
             self.commit(portion)?;
         }
         self.sync_file(Target::Long)?;
+        self.sync_names()?;
         self.written = None;
         self.finish(self.header.sequence + 1)?;
         self.failed = false;
         Ok(())
+    }
+
+    /// Makes the names of the files durable.
+    fn sync_names(&self) -> Result<()> {
+        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(parent.unwrap_or(Path::new(".")))
+            .and_then(|folder| folder.sync_all())
+            .map_err(|error| self.io("synchronising the directory of", error))
     }
 
     /// Completes a portion that a crash has interrupted, when the table is opened.
