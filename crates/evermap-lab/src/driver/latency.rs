@@ -46,7 +46,7 @@ impl Latency {
 }
 
 /// Returns an empty histogram from 1 ns to 100 s with three digits.
-fn histogram() -> Histogram<u64> {
+pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 100_000_000_000, 3).expect("valid bounds")
 }
 

@@ -22,7 +22,7 @@ use crate::workload::Workload;
 
 pub mod config;
 mod context;
-mod latency;
+pub(crate) mod latency;
 pub mod limits;
 pub mod results;
 mod run;
@@ -153,7 +153,7 @@ impl Driver<'_> {
                 self.workers.race(move |thread, stream| subject.run(task.on(stream, thread)))?;
             // Some stores walk all keys to compute their size, so they are not asked after each of
             // many small parts.
-            if step.phase.resizes() && step.part.is_none() {
+            if step.resizes() {
                 footprint = Footprint::of(run)?;
             }
             if step.reported {

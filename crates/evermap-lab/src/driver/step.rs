@@ -22,6 +22,12 @@ pub(super) struct Step {
 }
 
 impl Step {
+    /// Returns `true` if the step uses all keys and may change the number of pairs.
+    pub(super) fn resizes(&self) -> bool {
+        let inserts = self.blend.is_none_or(|blend| blend.mix.insert > 0);
+        self.phase.resizes() && self.part.is_none() && inserts
+    }
+
     pub(super) fn ops(&self, keys: u64) -> u64 {
         let of_part = self.part.map(|part| part.ops);
         of_part.or(self.blend.map(|blend| blend.ops)).unwrap_or(keys)

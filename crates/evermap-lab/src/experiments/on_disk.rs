@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use evermap_index::hash::tranche::disk::{Counters, Options, TrancheFile};
-use hdrhistogram::Histogram;
 
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
+use crate::driver::latency::histogram;
 use crate::driver::{GET_AGAIN, GET_IN_ANOTHER, GET_IN_ORDER, HALF_PUTS, LOAD};
 use crate::machine::CpuClock;
 use crate::report::model::cell;
@@ -218,7 +218,7 @@ impl Bench {
         queue: (bool, usize),
     ) -> Result<Record, LabError> {
         let mut keys = Keys::new(self, phase);
-        let mut latencies = Histogram::<u64>::new(3).expect("valid precision");
+        let mut latencies = histogram();
         let (clock, begin) = (CpuClock::now(), Instant::now());
         let mut done = 0;
         while done < self.ops {
@@ -413,6 +413,8 @@ mod tests {
             assert_eq!(record.p99_ns.is_some(), record.case.as_ref().unwrap().ends_with(" 1"));
         }
         let one_by_one = kept.records.iter().find(|record| record.p99_ns.is_some()).unwrap();
+        // A read takes longer than a microsecond.
+        assert!(one_by_one.p50_ns.unwrap() > 1000, "{:?}", one_by_one.p50_ns);
         assert!(one_by_one.reads_per_op.unwrap() > 0.9, "{:?}", one_by_one.reads_per_op);
         let bytes = kept.records[0].bytes_per_record.unwrap();
         // The journal is larger than this table.

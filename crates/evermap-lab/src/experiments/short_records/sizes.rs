@@ -1,7 +1,8 @@
 //! What a lookup costs while a table grows by a factor of hundreds: a line through the samples, and
 //! its slope.
 //!
-//! Keys are made in portions, so that a run of hundreds of millions needs memory for the table only.
+//! Keys are made in portions, so that a run of hundreds of millions needs memory for the table
+//! only.
 
 use std::hint::black_box;
 

@@ -99,5 +99,5 @@ fn lookups_touch_few_lines_and_pages() {
     assert!(miss.0 < 4.0 && miss.1 < 2.1, "{miss:?}");
     let [hit, miss] = touched::<4096, 16, 4>(20_000);
     assert!(hit.0 < 9.0 && hit.1 < 3.1, "{hit:?}");
-    assert!(miss.0 < 8.0 && miss.1 < 3.1, "{miss:?}");
+    assert!(miss.0 < 12.0 && miss.1 < 3.1, "{miss:?}");
 }
