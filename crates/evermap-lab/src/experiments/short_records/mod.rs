@@ -95,8 +95,8 @@ fn short_records(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     report.notes.extend(growth.notes());
     report.notes.push(
         "Latencies are of one operation in sixteen, without the time that reading the clock takes. \
-         Tables that report no bytes are measured by what the process has allocated. lmdb-process and \
-         evermap take pairs of 8 bytes as byte strings too."
+         Tables that report no bytes are measured by what the process has allocated. lmdb-process \
+         and evermap take pairs of 8 bytes as byte strings too."
             .into(),
     );
     Ok(report)
