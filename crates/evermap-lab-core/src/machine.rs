@@ -148,6 +148,19 @@ pub fn growth(before: Option<Resident>) -> Option<Resident> {
     })
 }
 
+/// Returns the bytes that this process has allocated and not freed, or `None` if its allocator does
+/// not report them. Unlike resident memory, they do not include what is free for later.
+pub fn allocated() -> Option<u64> {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: `mallinfo2` may be called at any time, and only reads the allocator's counters.
+        let info = unsafe { libc::mallinfo2() };
+        Some((info.uordblks + info.hblkhd) as u64)
+    }
+    #[cfg(not(target_env = "gnu"))]
+    None
+}
+
 /// Returns the bytes of this process that are in no file: what is allocated, and free memory in
 /// between.
 pub fn anonymous() -> Option<u64> {
@@ -320,6 +333,10 @@ mod tests {
         let memory = vec![1u8; 64 << 20];
         assert!(anonymous().unwrap() >= before + (48 << 20));
         assert_eq!(memory[memory.len() / 2], 1);
+        let with = allocated();
+        drop(memory);
+        let both = with.zip(allocated());
+        assert!(both.is_none_or(|(with, without)| with >= without + (48 << 20)), "{both:?}");
     }
 
     #[test]

@@ -120,7 +120,8 @@ fn locked_reads(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>, L
     let built = builder.anonymous().and_then(|medium| builder.pool::<Dash<2>, u64, Mapped>(medium));
     let (pool, index) = built.map_err(|error| LabError::index(name, error))?;
     let (place, keys) = (builder.place(), PhantomData::<fn() -> u64>);
-    let table = LockedReads(Indexed { pool, index, counts: |_| None, place, keys });
+    let (counts, placement) = (|_: &_| None, |_: &_| Ok(None));
+    let table = LockedReads(Indexed { pool, index, counts, placement, place, keys });
     Ok(Box::new(Measured { name, table, guards: builder.guards }))
 }
 

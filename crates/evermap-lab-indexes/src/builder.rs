@@ -123,7 +123,8 @@ impl IndexBuilder<'_> {
     {
         let (pool, index) = self.pool::<F, Keys, M>(medium)?;
         let (place, keys) = (self.place(), PhantomData::<fn() -> Keys>);
-        let table = Indexed { pool, index, counts, place, keys };
+        let placement = F::placement::<Keys, M>;
+        let table = Indexed { pool, index, counts, placement, place, keys };
         Ok(Box::new(Measured { name: self.name, table, guards: self.guards }))
     }
 

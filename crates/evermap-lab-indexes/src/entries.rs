@@ -4,6 +4,7 @@ use evermap_index::{Bytes, Result};
 
 use super::builder::IndexBuilder;
 use super::family::{CcehOf, Dash, Family, Levels, LinearDash, Lines, PClht, Tranches};
+use super::heterogeneous;
 use super::media::{Memory, Watched};
 use evermap_lab_core::LabError;
 use evermap_lab_core::subject::facts::MediumKind;
@@ -84,25 +85,25 @@ pub static ENTRIES: [Entry; 15] = [
         name: "tranche-256",
         about: "Heterogeneous table: growth by partial expansions, tranches of 256 bytes",
         rival: false,
-        factory: |name, setup| build::<Tranches<256, 16, 7>>(name, Guards::PerOperation, setup),
+        factory: |name, setup| tranches::<256, 16, 7>(name, setup),
     },
     Entry {
         name: "tranche-512",
         about: "Heterogeneous table: growth by partial expansions, tranches of 512 bytes",
         rival: false,
-        factory: |name, setup| build::<Tranches<512, 16, 6>>(name, Guards::PerOperation, setup),
+        factory: |name, setup| tranches::<512, 16, 6>(name, setup),
     },
     Entry {
         name: "tranche-4k",
         about: "Heterogeneous table: growth by partial expansions, tranches of 4 KiB",
         rival: false,
-        factory: |name, setup| build::<Tranches<4096, 16, 3>>(name, Guards::PerOperation, setup),
+        factory: |name, setup| tranches::<4096, 16, 3>(name, setup),
     },
     Entry {
         name: "tranche-32k",
         about: "Heterogeneous table: growth by partial expansions, tranches of 32 KiB",
         rival: false,
-        factory: |name, setup| build::<Tranches<32768, 4, 2>>(name, Guards::PerOperation, setup),
+        factory: |name, setup| tranches::<32768, 4, 2>(name, setup),
     },
 ];
 
@@ -143,6 +144,18 @@ fn build<F: Family>(
     match setup.lengths {
         None => words::<F>(name, guards, setup),
         Some(lengths) => byte_strings::<F>(name, lengths, setup),
+    }
+}
+
+/// Builds the heterogeneous table over words or over byte strings, on any medium. It stores byte
+/// strings itself, and needs no records.
+fn tranches<const T: usize, const G: usize, const C: u32>(
+    name: &'static str,
+    setup: &Setup,
+) -> Result<Box<dyn Subject>, LabError> {
+    match setup.lengths {
+        None => words::<Tranches<T, G, C>>(name, Guards::PerOperation, setup),
+        Some(lengths) => heterogeneous::build::<T, G, C>(name, lengths, setup),
     }
 }
 

@@ -10,6 +10,7 @@ use evermap_lab_core::subject::store::{Result, Store, Stored};
 use evermap_lab_core::subject::{
     Entry, File, Found, Guards, MediumKind, Place, Setup, Size, Subject, unique_path,
 };
+use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 /// The entries of the registry.
 pub static ENTRIES: [Entry; 3] = [
@@ -51,7 +52,8 @@ fn build(
 ) -> std::result::Result<Box<dyn Subject>, LabError> {
     setup.media_only(name, &[MediumKind::Dram, MediumKind::Process])?;
     let opened = Opened::new(name, kind, setup).map_err(|error| LabError::index(name, error))?;
-    Ok(Box::new(Stored::new(name, opened, setup.lengths.unwrap_or_default())))
+    let lengths = setup.lengths.unwrap_or(KeyValueLengths::WORDS);
+    Ok(Box::new(Stored::new(name, opened, lengths)))
 }
 
 /// The store, and where it is.
@@ -167,6 +169,7 @@ impl Store for Opened {
             load_factor: Some(space.load_factor),
             dram_bytes: stat.ordered.as_ref().map(|ordered| ordered.bytes),
             pm_bytes: Some(space.allocated_bytes),
+            placement: None,
         })
     }
 

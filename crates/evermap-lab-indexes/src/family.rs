@@ -10,7 +10,9 @@ use evermap_index::{
 };
 use evermap_pm::{Medium, Pool};
 
+use evermap_lab_core::subject::facts::Placement;
 use evermap_lab_core::subject::setup::Setup;
+use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 /// The root slot of the index in its pool.
 pub(super) const ROOT: usize = 0;
@@ -23,6 +25,15 @@ pub trait Family {
     /// Creates an empty index.
     fn create<K: Quotient, M: Medium>(pool: &Arc<Pool<M>>, setup: &Setup)
     -> Result<Self::On<K, M>>;
+
+    /// Returns how the pairs are spread, if the index has tranches. May walk the whole index.
+    ///
+    /// # Errors
+    ///
+    /// The index's own.
+    fn placement<K: Quotient, M: Medium>(_index: &Self::On<K, M>) -> Result<Option<Placement>> {
+        Ok(None)
+    }
 }
 
 /// Dash-EH with this many stash buckets, and this many buckets in a segment.
@@ -140,15 +151,32 @@ impl<const T: usize, const G: usize, const C: u32> Family for Tranches<T, G, C> 
         pool: &Arc<Pool<M>>,
         setup: &Setup,
     ) -> Result<Self::On<K, M>> {
-        /// Bytes that a pair takes in a tranche that is about three quarters full.
-        const BYTES_PER_PAIR: u64 = 26;
-        let mut config = tranche::Config::default();
-        if setup.presize {
-            let groups = setup.keys * BYTES_PER_PAIR / (T * G) as u64;
-            config.initial_depth = groups.next_power_of_two().ilog2();
-        }
-        Tranche::create(pool.clone(), pool.root(ROOT), config)
+        Tranche::create(pool.clone(), pool.root(ROOT), tranche_config(setup, T * G))
     }
+
+    fn placement<K: Quotient, M: Medium>(index: &Self::On<K, M>) -> Result<Option<Placement>> {
+        Ok(Some(placement_of(index.placement()?)))
+    }
+}
+
+/// Returns the configuration with groups of `group` bytes for all records, about three quarters
+/// full, if that is requested.
+pub(super) fn tranche_config(setup: &Setup, group: usize) -> tranche::Config {
+    /// Bytes besides key and value that a record takes at most.
+    const OVERHEAD: u64 = 18;
+    let mut config = tranche::Config::default();
+    if setup.presize {
+        let bytes = setup.lengths.map_or(16, KeyValueLengths::most_bytes) + OVERHEAD;
+        let groups = setup.keys * bytes * 4 / 3 / group as u64;
+        config.initial_depth = groups.next_power_of_two().ilog2();
+    }
+    config
+}
+
+/// Returns what the laboratory reports of how records are spread.
+pub(super) fn placement_of(found: tranche::Placement) -> Placement {
+    let tranche::Placement { displaced, tranches_per_hit, tranches_per_miss, .. } = found;
+    Placement { displaced, tranches_per_hit, tranches_per_miss }
 }
 
 /// P-CLHT.

@@ -8,7 +8,7 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Pool};
 
 use evermap_lab_core::error::Found;
-use evermap_lab_core::subject::facts::{Counts, Place, Size};
+use evermap_lab_core::subject::facts::{Counts, Place, Placement, Size};
 use evermap_lab_core::subject::table::Table;
 
 /// An index with its pool.
@@ -19,6 +19,8 @@ pub(crate) struct Indexed<M: Medium, I, K> {
     pub pool: Arc<Pool<M>>,
     pub index: I,
     pub counts: fn(&M) -> Option<Counts>,
+    /// Returns how the pairs are spread, if the index has tranches.
+    pub placement: fn(&I) -> Result<Option<Placement>>,
     pub place: Place,
     pub keys: PhantomData<fn() -> K>,
 }
@@ -44,6 +46,7 @@ pub(crate) fn size_of<K: Key, M: Medium>(pool: &Pool<M>, index: &impl Index<K>) 
         load_factor: Some(stats.load_factor()),
         dram_bytes: Some(stats.dram_bytes),
         pm_bytes: Some(stats.pm_bytes),
+        placement: None,
     })
 }
 
@@ -88,7 +91,8 @@ impl<M: Medium, I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = u64>> Table for 
     }
 
     fn size(&self) -> Result<Size> {
-        size_of::<K, M>(&self.pool, &self.index)
+        let placement = (self.placement)(&self.index)?;
+        Ok(Size { placement, ..size_of::<K, M>(&self.pool, &self.index)? })
     }
 
     fn counts(&self) -> Option<Counts> {

@@ -8,13 +8,15 @@
 //! * [`ordered`]: the volatile ordered index;
 //! * [`evermap`]: the store;
 //! * [`builder`], [`media`]: the medium, the pool and the index of a subject;
-//! * `indexed`, [`records`]: an index over words as a table, one over byte strings as a store.
+//! * `indexed`, [`records`]: an index over words as a table, one over byte strings as a store;
+//! * `heterogeneous`: the table that stores byte strings itself.
 
 pub mod ablated;
 pub mod builder;
 pub mod entries;
 pub mod evermap;
 mod family;
+mod heterogeneous;
 mod indexed;
 pub mod media;
 pub mod ordered;

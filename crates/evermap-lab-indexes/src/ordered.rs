@@ -188,6 +188,7 @@ impl<T: OrderedIndex, H: Home> Tree<T, H> {
             load_factor: (stats.capacity > 0).then(|| stats.load_factor()),
             dram_bytes: Some(stats.dram_bytes),
             pm_bytes: Some(stats.pm_bytes),
+            placement: None,
         }
     }
 }

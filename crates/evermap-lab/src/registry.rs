@@ -14,7 +14,7 @@ const STORES: &[Entry] = &[];
 
 /// Returns every subject that can be measured.
 pub fn subjects() -> Vec<Entry> {
-    let lists: [&[Entry]; 11] = [
+    let lists: [&[Entry]; 12] = [
         &entries::ENTRIES,
         &ablated::ENTRIES,
         &entries::SEGMENTS,
@@ -22,6 +22,7 @@ pub fn subjects() -> Vec<Entry> {
         &ordered::ENTRIES,
         &hikv::ENTRIES,
         &tables::reference::ENTRIES,
+        &tables::alone::ENTRIES,
         &tables::volatile::ENTRIES,
         tables::RIVALS,
         STORES,

@@ -140,6 +140,7 @@ impl Table for Faulty {
             load_factor: Some(len as f64 / places as f64),
             dram_bytes: Some(0),
             pm_bytes: Some(16 * places),
+            placement: None,
         })
     }
 

@@ -16,6 +16,19 @@ pub struct Size {
     pub dram_bytes: Option<u64>,
     /// Bytes in the medium.
     pub pm_bytes: Option<u64>,
+    /// How pairs are spread, of tables that have tranches.
+    pub placement: Option<Placement>,
+}
+
+/// How pairs are spread over the tranches of a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Placement {
+    /// The share of the pairs that are not in their home tranche.
+    pub displaced: f64,
+    /// Tranches that a lookup of a present key parses, on average.
+    pub tranches_per_hit: f64,
+    /// Tranches that a lookup of an absent key parses, on average.
+    pub tranches_per_miss: f64,
 }
 
 /// The events that a counting medium has counted.

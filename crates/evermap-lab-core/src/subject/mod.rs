@@ -14,7 +14,7 @@ pub mod view;
 pub mod work;
 
 pub use crate::error::Found;
-pub use facts::{Counts, MediumKind, Place, Size, Survives};
+pub use facts::{Counts, MediumKind, Place, Placement, Size, Survives};
 pub use setup::{File, Setup, unique_path};
 pub use store::{Store, Stored};
 pub use table::{Measured, Table};

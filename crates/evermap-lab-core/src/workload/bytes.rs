@@ -114,6 +114,10 @@ pub struct KeyValueLengths {
 }
 
 impl KeyValueLengths {
+    /// The lengths of words.
+    pub const WORDS: KeyValueLengths =
+        KeyValueLengths { keys: Lengths::Fixed(8), values: Lengths::Fixed(8) };
+
     /// Returns the greatest length of a key and its value together, in bytes.
     pub fn most_bytes(self) -> u64 {
         u64::from(self.keys.bounds().1) + u64::from(self.values.bounds().1)

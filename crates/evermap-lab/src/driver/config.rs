@@ -18,6 +18,14 @@ use crate::workload::part::Part;
 const THREADS_MAX: usize = 256;
 /// The name of the step before [`Plan::Parts`].
 pub const LOAD: &str = "load";
+/// The step of [`Plan::Orders`] that looks up all keys in the order of their insertion.
+pub const GET_IN_ORDER: &str = "same order";
+/// The step after [`GET_IN_ORDER`], which does the same.
+pub const GET_AGAIN: &str = "again";
+/// The step of [`Plan::Orders`] that looks up all keys in an order of its own.
+pub const GET_IN_ANOTHER: &str = "other order";
+/// The step of [`Plan::Orders`] with the mix.
+pub const HALF_PUTS: &str = "half puts";
 
 /// What is done to each table after its keys were inserted.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +35,9 @@ pub enum Plan {
     Phases(Vec<Phase>),
     /// A mix of operations. The insertion before it is not reported.
     Blend(Blend),
+    /// Insertion, which is reported; lookups of all keys in the order of their insertion, in that
+    /// order again, and in another; lookups of absent keys; and a mix of operations.
+    Orders(Blend),
     /// These parts in this order, on a table that all threads have filled in batches, which is
     /// reported as [`LOAD`]. Scans are skipped for tables that keep no order.
     Parts(Vec<Part>),
@@ -116,7 +127,7 @@ impl Config {
     pub(crate) fn check(&self, subjects: usize) -> Result<Setup, LabError> {
         let steps = match &self.plan {
             Plan::Phases(phases) => phases.len() as u64,
-            Plan::Blend(blend) => blend.ops,
+            Plan::Blend(blend) | Plan::Orders(blend) => blend.ops,
             Plan::Parts(parts) => parts.iter().map(|part| part.ops).min().unwrap_or(0),
         };
         let at_least_one = [
@@ -134,7 +145,7 @@ impl Config {
         if self.threads > THREADS_MAX {
             return Err(LabError::Config(format!("at most {THREADS_MAX} threads are supported")));
         }
-        if let Plan::Blend(blend) = &self.plan
+        if let Plan::Blend(blend) | Plan::Orders(blend) = &self.plan
             && !(0.0..=10.0).contains(&blend.theta)
         {
             return Err(LabError::Config(format!(
@@ -169,6 +180,7 @@ impl Config {
             phase,
             blend: None,
             part: None,
+            in_order: false,
             reported,
             bulk: phase == Phase::Insert && !reported,
         };
@@ -182,6 +194,17 @@ impl Config {
                 let mix =
                     Step { name: blend.mix.name, blend: Some(*blend), ..of(Phase::Mixed, true) };
                 vec![of(Phase::Insert, false), mix]
+            }
+            Plan::Orders(blend) => {
+                let get = of(Phase::Positive, true);
+                vec![
+                    of(Phase::Insert, true),
+                    Step { name: GET_IN_ORDER, in_order: true, ..get },
+                    Step { name: GET_AGAIN, in_order: true, ..get },
+                    Step { name: GET_IN_ANOTHER, ..get },
+                    of(Phase::Negative, true),
+                    Step { name: HALF_PUTS, blend: Some(*blend), ..of(Phase::Mixed, true) },
+                ]
             }
             Plan::Parts(parts) => {
                 let load = Step { name: LOAD, bulk: true, ..of(Phase::Insert, true) };

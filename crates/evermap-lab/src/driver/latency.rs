@@ -38,6 +38,7 @@ impl Latency {
             return;
         }
         record.p50_ns = Some(self.all.value_at_quantile(0.5));
+        record.p95_ns = Some(self.all.value_at_quantile(0.95));
         record.p99_ns = Some(self.all.value_at_quantile(0.99));
         record.p999_ns = Some(self.all.value_at_quantile(0.999));
         record.max_ns = Some(self.all.max());
@@ -45,7 +46,7 @@ impl Latency {
 }
 
 /// Returns an empty histogram from 1 ns to 100 s with three digits.
-fn histogram() -> Histogram<u64> {
+pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 100_000_000_000, 3).expect("valid bounds")
 }
 
@@ -111,7 +112,8 @@ mod tests {
         (601..=1000).for_each(|ns| other.saturating_record(ns));
         let mut record = Record::default();
         Latency { void: true, ..Latency::of(vec![one, other]) }.write(&mut record);
-        assert_eq!((record.p50_ns, record.p99_ns), (Some(500), Some(990)));
+        assert_eq!((record.p50_ns, record.p95_ns), (Some(500), Some(950)));
+        assert_eq!(record.p99_ns, Some(990));
         assert_eq!((record.p999_ns, record.max_ns), (Some(999), Some(1000)));
         assert!(record.void);
     }

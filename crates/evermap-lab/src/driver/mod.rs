@@ -22,7 +22,7 @@ use crate::workload::Workload;
 
 pub mod config;
 mod context;
-mod latency;
+pub(crate) mod latency;
 pub mod limits;
 pub mod results;
 mod run;
@@ -33,7 +33,7 @@ mod tests;
 mod verify;
 pub(crate) mod workers;
 
-pub use config::{Config, LOAD, Plan};
+pub use config::{Config, GET_AGAIN, GET_IN_ANOTHER, GET_IN_ORDER, HALF_PUTS, LOAD, Plan};
 pub use results::DriveReport;
 
 use context::Driver;
@@ -109,7 +109,7 @@ impl Driver<'_> {
     fn announce(&self, entry: &Entry, what: &str, out: &mut dyn Output) {
         let mix = match &self.config.plan {
             Plan::Blend(blend) => format!("{}, ", blend.mix.name),
-            Plan::Phases(_) => String::new(),
+            Plan::Phases(_) | Plan::Orders(_) => String::new(),
             Plan::Parts(_) => format!("{} keys, ", self.config.keys),
         };
         out.step(&format!("{}: {mix}{}, {what}", self.config.experiment, entry.name));
@@ -153,7 +153,7 @@ impl Driver<'_> {
                 self.workers.race(move |thread, stream| subject.run(task.on(stream, thread)))?;
             // Some stores walk all keys to compute their size, so they are not asked after each of
             // many small parts.
-            if step.phase.resizes() && step.part.is_none() {
+            if step.resizes() {
                 footprint = Footprint::of(run)?;
             }
             if step.reported {

@@ -23,6 +23,8 @@ pub(super) struct Run<'a> {
     pub(super) speller: Option<Arc<Speller>>,
     /// The resident memory before the table was built.
     pub(super) before: Option<Resident>,
+    /// The bytes that were allocated then.
+    pub(super) allocated: Option<u64>,
     /// The version of the words that the keys are bound to.
     pub(super) version: u64,
     pub(super) mixed: bool,
@@ -44,12 +46,12 @@ impl<'a> Run<'a> {
             spelled.iter().for_each(|speller| stream.spell(speller));
             Ok(())
         })?;
-        let before = machine::resident();
+        let (before, allocated) = (machine::resident(), machine::allocated());
         let subject: Arc<dyn Subject> = Arc::from(entry.build(&setup)?);
-        let speller = subject.speller().map(Arc::new);
         let name = entry.name;
         let (version, mixed, deleted) = (0, false, false);
-        Ok(Run { driver, name, subject, speller, before, version, mixed, deleted })
+        let speller = subject.speller().map(Arc::new);
+        Ok(Run { driver, name, subject, speller, before, allocated, version, mixed, deleted })
     }
 
     /// Calls `each` with every step, whose keys are written beforehand.
@@ -117,22 +119,22 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
-    /// Measures a table. If it does not report its memory, the growth of the process since it was
-    /// built is used.
+    /// Measures a table. If it does not report its memory, what was allocated since it was built is
+    /// used, or the growth of the process.
     pub(super) fn of(run: &Run<'_>) -> Result<Self, LabError> {
         let mut size = run.subject.size()?;
         let growth = machine::growth(run.before);
         if size.dram_bytes.is_none() && size.pm_bytes.is_none() {
-            size.dram_bytes = growth.map(|growth| growth.bytes);
+            let allocated = machine::allocated().zip(run.allocated);
+            let allocated = allocated.map(|(now, before)| now.saturating_sub(before));
+            size.dram_bytes = allocated.or(growth.map(|growth| growth.bytes));
         }
         let page_size = growth.map(machine::page_size);
         Ok(Footprint { size, page_size })
     }
 
     pub(super) fn write(&self, record: &mut Record) {
-        record.load_factor = self.size.load_factor;
-        record.dram_bytes = self.size.dram_bytes;
-        record.pm_bytes = self.size.pm_bytes;
+        record.size(self.size);
         record.page_size = self.page_size;
     }
 }

@@ -11,11 +11,13 @@ mod hikv;
 pub mod killed;
 mod large_values;
 mod load_factor;
+mod on_disk;
 mod recovery;
 mod resize;
 mod segment;
 mod servers;
 mod settings;
+mod short_records;
 mod stores;
 mod sweeps;
 mod tables;
@@ -53,6 +55,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     ycsb::YCSB,
     stores::STORES,
     large_values::LARGE_VALUES,
+    short_records::SHORT_RECORDS,
+    on_disk::ON_DISK,
     servers::SERVERS,
     servers::ENGINES,
     hikv::HIKV,

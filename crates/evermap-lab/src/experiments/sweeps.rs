@@ -192,8 +192,8 @@ fn memory(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         tables: vec![grid],
         plots: vec![plot],
         notes: vec![
-            "Tables that report no bytes are measured by the growth of the process, which small \
-             ones may not change."
+            "Tables that report no bytes are measured by what the process has allocated since they \
+             were built."
                 .into(),
         ],
     })

@@ -42,8 +42,9 @@ pub(crate) fn grids(driven: &DriveReport) -> Vec<Grid> {
         },
     );
     type Quantile = (&'static str, fn(&Record) -> Option<u64>);
-    let quantiles: [Quantile; 4] = [
+    let quantiles: [Quantile; 5] = [
         ("Median latency", |record| record.p50_ns),
+        ("95th percentile of latency", |record| record.p95_ns),
         ("99th percentile of latency", |record| record.p99_ns),
         ("99.9th percentile of latency", |record| record.p999_ns),
         ("Longest latency", |record| record.max_ns),

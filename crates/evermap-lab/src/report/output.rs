@@ -156,7 +156,7 @@ mod tests {
     use crate::workload::Phase;
 
     /// Programs that read the lines rely on these fields.
-    const FIELDS: [&str; 56] = [
+    const FIELDS: [&str; 63] = [
         "experiment",
         "index",
         "medium",
@@ -174,6 +174,7 @@ mod tests {
         "cpu_high",
         "cpu_least",
         "p50_ns",
+        "p95_ns",
         "p99_ns",
         "p999_ns",
         "p9999_ns",
@@ -189,6 +190,12 @@ mod tests {
         "load_factor",
         "dram_bytes",
         "pm_bytes",
+        "bytes_per_record",
+        "displaced",
+        "tranches_per_hit",
+        "tranches_per_miss",
+        "reads_per_op",
+        "writes_per_op",
         "page_size",
         "location",
         "flush_kind",

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::subject::facts::{Counts, Place};
+use crate::subject::facts::{Counts, Place, Size};
 
 /// One measurement. What was not measured is `None`, and `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -45,6 +45,8 @@ pub struct Record {
     pub cpu_least: Option<f64>,
     /// Median latency in nanoseconds; for `get_many`, of a batch.
     pub p50_ns: Option<u64>,
+    /// 95th percentile of latency, in nanoseconds.
+    pub p95_ns: Option<u64>,
     /// 99th percentile of latency, in nanoseconds.
     pub p99_ns: Option<u64>,
     /// 99.9th percentile of latency, in nanoseconds.
@@ -75,6 +77,18 @@ pub struct Record {
     pub dram_bytes: Option<u64>,
     /// Bytes in the medium, after the phase.
     pub pm_bytes: Option<u64>,
+    /// All these bytes, divided by the number of pairs.
+    pub bytes_per_record: Option<f64>,
+    /// The share of the pairs that are not in their home tranche, after the phase.
+    pub displaced: Option<f64>,
+    /// Tranches that a lookup of a present key parses, on average.
+    pub tranches_per_hit: Option<f64>,
+    /// Tranches that a lookup of an absent key parses, on average.
+    pub tranches_per_miss: Option<f64>,
+    /// Reads of a file per operation.
+    pub reads_per_op: Option<f64>,
+    /// Pages of a file written per operation.
+    pub writes_per_op: Option<f64>,
     /// The page size that most of the table's memory really had, in bytes.
     pub page_size: Option<u64>,
     /// The directory of the medium's file.
@@ -144,6 +158,23 @@ impl Record {
         self.seconds = Some(seconds);
         self.mops = Some(ops / seconds / 1e6);
         self.cpu_ns_per_op = Some(cpu_seconds * 1e9 / ops);
+    }
+
+    /// Sets the size of the table.
+    pub(crate) fn size(&mut self, size: Size) {
+        self.load_factor = size.load_factor;
+        self.dram_bytes = size.dram_bytes;
+        self.pm_bytes = size.pm_bytes;
+        let reported = size.dram_bytes.is_some() || size.pm_bytes.is_some();
+        let bytes = size.dram_bytes.unwrap_or(0) + size.pm_bytes.unwrap_or(0);
+        let per_record = |&len: &u64| bytes as f64 / len as f64;
+        self.bytes_per_record =
+            size.len.filter(|&len| reported && len > 0).as_ref().map(per_record);
+        if let Some(placement) = size.placement {
+            self.displaced = Some(placement.displaced);
+            self.tranches_per_hit = Some(placement.tranches_per_hit);
+            self.tranches_per_miss = Some(placement.tranches_per_miss);
+        }
     }
 
     /// Sets what was counted during all operations.

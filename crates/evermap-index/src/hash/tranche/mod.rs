@@ -26,6 +26,7 @@
 //!
 //! * [`Tranche`] is an index of this crate: keys and words of 8 bytes.
 //! * [`TrancheMap`] maps byte strings to byte strings.
+//! * [`disk::TrancheFile`] does so in a file that may be larger than memory.
 //!
 //! # Crash safety
 //!
@@ -60,6 +61,7 @@ mod additions;
 mod arrays;
 mod batch;
 mod check;
+pub mod disk;
 mod entry;
 mod fill;
 mod group;
@@ -69,6 +71,7 @@ mod items;
 pub mod layout;
 mod map;
 pub mod place;
+mod placement;
 mod reserve;
 pub mod shards;
 mod table;
@@ -85,6 +88,7 @@ use table::{Format, Locked, Table};
 
 pub use entry::{Entry, OccupiedEntry, VacantEntry, ValueMut};
 pub use map::{TinyMap, TrancheMap};
+pub use placement::Placement;
 pub use table::Config;
 pub use value::ValueRef;
 

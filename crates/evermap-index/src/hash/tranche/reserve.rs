@@ -31,7 +31,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     /// Returns the bytes of records that all groups hold.
-    fn total_capacity(&self) -> f64 {
+    pub(super) fn total_capacity(&self) -> f64 {
         let state = self.arrays.state();
         let groups = state.target() as f64 + state.share_moved(Self::GEOMETRY);
         groups * Self::CAPACITY as f64

@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_record_is_never_in_two_lines() {
         let start = std::mem::offset_of!(Node, low_and_records) + size_of::<Record>();
-        assert!(start % 64 == 0 && 64 % size_of::<Record>() == 0);
+        assert!(start.is_multiple_of(64) && 64_usize.is_multiple_of(size_of::<Record>()));
         assert_eq!(start + RECORDS * size_of::<Record>(), size_of::<Node>());
     }
 

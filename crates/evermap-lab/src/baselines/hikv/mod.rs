@@ -43,6 +43,7 @@ use crate::indexes::builder::IndexBuilder;
 use crate::indexes::media::{Memory, Watched};
 use crate::subject::store::{Result, Store, Stored};
 use crate::subject::{Counts, Entry, File, Found, Guards, Place, Setup, Size, Subject};
+use crate::workload::KeyValueLengths;
 
 mod backend;
 mod balance;
@@ -135,7 +136,8 @@ fn subject<M: Medium>(
     counts: fn(&M) -> Option<Counts>,
 ) -> Result<Box<dyn Subject>> {
     let store = HiKv::create(variant, medium, builder.setup.keys, builder.place(), counts)?;
-    Ok(Box::new(Stored::new(builder.name, store, builder.setup.lengths.unwrap_or_default())))
+    let lengths = builder.setup.lengths.unwrap_or(KeyValueLengths::WORDS);
+    Ok(Box::new(Stored::new(builder.name, store, lengths)))
 }
 
 /// The state that all threads share.
@@ -390,6 +392,7 @@ impl<M: Medium> Store for HiKv<M> {
             load_factor: Some(keys as f64 / census.entries as f64),
             dram_bytes: Some(core.tree.dram_bytes()? + core.hash.dram_bytes() + queues),
             pm_bytes: Some(core.pool.heap_stats().allocated_bytes),
+            placement: None,
         })
     }
 

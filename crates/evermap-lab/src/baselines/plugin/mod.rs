@@ -346,7 +346,7 @@ impl Table for Foreign {
             load_factor: calls.load_factor.map(|load_factor| unsafe { load_factor(self.table) }),
             // SAFETY: see above.
             dram_bytes: calls.bytes.map(|bytes| unsafe { bytes(self.table) }),
-            pm_bytes: None,
+            ..Size::default()
         })
     }
 }

@@ -12,6 +12,7 @@ use crate::machine;
 use crate::subject::store::{Result, Store, Stored};
 use crate::subject::unique_path;
 use crate::subject::{Entry, File, Place, Setup, Subject, Survives};
+use crate::workload::KeyValueLengths;
 
 mod fjall;
 mod lmdb;
@@ -103,7 +104,7 @@ fn build<S: Store>(
     setup: &Setup,
 ) -> std::result::Result<Box<dyn Subject>, LabError> {
     let failed = |error: Failure| LabError::Index { index: name, source: error };
-    let lengths = setup.lengths.unwrap_or_default();
+    let lengths = setup.lengths.unwrap_or(KeyValueLengths::WORDS);
     let folder = Folder::new(setup).map_err(|error| failed(error.into()))?;
     let room = setup.keys.saturating_mul(16 * (64 + lengths.most_bytes())).max(1 << 30);
     let store = open(Terms { folder, survives, room }).map_err(failed)?;
@@ -163,7 +164,7 @@ mod tests {
     use crate::registry::subject;
     use crate::subject::{MediumKind, Reading};
     use crate::testing::Kept;
-    use crate::workload::{Blend, KeyValueLengths, Mix, Phase, Zipf};
+    use crate::workload::{Blend, Mix, Phase, Zipf};
     use evermap_pm::medium::Pages;
 
     /// Returns the names of the stores that this machine has; RocksDB's library may be missing.

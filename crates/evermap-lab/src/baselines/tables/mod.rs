@@ -5,6 +5,7 @@
 //! allocator provides (with glibc, `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in the environment makes
 //! these huge).
 
+pub(crate) mod alone;
 #[cfg(feature = "rivals")]
 mod dashmap;
 pub(crate) mod hash;

@@ -87,6 +87,8 @@ mod tests {
             "scc-hashmap",
             "scc-hashindex",
             "rwlock-hashbrown",
+            "std-hashmap",
+            "std-hashmap-fold",
         ];
         let config = Config {
             indexes: names.map(str::to_owned).to_vec(),

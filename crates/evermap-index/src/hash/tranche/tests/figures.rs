@@ -151,7 +151,7 @@ fn space_of<const T: usize, const G: usize, const C: u32>(pairs: u64) -> Space {
     let (mut sum, mut most, mut hit, mut overflows) = (0.0, 0f64, 0.0, 0.0);
     for key in 0..2 * pairs {
         index.insert(key, key, &pool.pin()).unwrap();
-        if key >= pairs && (key - pairs) % (pairs / SAMPLES) == 0 {
+        if key >= pairs && (key - pairs).is_multiple_of(pairs / SAMPLES) {
             sum += used(key + 1);
             most = most.max(used(key + 1));
             let groups = index.table.arrays.state().count();

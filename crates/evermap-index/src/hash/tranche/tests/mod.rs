@@ -9,6 +9,7 @@ use evermap_pm::{Medium, Pool};
 mod figures;
 mod map;
 mod pitfalls;
+mod placement;
 mod states;
 mod values;
 
