@@ -70,7 +70,7 @@ impl IndexKind {
             IndexKind::Cceh => (33 << 10, 41.0),
             IndexKind::Level => (7 << 10, 35.9),
             IndexKind::Clht => (4 << 10, 34.2),
-            IndexKind::Tranche => (9 << 10, 38.2),
+            IndexKind::Tranche => (9 << 10, 28.9),
         };
         f64::from(empty).max(a_record * records as f64)
     }
