@@ -34,7 +34,7 @@ fn what_is_counted_is_there() {
 #[test]
 fn fill_is_in_bytes() {
     let pool = in_memory(64 << 20);
-    let map = TrancheMap::<Sim, 4096, 16, 4>::create(
+    let map = TrancheMap::<Sim, 4096, 16, 3>::create(
         pool.clone(),
         pool.root(0),
         Config { initial_depth: 2 },
@@ -94,10 +94,12 @@ fn touched<const T: usize, const G: usize, const C: u32>(keys: u64) -> [(f64, f6
 /// than the lock of its group.
 #[test]
 fn lookups_touch_few_lines_and_pages() {
-    let [hit, miss] = touched::<256, 16, 8>(20_000);
+    let [hit, miss] = touched::<256, 16, 7>(20_000);
     assert!(hit.0 < 4.6 && hit.1 < 2.1, "{hit:?}");
     assert!(miss.0 < 4.0 && miss.1 < 2.1, "{miss:?}");
-    let [hit, miss] = touched::<4096, 16, 4>(20_000);
+    let [hit, miss] = touched::<4096, 16, 3>(100_000);
     assert!(hit.0 < 9.0 && hit.1 < 3.1, "{hit:?}");
-    assert!(miss.0 < 12.0 && miss.1 < 3.1, "{miss:?}");
+    // A table of few groups is as full as it becomes, and a third of the misses go on to another
+    // tranche.
+    assert!(miss.0 < 17.0 && miss.1 < 3.3, "{miss:?}");
 }
