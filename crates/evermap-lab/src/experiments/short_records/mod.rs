@@ -248,9 +248,7 @@ mod tests {
                     let bytes = record.bytes_per_record.unwrap();
                     assert!(bytes >= f64::from(key + value), "{index}, {value}: {bytes}");
                     assert_eq!(record.tranches_per_hit.is_some(), index.starts_with("tranche"));
-                    assert_eq!(record.lines_read_per_op.is_some(), {
-                        index.starts_with("tranche") && value == 8
-                    });
+                    assert_eq!(record.lines_read_per_op.is_some(), index.starts_with("tranche"));
                 }
             }
         }
