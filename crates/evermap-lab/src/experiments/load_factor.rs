@@ -180,17 +180,7 @@ fn grow(entry: &Entry, config: &Config, out: &mut dyn Output) -> Result<Grown, L
     if let Some(speller) = table.speller() {
         stream.spell(&speller);
     }
-    let work = Work {
-        name: Phase::Insert.name(),
-        phase: Phase::Insert,
-        keys: &stream.keys,
-        spelled: stream.spelled.all(),
-        ops: &[],
-        version: 0,
-        batch: 1,
-        writer: Writer { thread: 0, threads: 1, first: 0, most: 0 },
-        bulk: false,
-    };
+    let work = insertion(&stream);
     out.begin(samples);
     let mut grown = Grown { index: entry.name, samples: Vec::new() };
     let mut inserted = 0;
@@ -224,6 +214,21 @@ fn grow(entry: &Entry, config: &Config, out: &mut dyn Output) -> Result<Grown, L
         })?;
     }
     Ok(grown)
+}
+
+/// Returns the work of inserting the keys of a stream, one after the other.
+pub(super) fn insertion(stream: &Stream) -> Work<'_> {
+    Work {
+        name: Phase::Insert.name(),
+        phase: Phase::Insert,
+        keys: &stream.keys,
+        spelled: stream.spelled.all(),
+        ops: &[],
+        version: 0,
+        batch: 1,
+        writer: Writer { thread: 0, threads: 1, first: 0, most: 0 },
+        bulk: false,
+    }
 }
 
 #[cfg(test)]

@@ -109,12 +109,6 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         &self.table.pool
     }
 
-    /// Returns the table, for tests.
-    #[cfg(test)]
-    pub(super) fn table(&self) -> &Table<Strings, M, T, G, C> {
-        &self.table
-    }
-
     pub(super) fn hash(&self, key: &[u8]) -> u64 {
         xxh3_64_with_seed(key, self.table.seed)
     }

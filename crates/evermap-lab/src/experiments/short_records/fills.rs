@@ -4,10 +4,11 @@
 use crate::LabError;
 use crate::driver::Config;
 use crate::experiments::Settings;
+use crate::experiments::load_factor::insertion;
 use crate::registry::subject;
 use crate::report::{Grid, Output};
-use crate::subject::{Setup, Size, Work};
-use crate::workload::{KeyValueLengths, Lengths, Phase, Stream, Workload, Writer};
+use crate::subject::{Setup, Size};
+use crate::workload::{KeyValueLengths, Lengths, Phase, Stream, Workload};
 
 /// What a simulation with ideal hashes and groups of sixteen (eight) tranches has found: the share
 /// of displaced records, and the tranches that a hit and a miss parse.
@@ -117,21 +118,6 @@ fn samples(simulated: &Simulated, config: &Config) -> Result<Vec<Size>, LabError
         sizes.push(table.size()?);
     }
     Ok(sizes)
-}
-
-/// Returns the work of inserting the keys of a stream, one after the other.
-pub(super) fn insertion(stream: &Stream) -> Work<'_> {
-    Work {
-        name: Phase::Insert.name(),
-        phase: Phase::Insert,
-        keys: &stream.keys,
-        spelled: stream.spelled.all(),
-        ops: &[],
-        version: 0,
-        batch: 1,
-        writer: Writer { thread: 0, threads: 1, first: 0, most: 0 },
-        bulk: false,
-    }
 }
 
 /// Returns the cells for the sample that is nearest to a simulation, if one is near.

@@ -6,10 +6,10 @@
 
 use std::hint::black_box;
 
-use super::fills::insertion;
 use crate::LabError;
 use crate::driver::Config;
 use crate::experiments::Settings;
+use crate::experiments::load_factor::insertion;
 use crate::machine::{self, CpuClock};
 use crate::registry::subject;
 use crate::report::model::cell;

@@ -61,7 +61,7 @@ fn p1_a_small_record_may_fit_where_a_large_one_did_not() {
     }
     let place = |key: &[u8]| {
         let hash = xxh3_64_with_seed(key, pool.seed());
-        let table = map.table();
+        let table = &map.table;
         let is_it = |stored: &Stored<'_>| table.is_of(stored, key, hash).unwrap();
         let group = table.arrays.group(0).unwrap();
         table.groups().find(group, hash, is_it).unwrap().unwrap().place
@@ -247,7 +247,7 @@ fn p7_a_block_is_read_only_for_its_key() {
     };
     let other = (0u32..).map(|number| number.to_le_bytes().to_vec()).find(same).unwrap();
     // If the block were read, the damage would be reported.
-    let table = map.table();
+    let table = &map.table;
     let group = table.arrays.group(0).unwrap();
     let found = table.groups().find(group, hash(&key), |_| true).unwrap().unwrap();
     let block = table.block_of(&found).unwrap();
