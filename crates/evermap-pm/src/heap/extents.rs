@@ -26,7 +26,7 @@ pub(super) struct Extent {
     pub(super) blocks: u32,
     /// Open: number of blocks that are not allocated.
     pub(super) free: u32,
-    /// One bit per block.
+    /// One bit per block. Closed: empty until something [is marked](Self::marks).
     pub(super) bits: Vec<u64>,
     /// Closed: blocks freed since the open, to be applied after the sweep.
     pub(super) deferred_frees: Vec<u32>,
@@ -68,13 +68,30 @@ impl Extent {
             Usage::Unused | Usage::Tail | Usage::Free | Usage::Table => 0,
         };
         self.free = self.blocks;
-        self.bits = vec![0; self.blocks.div_ceil(64) as usize];
+        self.bits = Vec::new();
+        if state == ExtentState::Open {
+            self.marks();
+        }
         self.deferred_frees = Vec::new();
         self.listed = false;
         self.listed_ample = false;
         self.claimed = state == ExtentState::Open;
         self.evacuating = false;
         self.unmoved = 0;
+    }
+
+    /// Returns the number of words of `bits`.
+    pub(super) fn words(&self) -> usize {
+        self.blocks.div_ceil(64) as usize
+    }
+
+    /// Returns `bits`, all zeros if nothing was marked yet. Opening a large store would take longer
+    /// if there were bits for all of it at once.
+    pub(super) fn marks(&mut self) -> &mut [u64] {
+        if self.bits.is_empty() {
+            self.bits = vec![0; self.words()];
+        }
+        &mut self.bits
     }
 
     /// Returns the size of a block in bytes.

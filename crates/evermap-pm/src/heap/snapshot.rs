@@ -100,9 +100,9 @@ impl<M: Medium> Heap<M> {
             if now.state == ExtentState::Free || now.entry.encode(index) | IN_USE != word {
                 return None;
             }
-            let bits: Vec<u64> = words.by_ref().take(now.bits.len()).collect();
+            let bits: Vec<u64> = words.by_ref().take(now.words()).collect();
             let valid = |(i, bits): (usize, &u64)| bits & !now.valid_bits(i) == 0;
-            if bits.len() != now.bits.len() || !bits.iter().enumerate().all(valid) {
+            if bits.len() != now.words() || !bits.iter().enumerate().all(valid) {
                 return None;
             }
             restored.push(Restored::Used(index, bits));

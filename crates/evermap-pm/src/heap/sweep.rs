@@ -30,7 +30,7 @@ impl<M: Medium> Heap<M> {
         };
         if extent.state == ExtentState::Closed {
             let (word, bit) = Extent::bit(block);
-            extent.bits[word] |= bit;
+            extent.marks()[word] |= bit;
         }
     }
 
@@ -90,9 +90,11 @@ impl<M: Medium> Heap<M> {
             if extent.state != ExtentState::Closed {
                 return;
             }
-            for block in std::mem::take(&mut extent.deferred_frees) {
+            let frees = std::mem::take(&mut extent.deferred_frees);
+            let marks = extent.marks();
+            for block in frees {
                 let (word, bit) = Extent::bit(block);
-                extent.bits[word] &= !bit;
+                marks[word] &= !bit;
             }
             self.reopen(index, extent);
         });

@@ -580,6 +580,27 @@ fn a_zeroed_table_can_be_closed() {
     heap.save_snapshot().unwrap();
 }
 
+/// Otherwise opening a large store would take longer. Until the sweep ends, only what is marked has
+/// bits.
+#[test]
+fn opening_after_a_crash_prepares_no_bits() {
+    let region = region(1 << 20, 64 << 20);
+    let heap = Heap::open(region.clone(), PreviousUse::None);
+    let blocks: Vec<u64> = (0..10_000).map(|_| heap.allocate(1024).unwrap()).collect();
+    let heap = Heap::open(region, PreviousUse::Unclean);
+    let extents_with_bits = || {
+        let mut count = 0;
+        heap.for_each_extent(|_, extent| count += usize::from(!extent.bits.is_empty()));
+        count
+    };
+    assert_eq!(extents_with_bits(), 0);
+    heap.mark(blocks[9_999]);
+    assert_eq!(extents_with_bits(), 1);
+    heap.free(blocks[0]);
+    heap.finish_sweep();
+    assert_eq!(heap.allocated(), [blocks[9_999]]);
+}
+
 /// Under a limit, what is in use and what takes memory stay below it, and all of it can be used for
 /// blocks of any size.
 #[test]
