@@ -114,8 +114,8 @@ impl Options {
         Options { cache_bytes, ..self }
     }
 
-    /// Sets how many bytes of changes are collected before they are written: 64 MiB by default. The
-    /// larger it is, the more of them meet in one tranche.
+    /// Sets how many bytes of memory collected changes may take before they are written: 64 MiB by
+    /// default. The larger it is, the more of them meet in one tranche.
     pub fn buffer_bytes(self, buffer_bytes: usize) -> Self {
         Options { buffer_bytes, ..self }
     }
@@ -338,8 +338,9 @@ impl<const T: usize> TrancheFile<T> {
 
     fn change(&mut self, key: &[u8], value: Option<Box<[u8]>>) -> Result<()> {
         self.ensure_whole()?;
-        /// What an entry of the map takes, about.
-        const ENTRY: usize = 64;
+        /// What a change takes beside its key and value, about, when it is written: two allocations,
+        /// a place in the map, which may just have grown, and one in the list that is sorted.
+        const ENTRY: usize = 192;
         self.changes.bytes += ENTRY + key.len() + value.as_ref().map_or(0, |value| value.len());
         self.changes.of.insert(key.into(), value);
         if self.changes.bytes > self.buffer_bytes { self.flush() } else { Ok(()) }
