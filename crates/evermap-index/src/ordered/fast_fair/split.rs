@@ -1,8 +1,8 @@
 //! FAIR: splitting a node, and telling the level above.
 //!
-//! A split is two stores, each of which is committed: the reference to the new node, which holds
-//! the upper half of the records, and the new end of the old node. In between, both have them, and
-//! searches may find them in either. The node above is told afterwards, without any lock of the
+//! A split is two stores, each of which is durable before anything is stored that builds on it: the
+//! reference to the new node, which holds the upper half of the records, and the new end of the old
+//! node. In between, both have them, and searches may find them in either. The node above is told afterwards, without any lock of the
 //! two; until then searches reach the new node from the old one. If that never happens (the process
 //! dies, there is no space), the next thread that changes something there and has to go right does
 //! it: the second condition of [`recipe`](crate::recipe). The published code leaves the node where
@@ -51,7 +51,7 @@ impl<M: Medium> FastFair<M> {
 
     /// Splits a full node that this thread has locked. Returns the new node, which no other thread
     /// reaches before the old one is released, and where the record belongs that had to be at
-    /// `position`.
+    /// `position`. The new end of the old node is durable when that is inserted.
     ///
     /// # Errors
     /// `Damaged`; nothing has changed then.
@@ -91,7 +91,9 @@ impl<M: Medium> FastFair<M> {
         recipe::commit(m, &old.header().sibling, new.offset);
         m.store_transient(&old.header().next_prefix, m.load(&middle.prefix));
         if !m.mutant("FF-3") {
-            recipe::commit(m, &middle.at, 0);
+            m.store(&middle.at, 0);
+            // The insertion that follows begins with a fence.
+            m.flush(middle);
             old.end_at(m, MIDDLE);
         }
         let place = if position > MIDDLE { (new, position - first) } else { (old, position) };
