@@ -2,11 +2,11 @@
 //!
 //! A split is two stores, each of which is durable before anything is stored that builds on it: the
 //! reference to the new node, which holds the upper half of the records, and the new end of the old
-//! node. In between, both have them, and searches may find them in either. The node above is told afterwards, without any lock of the
-//! two; until then searches reach the new node from the old one. If that never happens (the process
-//! dies, there is no space), the next thread that changes something there and has to go right does
-//! it: the second condition of [`recipe`](crate::recipe). The published code leaves the node where
-//! it is for ever.
+//! node. In between, both have them, and searches may find them in either. The node above is told
+//! afterwards, without any lock of the two; until then searches reach the new node from the old
+//! one. If that never happens (the process dies, there is no space), the next thread that changes
+//! something there and has to go right does it: the second condition of [`recipe`](crate::recipe).
+//! The published code leaves the node where it is for ever.
 
 use evermap_pm::{Error, Medium, Result};
 
