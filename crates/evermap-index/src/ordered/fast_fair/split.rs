@@ -8,11 +8,14 @@
 //! something there and has to go right does it: the second condition of [`recipe`](crate::recipe).
 //! The published code leaves the node where it is for ever.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
 use super::access::{Locked, NodeRef, Search};
 use super::layout::{self, Meta, NO_CHILD, RECORDS, Record, Rest, VACANT};
+use super::shift::BEHIND_THE_END;
+use crate::FOUND_LATE;
 use crate::fresh::Fresh;
 use crate::node_lock::Lock;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
@@ -93,6 +96,7 @@ impl<M: Medium> FastFair<M> {
         if !m.mutant("FF-3") {
             m.store(&middle.at, 0);
             // The insertion that follows begins with a fence.
+            m.note(Note::Harmless(BEHIND_THE_END));
             m.flush(middle);
             old.end_at(m, MIDDLE);
         }
@@ -198,6 +202,10 @@ impl<M: Medium> FastFair<M> {
             m.store(&new.header().count, 1);
             m.flush(new.node);
             m.fence();
+            m.note(Note::Harmless(
+                "without, a crash brings back the former root, which leads everywhere more slowly: \
+                 `a_root_that_was_split_gets_one_above`",
+            ));
             recipe::commit(m, cell, block);
             Ok(())
         });
@@ -212,8 +220,8 @@ impl<M: Medium> FastFair<M> {
     /// completes what it was doing.
     pub(super) fn repair(&self, node: &NodeRef<'_>) {
         let m = self.medium();
-        m.flush(node.node);
-        m.fence();
+        m.note(Note::Harmless(FOUND_LATE));
+        m.persist(node.node);
         self.derive(node);
         let mut left = m.load(&node.node.low().at);
         for position in 0..RECORDS {
@@ -264,6 +272,10 @@ impl<M: Medium> FastFair<M> {
         if let Ok(place) = self.place(node, &search) {
             let end = &node.records()[place.position].at;
             if m.load(end) != 0 {
+                m.note(Note::Harmless(
+                    "needed where a leaf behind the end was freed: \
+                     `a_split_is_completed_after_a_crash`",
+                ));
                 recipe::commit(m, end, 0);
                 node.end_at(m, place.position);
             }
