@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::ops::Bound;
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, PmU64, Pool, Result, pod};
 
 use super::{Direction, Page};
@@ -151,6 +152,7 @@ impl<'m> LeafRef<'m> {
     pub(crate) fn put<M: Medium>(&self, m: &M, word: u64) {
         let state = LeafState(m.load(&self.leaf.state)).next();
         let mut change = Preparation::new(m, &self.leaf.state);
+        m.note(Note::Harmless("torn, it is complete before the state refers to it"));
         change.store(&self.leaf.words[state.current()], word);
         change.commit_marked(state.0, LeafState::MARK);
     }

@@ -243,6 +243,9 @@ impl<M: Medium> Region<M> {
         // The process that stored these words may have died before they were durable. Fenced
         // together with the generation, before the other copy is touched, and before anything
         // relies on the format or on a root.
+        region.medium.note(Note::Harmless(
+            "needed after a creation that was killed: `an_open_makes_durable_what_it_relies_on`",
+        ));
         region.medium.flush(region.medium.at::<Superblock>(at).expect("just read"));
         region.medium.note(Note::Harmless(
             "needed by users of more than a root: `an_open_makes_durable_what_it_relies_on`",

@@ -120,10 +120,10 @@ impl<M: Medium> Region<M> {
         m.store(&copy.unit_count, self.unit_count);
         m.store(&copy.seed, self.seed);
         m.store(&copy.check, self.check_with_magic(at));
-        m.persist(copy);
-        // Last, because it says that the rest is complete.
         m.store(&copy.magic, MAGIC);
-        m.persist(&copy.magic);
+        // In any order: if a crash leaves a part of it, the copy does not verify. The other one
+        // does, or the region counts as one that is being created.
+        m.persist(copy);
     }
 
     /// Makes programs that only support formats below `format` refuse this region from now on.

@@ -104,8 +104,13 @@ impl<'m> Node<'m> {
             };
             m.store(cell, child.with(symbol).0);
         }
-        m.flush(header);
-        m.flush(node.children);
+        if kind == Kind::N48 {
+            // The hints between them need not be durable.
+            m.flush(header);
+            m.flush(node.children);
+        } else {
+            m.flush(m.slice::<PmU64>(offset, kind.bytes() / 8).expect("just allocated"));
+        }
     }
 
     /// Returns the bytes that all keys below the node have in common.

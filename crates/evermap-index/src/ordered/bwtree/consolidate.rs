@@ -13,6 +13,7 @@ use super::BwTree;
 use super::access::Node;
 use super::layout::{INTENT_BYTES, Link, RECORD_HEADER};
 use super::node::{BaseRef, Bounds, Entry, base_bytes};
+use super::table::LOST_IDS;
 use crate::fresh::Fresh;
 use crate::ordered::leaf::LeafRef;
 use crate::recipe;
@@ -351,6 +352,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     pub(super) fn discard(&self, new: &NewNode<'_>) {
         let m = self.medium();
         m.store(new.cell, 0);
+        m.note(Note::Harmless(LOST_IDS));
         m.flush(new.cell);
         self.discard_id(new.id);
     }

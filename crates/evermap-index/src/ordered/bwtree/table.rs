@@ -19,7 +19,10 @@ use super::access::Search;
 use super::layout::{FIRST_SEGMENT, IDS, Link, SEGMENTS};
 
 /// Why a crash may take it back that the word of an id was removed.
-const LOST_IDS: &str = "the next opener finds out again that no node refers to the id";
+pub(super) const LOST_IDS: &str = "the next opener finds out again that no node refers to the id";
+
+/// Why it is not noticed that a segment may come into use with other words than zeros.
+const NO_WORDS: &str = "needed in reused memory: `a_segment_comes_into_use_without_words`";
 
 /// Which ids are free.
 #[derive(Default)]
@@ -48,6 +51,7 @@ pub(super) fn segment_words(segment: usize) -> u64 {
 pub(super) fn write_segment<M: Medium>(m: &M, block: u64, segment: usize) {
     let cells: &[PmU64] = m.slice(block, segment_words(segment)).expect("just allocated");
     cells.iter().for_each(|cell| m.store(cell, 0));
+    m.note(Note::Harmless(NO_WORDS));
     m.flush(cells);
 }
 
@@ -195,6 +199,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if m.load(cell) == 0 {
             let block = self.pool.allocate_fixed(8 * segment_words(segment))?;
             write_segment(m, block, segment);
+            m.note(Note::Harmless(NO_WORDS));
             m.fence();
             crate::recipe::commit(m, cell, block);
         }

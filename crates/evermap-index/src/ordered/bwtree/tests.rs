@@ -14,6 +14,7 @@ use super::access::Search;
 use super::consolidate::Work;
 use super::layout::{Child, Link, Part, TREE_MARK};
 use super::node::{BaseRef, Bounds};
+use super::table::segment_words;
 use super::walk::Shown;
 use super::{BwTree, Tiny};
 use crate::crash_states::{
@@ -583,6 +584,35 @@ fn a_segment_is_durable_before_its_ids_are_used() {
     let (_pool, index): (_, Tree) = reopened(&sim);
     as_operation(&sim, || assert!(index.index.knows_ids().unwrap()));
     are_kept(&sim, [cell], !0);
+}
+
+/// Where a segment comes into use, other things were before. Their words would be taken for those
+/// of nodes, and no node would ever get these ids.
+#[test]
+fn a_segment_comes_into_use_without_words() {
+    let (sim, pool, index) = tree();
+    let tree = &*index.index;
+    let bytes = 8 * segment_words(1);
+    let used: Vec<u64> = std::iter::from_fn(|| pool.allocate_fixed(bytes).ok()).collect();
+    for &block in &used {
+        let cells: &[PmU64] = sim.slice(block, bytes / 8).unwrap();
+        cells.iter().for_each(|cell| sim.store(cell, Link::base(block).0));
+    }
+    used.into_iter().for_each(|block| pool.free_unpublished(block));
+    let second = &tree.root_block().unwrap().segments[1];
+    let mut keys = 0..1_000;
+    while sim.load(second) == 0 {
+        record(&sim, || insert(tree, keys.next()));
+    }
+    let (named, at) = (sim.offset_of(second), sim.load(second));
+    let words = (at..at + bytes).step_by(8);
+    let vacant: Vec<u64> =
+        words.filter(|&at| sim.load(sim.at::<PmU64>(at).unwrap()) == 0).collect();
+    assert!(!vacant.is_empty());
+    for_each_image(&sim, false, |image| {
+        let is_vacant = |at: &u64| word_in(image, *at) == 0;
+        assert!(word_in(image, named) == 0 || vacant.iter().all(is_vacant));
+    });
 }
 
 /// Ids of nodes that were merged are used again. The published code has a million of them.

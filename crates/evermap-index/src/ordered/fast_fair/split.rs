@@ -1,18 +1,21 @@
 //! FAIR: splitting a node, and telling the level above.
 //!
-//! A split is two stores, each of which is committed: the reference to the new node, which holds
-//! the upper half of the records, and the new end of the old node. In between, both have them, and
-//! searches may find them in either. The node above is told afterwards, without any lock of the
-//! two; until then searches reach the new node from the old one. If that never happens (the process
-//! dies, there is no space), the next thread that changes something there and has to go right does
-//! it: the second condition of [`recipe`](crate::recipe). The published code leaves the node where
-//! it is for ever.
+//! A split is two stores, each of which is durable before anything is stored that builds on it: the
+//! reference to the new node, which holds the upper half of the records, and the new end of the old
+//! node. In between, both have them, and searches may find them in either. The node above is told
+//! afterwards, without any lock of the two; until then searches reach the new node from the old
+//! one. If that never happens (the process dies, there is no space), the next thread that changes
+//! something there and has to go right does it: the second condition of [`recipe`](crate::recipe).
+//! The published code leaves the node where it is for ever.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
 use super::access::{Locked, NodeRef, Search};
 use super::layout::{self, Meta, NO_CHILD, RECORDS, Record, Rest, VACANT};
+use super::shift::BEHIND_THE_END;
+use crate::FOUND_LATE;
 use crate::fresh::Fresh;
 use crate::node_lock::Lock;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
@@ -51,7 +54,7 @@ impl<M: Medium> FastFair<M> {
 
     /// Splits a full node that this thread has locked. Returns the new node, which no other thread
     /// reaches before the old one is released, and where the record belongs that had to be at
-    /// `position`.
+    /// `position`. The new end of the old node is durable when that is inserted.
     ///
     /// # Errors
     /// `Damaged`; nothing has changed then.
@@ -91,7 +94,10 @@ impl<M: Medium> FastFair<M> {
         recipe::commit(m, &old.header().sibling, new.offset);
         m.store_transient(&old.header().next_prefix, m.load(&middle.prefix));
         if !m.mutant("FF-3") {
-            recipe::commit(m, &middle.at, 0);
+            m.store(&middle.at, 0);
+            // The insertion that follows begins with a fence.
+            m.note(Note::Harmless(BEHIND_THE_END));
+            m.flush(middle);
             old.end_at(m, MIDDLE);
         }
         let place = if position > MIDDLE { (new, position - first) } else { (old, position) };
@@ -196,6 +202,10 @@ impl<M: Medium> FastFair<M> {
             m.store(&new.header().count, 1);
             m.flush(new.node);
             m.fence();
+            m.note(Note::Harmless(
+                "without, a crash brings back the former root, which leads everywhere more slowly: \
+                 `a_root_that_was_split_gets_one_above`",
+            ));
             recipe::commit(m, cell, block);
             Ok(())
         });
@@ -210,8 +220,8 @@ impl<M: Medium> FastFair<M> {
     /// completes what it was doing.
     pub(super) fn repair(&self, node: &NodeRef<'_>) {
         let m = self.medium();
-        m.flush(node.node);
-        m.fence();
+        m.note(Note::Harmless(FOUND_LATE));
+        m.persist(node.node);
         self.derive(node);
         let mut left = m.load(&node.node.low().at);
         for position in 0..RECORDS {
@@ -262,6 +272,10 @@ impl<M: Medium> FastFair<M> {
         if let Ok(place) = self.place(node, &search) {
             let end = &node.records()[place.position].at;
             if m.load(end) != 0 {
+                m.note(Note::Harmless(
+                    "needed where a leaf behind the end was freed: \
+                     `a_split_is_completed_after_a_crash`",
+                ));
                 recipe::commit(m, end, 0);
                 node.end_at(m, place.position);
             }

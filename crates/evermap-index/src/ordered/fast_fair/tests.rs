@@ -7,7 +7,7 @@ use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::FastFair;
 use super::layout::{Node, RECORDS_MAX};
-use crate::crash_states::{created, reopened};
+use crate::crash_states::{created, is_durable_once_served, is_kept, record, reopened};
 use crate::node_lock::Lock;
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{OrderedIndex, Persistent};
@@ -17,7 +17,7 @@ type Tree = InOrder<u64, FastFair<Sim>>;
 /// As many keys as the first node has space for.
 const FULL: u64 = RECORDS_MAX as u64;
 
-fn insert(index: &Tree, keys: std::ops::Range<u64>) {
+fn insert(index: &Tree, keys: impl IntoIterator<Item = u64>) {
     for key in keys {
         assert!(index.index.insert(&key.to_be_bytes(), key).unwrap().inserted());
     }
@@ -31,6 +31,43 @@ fn assert_complete(index: &Tree, keys: u64) {
     assert_eq!(index.check(), Vec::<String>::new());
     let stats = index.index.stats();
     assert_eq!((stats.len, stats.depth), (keys, 2));
+}
+
+/// Behind the end of a node that was split there are references to leaves, and these may be freed
+/// soon. So where a node ends is durable when a change returns, also if it is the new one that has
+/// got the key.
+#[test]
+fn the_end_of_a_node_is_durable_when_a_change_returns() {
+    let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, (0..FULL).map(|key| 2 * key + 1));
+    let left = index.index.root_node().unwrap();
+    let mut added = 0;
+    for key in [2 * FULL].into_iter().chain((0..).step_by(2)) {
+        record(&sim, || insert(&index, [key]));
+        added += 1;
+        let end = &left.records()[left.count(&sim)].at;
+        assert_eq!(sim.load(end), 0);
+        is_kept(&sim, end);
+        if left.count(&sim) == RECORDS_MAX - 1 {
+            break;
+        }
+    }
+    assert_eq!(index.index.stats().len, FULL + added);
+    assert_eq!(index.check(), Vec::<String>::new());
+}
+
+/// A process has died before what it had stored in a node was durable, and another one finds it.
+#[test]
+fn what_recovery_finds_is_durable_before_it_is_used() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..FULL + 1);
+    let root = sim.load(&index.index.root_block().unwrap().tree);
+    let left = sim.load(&sim.at::<Node>(root).unwrap().low().at);
+    let node = sim.at::<Node>(left).unwrap();
+    let records = node.records();
+    let words = [&node.header.sibling, &records[3].prefix, &records[3].at, &records[9].at];
+    let words = words.map(|word| sim.offset_of(word));
+    is_durable_once_served(&sim, (pool, index), &words, 3);
 }
 
 /// A process has died between the two stores of a split: both nodes have the upper half of the
@@ -49,9 +86,11 @@ fn a_split_is_completed_after_a_crash() {
     let offset = left.offset;
     drop((pool, index));
     let (_pool, index): (_, Tree) = reopened(&sim);
-    assert_complete(&index, FULL + 1);
+    record(&sim, || assert_eq!(index.index.get(&0u64.to_be_bytes()).unwrap(), Some(0)));
     let left = index.index.node_as_it_is(offset, Some(0)).unwrap();
     assert!(left.count(&sim) < RECORDS_MAX);
+    is_kept(&sim, &left.records()[left.count(&sim)].at);
+    assert_complete(&index, FULL + 1);
 }
 
 /// A process has died when a root was split, before it put a new root above the two nodes.
