@@ -225,11 +225,12 @@ impl<M: Medium> Region<M> {
             }
         }
         let magic = |at| medium.load(&medium.at::<Superblock>(at).expect("fits").magic);
-        if magic(0) == MAGIC || magic(SECOND_COPY) == MAGIC {
-            return Err(Error::damaged(0, "neither copy of the superblock verifies"));
-        }
+        // First: the second copy may be there in part.
         if magic(0) == CREATING {
             return no_store("its creation was interrupted; create it again".into());
+        }
+        if magic(0) == MAGIC || magic(SECOND_COPY) == MAGIC {
+            return Err(Error::damaged(0, "neither copy of the superblock verifies"));
         }
         if is_zero(medium, TABLE) {
             return no_store(format!(

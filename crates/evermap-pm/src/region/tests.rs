@@ -136,18 +136,26 @@ fn a_refusal_stores_nothing() {
     assert!(sim.contents() == before);
 }
 
-/// After any crash during a creation, it can be started again, or the region is complete.
+/// After any crash during a creation, it can be started again, as an opening says, or the region is
+/// complete.
 #[test]
 fn an_interrupted_creation_is_started_again() {
     let sim = Sim::new(1 << 20).unwrap();
     sim.note(Note::Begin(0));
     Region::create(sim.clone(), &small(), IDENTITY).unwrap();
     sim.note(Note::End(0));
-    let (mut blank, mut whole) = (0, 0);
+    let (mut blank, mut refusals, mut whole) = (0, 0, 0);
     for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-        let after = Sim::from_image(image.bytes, 1 << 20).unwrap();
+        let after = Sim::from_image(image.bytes.clone(), 1 << 20).unwrap();
         if Region::is_blank(&after) {
             assert!(!image.point.completed(0));
+            let again = Sim::from_image(image.bytes, 1 << 20).unwrap();
+            // It can also be opened once its second copy is complete.
+            let opened = Region::open(again, IDENTITY, OnSuspect::Refuse).map(drop);
+            if let Err(refused) = opened {
+                assert!(matches!(refused.kind(), ErrorKind::NotAStore { .. }), "{refused}");
+                refusals += 1;
+            }
             Region::create(after, &small(), IDENTITY).unwrap();
             blank += 1;
         } else {
@@ -156,7 +164,7 @@ fn an_interrupted_creation_is_started_again() {
         }
         ControlFlow::Continue(())
     });
-    assert!(blank > 10 && whole > 0, "{blank} and {whole}");
+    assert!(blank > 10 && refusals > 10 && whole > 0, "{blank}, {refusals} and {whole}");
 }
 
 #[test]
