@@ -4,12 +4,14 @@
 //! the payload of the record there whose fingerprint matches, and what this names. So the places of
 //! all keys of a batch are prefetched one stage after the other, and then the keys are looked up
 //! like others. A prefetch is only a hint: whatever it reads may change meanwhile.
+//!
+//! Lookups validate the version in the header of the home. So only changes need locks.
 
 use evermap_pm::medium::prefetch;
 use evermap_pm::{Medium, PmU64};
 
 use super::image::{fingerprint, home};
-use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, Named, Shape};
+use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, LINK, Named, Shape};
 use super::table::{Format, Table};
 use crate::fingerprint as fingerprints;
 use crate::index::BATCH_KEYS;
@@ -29,16 +31,21 @@ struct Match<'t> {
     payload: &'t [PmU64],
 }
 
-/// The locks of the groups of a batch.
+/// The locks of the groups of a batch of changes.
 ///
 /// A lock is at the beginning of a group, mostly of a page, so all of them belong to one set of the
-/// first-level cache, which holds and awaits only few lines at a time. With all of them prefetched
-/// at once, a lookup took nearly twice as long: so each is when a few others are still to be used.
+/// first-level cache, which holds and awaits only few lines at a time. So each is prefetched when a
+/// few others are still to be used.
 pub(super) struct Locks<'t>([Option<&'t PmU64>; BATCH_KEYS]);
 
 impl Locks<'_> {
     /// The number of locks that are prefetched and not used.
     const AHEAD: usize = 8;
+
+    /// Prefetches those that are used first.
+    pub(super) fn prefetch_first(&self) {
+        (0..Self::AHEAD).for_each(|at| self.prefetch(at));
+    }
 
     /// Prefetches a lock for later. To be called before the key with this number is looked up.
     #[inline(always)]
@@ -61,8 +68,8 @@ const MATCH: usize = 16;
 
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
     /// Prefetches what lookups of up to [`BATCH_KEYS`] keys with these hashes will read. Calls
-    /// `prefetch_named` with the words of pairs, for what these name. Returns the locks, of which
-    /// only the first are prefetched.
+    /// `prefetch_named` with the words of pairs, for what these name. Returns the locks, which are
+    /// not prefetched.
     pub(super) fn prefetch_batch(
         &self,
         hashes: &[u64],
@@ -73,7 +80,6 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             *home = self.prefetch_home(hash);
         }
         let locks = Locks(homes.map(|home| home.map(|home| home.lock)));
-        (0..Locks::AHEAD).for_each(|at| locks.prefetch(at));
         let homes = homes.into_iter().flatten();
         // Otherwise all of a strip is beside the header.
         if Shape::<T>::strip_end(Shape::<T>::PAIRS) > LINE {
@@ -93,14 +99,17 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         locks
     }
 
-    /// Prefetches the header of the home of a key.
+    /// Prefetches the header of the home of a key; also the lock, if the home has no version.
     #[inline(always)]
     fn prefetch_home(&self, hash: u64) -> Option<Home<'_>> {
-        let group = self.arrays.group(self.group_of(hash)).ok()?;
-        let tranche =
-            group.words[home::<G>(hash) * Shape::<T>::WORDS..].get(..Shape::<T>::WORDS)?;
+        let (group, place) = (self.arrays.group(self.group_of(hash)).ok()?, home::<G>(hash));
+        let tranche = group.words[place * Shape::<T>::WORDS..].get(..Shape::<T>::WORDS)?;
+        let lock = &group.words[GROUP_WORD];
         prefetch_word(&tranche[0]);
-        Some(Home { lock: &group.words[GROUP_WORD], tranche, hash })
+        if place == LINK {
+            prefetch_word(lock);
+        }
+        Some(Home { lock, tranche, hash })
     }
 
     /// Prefetches the lock of the group and the home of a key: if tranches are small, all of it.

@@ -64,7 +64,7 @@ impl Geometry {
         // A part has at most a few hundred pairs.
         let (groups, parts) = match tranche {
             // For tests: few keys cause every change of structure.
-            _ if group < 4 => (1, homes),
+            _ if tranche * group <= 1024 => (1, homes),
             ..=256 => (3, homes.saturating_sub(3)),
             257..=512 => (3, homes.saturating_sub(2)),
             513..=4096 => (4, homes),
@@ -372,8 +372,8 @@ mod tests {
 
     use super::*;
 
-    fn geometries() -> [Geometry; 5] {
-        [(256, 2), (256, 16), (512, 16), (4096, 16), (32 << 10, 4)]
+    fn geometries() -> [Geometry; 6] {
+        [(256, 2), (256, 4), (256, 16), (512, 16), (4096, 16), (32 << 10, 4)]
             .map(|(tranche, group)| Geometry::of(tranche, group))
     }
 
