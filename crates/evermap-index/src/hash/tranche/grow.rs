@@ -22,9 +22,10 @@ use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::additions::Additions;
 use super::arrays::Arrays;
+use super::batch::{LINE, prefetch_word};
 use super::group::Stored;
 use super::image::{Item, home};
-use super::layout::{GROUP_WORD, Version};
+use super::layout::{GROUP_WORD, Shape, Version};
 use super::place::{Geometry, State};
 use super::table::{Format, Locked, Table};
 
@@ -49,7 +50,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// is done if it is due. A little less than what the smallest piece makes room for.
     pub(super) const PACE: u64 = {
         let pieces = (2 * Self::GEOMETRY.least()) << Self::GEOMETRY.parts;
-        let pace = Self::CAPACITY * 6 / 10 / pieces;
+        let pace = Self::CAPACITY * 7 / 10 / pieces;
         if pace == 0 { 1 } else { pace }
     };
     /// The greatest number of pieces of work that one change does.
@@ -192,6 +193,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let moved = self.move_part(&mut old, &mut new, (part, moves), (state.set, next), guard);
         if let Err(error) = moved {
             if state.moved == 0 && self.arrays.state() == state {
+                new.leave(self.generation);
                 self.groups().overflows(new.group)?.into_iter().for_each(|block| {
                     self.pool.free_unpublished(block);
                 });
@@ -207,6 +209,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let less = |owed: u64| owed.checked_sub(1);
         let _ = self.overfull.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         drop(new);
+        self.prefetch_later_part(next);
         // The overflow blocks that the group has needed may not be needed any more.
         let last = next.moved.is_multiple_of(1 << Self::GEOMETRY.parts);
         if last && self.groups().overflow(old.group, 0)?.is_some() {
@@ -216,6 +219,28 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             }
         }
         Ok(())
+    }
+
+    /// Prefetches a share of what the pieces from `next` on will read: the next part, or, if several
+    /// parts have one home, a fraction of the next home while each of these moves.
+    fn prefetch_later_part(&self, next: State) {
+        let geometry = Self::GEOMETRY;
+        let shares = 1 << geometry.parts.saturating_sub(geometry.homes);
+        let later = (1..shares).try_fold(next, |state, _| state.advanced(geometry));
+        let Some(later) = later else { return };
+        let (source, part) = later.next_part(geometry);
+        let homes = geometry.homes_of(part);
+        let words = |group: u64| self.arrays.group(group).map_or(&[][..], |group| group.words);
+        let tranches = words(source).chunks(Shape::<T>::WORDS).skip(homes.start);
+        for tranche in tranches.take(homes.len()) {
+            let share = Shape::<T>::WORDS / shares;
+            let first = part as usize % shares * share;
+            tranche[first..][..share].iter().step_by(LINE).for_each(prefetch_word);
+        }
+        if later.moved > 0 {
+            let tranches = words(later.target()).chunks(Shape::<T>::WORDS).skip(homes.start);
+            tranches.take(homes.len()).for_each(|tranche| prefetch_word(&tranche[0]));
+        }
     }
 
     /// Moves the last part back that has moved to the new group of the step. The caller holds the
@@ -244,6 +269,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let overflows = self.groups().overflows(locked.group)?;
         locked.version = locked.version.advanced().of_no_group(self.generation);
         locked.changed = false;
+        locked.leave(self.generation);
         drop(locked);
         self.fill.remove_group(index);
         self.merges.fetch_add(1, Ordering::Relaxed);

@@ -6,11 +6,11 @@ use evermap_pm::{Guard, Medium, PmU64, Pool, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::arrays::Group;
-use super::batch::Locks;
+use super::batch::Batch;
 use super::group::{Reach, Search, Stored};
 use super::image::bytes_of;
 use super::items::Encoded;
-use super::table::{Config, Format, Locked, Table};
+use super::table::{Config, Format, Located, Locked, Table};
 use super::value::{Copied, Found, ValueRef};
 use crate::index::{BATCH_KEYS, Stats, Visitor};
 use crate::root;
@@ -19,7 +19,8 @@ use crate::root;
 pub(super) enum Strings {}
 
 impl Format for Strings {
-    const KIND: [u8; 8] = *b"TRMP2\0\0\0";
+    const KIND: [u8; 8] = *b"TRMP3\0\0\0";
+    const EARLIER: [u8; 8] = *b"TRMP2\0\0\0";
     const KEYS: u16 = 0;
     const BYTE_STRINGS: bool = true;
     const WORDS_ARE_RECORDS: bool = false;
@@ -158,9 +159,10 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
             for (hash, key) in hashes.iter_mut().zip(keys) {
                 *hash = self.hash(key.as_ref());
             }
-            self.table.prefetch_batch(&hashes[..keys.len()], |_| {});
+            let found = self.table.prefetch_batch(&hashes[..keys.len()], |_| {});
             for (place, (key, &hash)) in keys.iter().zip(&hashes).enumerate() {
-                let value = match self.find_value(key.as_ref(), hash, false)? {
+                let located = found.located(place);
+                let value = match self.find_value(located, key.as_ref(), hash, false)? {
                     Some(Found::Copied(value)) => Some(ValueRef::copied(value)),
                     _ => None,
                 };
@@ -173,17 +175,17 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     }
 
     /// Prefetches what operations on up to [`BATCH_KEYS`] keys read first. A hint that these
-    /// operations follow. Returns the locks for those that change something.
-    pub(super) fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Locks<'_> {
+    /// operations follow. Returns what has the locks for those that change something.
+    pub(super) fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Batch<'_> {
         let mut hashes = [0; BATCH_KEYS];
         let mut count = 0;
         for (hash, key) in hashes.iter_mut().zip(keys) {
             *hash = self.hash(key);
             count += 1;
         }
-        let locks = self.table.prefetch_batch(&hashes[..count], |_| {});
-        locks.prefetch_first();
-        locks
+        let batch = self.table.prefetch_batch(&hashes[..count], |_| {});
+        batch.prefetch_first();
+        batch
     }
 
     /// Returns the value of a key in the form that [`get_ref`](Self::get_ref) returns. The caller
@@ -191,12 +193,14 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     fn find_lent(&self, key: &[u8]) -> Result<Option<Found>> {
         // In a forked child, a guard means nothing to the threads of the parent.
         let lends = self.lends && self.table.region.ensure_writable().is_ok();
-        self.find_value(key, self.hash(key), lends)
+        let hash = self.hash(key);
+        self.find_value(self.table.locate(hash), key, hash, lends)
     }
 
     pub(super) fn copy_value(&self, key: &[u8]) -> Result<Option<Copied>> {
-        let _guard = self.pool().pin();
-        Ok(self.find_value(key, self.hash(key), false)?.and_then(|found| match found {
+        let (_guard, hash) = (self.pool().pin(), self.hash(key));
+        let found = self.find_value(self.table.locate(hash), key, hash, false)?;
+        Ok(found.and_then(|found| match found {
             Found::Copied(value) => Some(value),
             Found::Block(_) => None,
         }))
@@ -204,8 +208,14 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
 
     /// Returns the value of a key, copied unless `lends`. The caller holds a guard.
     #[inline(always)]
-    fn find_value(&self, key: &[u8], hash: u64, lends: bool) -> Result<Option<Found>> {
-        self.table.read(hash, |group, reach| {
+    fn find_value(
+        &self,
+        located: Option<Located<'_>>,
+        key: &[u8],
+        hash: u64,
+        lends: bool,
+    ) -> Result<Option<Found>> {
+        self.table.read_at(located, hash, |group, reach| {
             let found = self.search(group, key, hash, reach)?;
             found.map(|stored| self.table.value_of(&stored, lends))
         })

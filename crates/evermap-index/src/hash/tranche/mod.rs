@@ -84,7 +84,7 @@ use super::changes::changes_by_apply;
 use super::probe::Probe;
 use group::Stored;
 use layout::Kind;
-use table::{Format, Locked, Table};
+use table::{Format, Located, Locked, Table};
 
 pub use entry::{Entry, OccupiedEntry, VacantEntry, ValueMut};
 pub use map::{TinyMap, TrancheMap};
@@ -101,7 +101,8 @@ pub const MUTANTS: &[&str] = &["TM-1", "TM-3", "TM-4"];
 struct Pairs<K>(PhantomData<fn(K) -> K>);
 
 impl<K: Key> Format for Pairs<K> {
-    const KIND: [u8; 8] = *b"TRAN2\0\0\0";
+    const KIND: [u8; 8] = *b"TRAN3\0\0\0";
+    const EARLIER: [u8; 8] = *b"TRAN2\0\0\0";
     const KEYS: u16 = K::FORMAT;
     const BYTE_STRINGS: bool = false;
     const WORDS_ARE_RECORDS: bool = K::WORDS_ARE_RECORDS;
@@ -177,7 +178,12 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        self.table.read(probe.hash, |group, reach| {
+        self.lookup_at(self.table.locate(probe.hash), probe)
+    }
+
+    #[inline(always)]
+    fn lookup_at(&self, located: Option<Located<'_>>, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        self.table.read_at(located, probe.hash, |group, reach| {
             let is_it = |stored: &Stored<'_>| self.is_of(stored, probe);
             let found = self.table.groups().search(group, probe.hash, reach, is_it)?;
             found.map(|stored| Ok(self.medium().load(&stored.payload[1])))
@@ -190,14 +196,14 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         for (hash, &key) in hashes.iter_mut().zip(keys) {
             *hash = K::hash(key, self.table.seed);
         }
-        self.table.prefetch_batch(&hashes[..keys.len()], |word| {
+        let batch = self.table.prefetch_batch(&hashes[..keys.len()], |word| {
             // Keys of other kinds are in the pair itself.
             if K::WORDS_ARE_RECORDS {
                 K::prefetch(self.medium(), word, record::HEAD);
             }
         });
-        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
-            *out = self.lookup(&Probe::hashed(key, hash))?;
+        for (at, ((&key, hash), out)) in keys.iter().zip(hashes).zip(out).enumerate() {
+            *out = self.lookup_at(batch.located(at), &Probe::hashed(key, hash))?;
         }
         Ok(())
     }

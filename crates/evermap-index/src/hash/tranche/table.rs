@@ -44,6 +44,8 @@ impl Default for Config {
 pub(super) trait Format: 'static {
     /// Identifies the kind of table in the persistent format.
     const KIND: [u8; 8];
+    /// The same in the format before, in which tables had fewer parts.
+    const EARLIER: [u8; 8];
     /// Identifies the kind of keys.
     const KEYS: u16;
     /// `true` if there are records of every kind, and the hash of a key is that of its bytes.
@@ -87,6 +89,13 @@ pub(super) struct Table<F: Format, M: Medium, const T: usize, const G: usize, co
 
 /// The number of counters of moves.
 const STRIPES: usize = 64;
+
+/// The group of a key, and the encoded state that led there.
+#[derive(Clone, Copy)]
+pub(super) struct Located<'t> {
+    state: u64,
+    pub(super) group: Group<'t>,
+}
 
 /// A group that this thread has locked. Dropping it unlocks the group.
 pub(super) struct Locked<'t, M: Medium> {
@@ -136,6 +145,17 @@ impl<'t, M: Medium> Locked<'t, M> {
         (0..self.count).for_each(|place| self.change(place));
     }
 
+    /// Makes the versions of all tranches those of a group that is not in the table, for good.
+    pub(super) fn leave(&mut self, generation: u64) {
+        for place in 0..self.count {
+            if let Some(cell) = self.version_of(place) {
+                let version = Version(self.medium.load_relaxed(cell)).advanced();
+                self.medium.store_transient(cell, version.of_no_group(generation).0);
+            }
+        }
+        self.tranches = 0;
+    }
+
     /// Announces that all tranches of a group that joins the table change. Their words may be
     /// anything, and get later versions.
     pub(super) fn change_new(&mut self, generation: u64) {
@@ -181,8 +201,12 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// Returns the first word of the root: kind, key format, geometry.
     pub(super) fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
+        Self::first_word(F::KIND)
+    }
+
+    fn first_word(kind: [u8; 8]) -> u64 {
         let geometry = u64::from(T.ilog2()) << 8 | u64::from(G.ilog2()) << 4 | u64::from(C);
-        u64::from_le_bytes(F::KIND) ^ u64::from(F::KEYS) << 56 ^ geometry << 40
+        u64::from_le_bytes(kind) ^ u64::from(F::KEYS) << 56 ^ geometry << 40
     }
 
     #[inline(always)]
@@ -232,6 +256,10 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 
     /// Opens the table that a root cell names: see [`Persistent::open`](crate::Persistent).
     pub(super) fn open(pool: Arc<Pool<M>>, cell: &PmU64) -> Result<Self> {
+        if root::is_of(&pool, cell, Self::first_word(F::EARLIER)) {
+            let what = "the table is of an earlier format, which this version cannot read";
+            return Err(ErrorKind::Config(what.into()).into());
+        }
         let block = root::block_of(&pool, cell, Self::kind())?;
         let m = pool.medium();
         let header: &Root = m
@@ -336,9 +364,30 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     pub(super) fn read<R>(
         &self,
         hash: u64,
+        search: impl FnMut(Group<'_>, Reach) -> Result<Search<R>>,
+    ) -> Result<Option<R>> {
+        self.read_at(self.locate(hash), hash, search)
+    }
+
+    /// Returns where keys with this hash are at the moment.
+    #[inline(always)]
+    pub(super) fn locate(&self, hash: u64) -> Option<Located<'_>> {
+        let state = self.arrays.state_word();
+        let index = State::decode_unchecked(state).group_of(hash, Self::GEOMETRY);
+        let group = self.arrays.group(index).ok()?;
+        Some(Located { state, group })
+    }
+
+    /// Does the same as [`read`](Self::read). The key was `located` before, under a guard that is
+    /// still held.
+    #[inline(always)]
+    pub(super) fn read_at<R>(
+        &self,
+        located: Option<Located<'_>>,
+        hash: u64,
         mut search: impl FnMut(Group<'_>, Reach) -> Result<Search<R>>,
     ) -> Result<Option<R>> {
-        match self.read_home(hash, &mut search) {
+        match located.and_then(|located| self.read_home(located, hash, &mut search)) {
             Some(result) => result,
             None => self.read_group(hash, search),
         }
@@ -350,19 +399,24 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     #[inline(always)]
     fn read_home<R>(
         &self,
+        Located { state, group }: Located<'_>,
         hash: u64,
         search: &mut impl FnMut(Group<'_>, Reach) -> Result<Search<R>>,
     ) -> Option<Result<Option<R>>> {
-        let (m, index, place) = (self.medium(), self.group_of(hash), home::<G>(hash));
-        let group = self.arrays.group(index).ok().filter(|_| place != LINK)?;
+        let (m, place) = (self.medium(), home::<G>(hash));
+        if place == LINK {
+            return None;
+        }
         let cell = &group.words[place * Shape::<T>::WORDS + GROUP_WORD];
         let version = Version(m.load(cell));
         if !version.is_readable(self.generation) {
             return None;
         }
         // Asked again now: a move of the key has published the new state before it stored this
-        // version. A group that has joined the table meanwhile has a later version.
-        if self.group_of(hash) != index && !m.mutant("TM-2") {
+        // version. A group that has joined the table meanwhile has a later version, and what a
+        // group had that has left has none.
+        let moved = self.arrays.state_word() != state && self.group_of(hash) != group.index;
+        if moved && !m.mutant("TM-2") {
             return None;
         }
         let result = match search(group, Reach::Home) {
@@ -416,10 +470,11 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     #[inline(always)]
     pub(super) fn lock(&self, hash: u64) -> Result<Locked<'_, M>> {
         loop {
-            let index = self.group_of(hash);
+            let state = self.arrays.state_word();
+            let index = State::decode_unchecked(state).group_of(hash, Self::GEOMETRY);
             let Some(locked) = self.try_lock_group(index)? else { continue };
             // While a group is locked, nothing moves from it or to it.
-            if self.group_of(hash) == index {
+            if self.arrays.state_word() == state || self.group_of(hash) == index {
                 return Ok(locked);
             }
         }

@@ -220,6 +220,19 @@ fn an_impossible_state_is_damage() {
     }
 }
 
+/// A table of the format before this one is refused, with an error that says so.
+#[test]
+fn an_earlier_format_is_refused() {
+    let (sim, pool, index) = created();
+    let root = sim.at::<Root>(sim.load(pool.root(0))).unwrap();
+    drop(index);
+    // "TRAN2" instead of "TRAN3".
+    sim.store(&root.kind, sim.load(&root.kind) ^ 1 << 32);
+    let error = Tiny::<u64, _>::open(pool.clone(), pool.root(0)).err().unwrap();
+    assert!(matches!(error.kind(), ErrorKind::Config(_)), "{error}");
+    assert!(error.to_string().contains("earlier format"), "{error}");
+}
+
 /// A process has stored a record and died before it was durable. Once the next process has served
 /// it, it is.
 #[test]
