@@ -221,8 +221,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         Ok(())
     }
 
-    /// Prefetches a share of what the pieces from `next` on will read: the next part, or, if several
-    /// parts have one home, a fraction of the next home while each of these moves.
+    /// Prefetches a share of what the pieces from `next` on will read: the next part, or, if
+    /// several parts have one home, a fraction of the next home while each of these moves.
     fn prefetch_later_part(&self, next: State) {
         let geometry = Self::GEOMETRY;
         let shares = 1 << geometry.parts.saturating_sub(geometry.homes);

@@ -1,12 +1,12 @@
 //! Walks over all records, concurrent with changes.
 //!
-//! A walk takes one [part](super::place::Geometry::part) of all groups after the other, because the
-//! part of a key never changes. The parts of a walk are smaller than those that move if these
-//! would make pages of more than some thousand records. Within a part it proceeds through the bit-reversed hashes in
-//! ascending order. A set holds the keys that agree in some low bits of their hashes, which
-//! reversed are the top bits: one range of this order. Growth divides such a range in two, and
-//! shrinking joins two of them. So the state of a walk is one number, its part and the least
-//! reversed hash that it has not shown, and it can pause for any time.
+//! A walk takes one [part](super::place::Geometry::part) of all groups after the other, because
+//! the part of a key never changes. The parts of a walk are smaller than those that move if these
+//! would make pages of more than some thousand records. Within a part it proceeds through the
+//! bit-reversed hashes in ascending order. A set holds the keys that agree in some low bits of
+//! their hashes, which reversed are the top bits: one range of this order. Growth divides such a
+//! range in two, and shrinking joins two of them. So the state of a walk is one number, its part
+//! and the least reversed hash that it has not shown, and it can pause for any time.
 //!
 //! The records of a part of one set are a page. A page is read again if anything has moved in the
 //! set meanwhile, and after some attempts nothing may move while it is read.
@@ -45,7 +45,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     pub(super) const WALK: Geometry = {
         let mut walk = Self::GEOMETRY;
         // Fractions of the records with one home can be chosen by the bits of a fingerprint.
-        while 2 * walk.least() * Self::PAIRS >> walk.parts > Self::PAGE_PAIRS
+        while (2 * walk.least() * Self::PAIRS) >> walk.parts > Self::PAGE_PAIRS
             && walk.parts < walk.homes + 8
         {
             walk.parts += 1;
