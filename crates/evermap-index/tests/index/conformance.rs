@@ -418,9 +418,9 @@ fn tranche_costs() -> Result<(), Failure> {
             promise(OperationKind::Miss, 6, 0, 90),
             promise(OperationKind::Miss, u64::MAX, 0, 100),
             // The rest moves a part, or passes a full tranche.
-            promise(OperationKind::Insert, u64::MAX, 2, 60),
+            promise(OperationKind::Insert, u64::MAX, 2, 50),
             promise(OperationKind::Update, u64::MAX, 1, 99),
-            promise(OperationKind::Remove, u64::MAX, 1, 85),
+            promise(OperationKind::Remove, u64::MAX, 1, 80),
         ]
     };
     let config = &testkit::Config::default();

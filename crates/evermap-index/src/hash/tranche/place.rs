@@ -61,14 +61,14 @@ impl Geometry {
     /// Returns the geometry of a table with groups of `group` tranches of `tranche` bytes.
     pub const fn of(tranche: usize, group: usize) -> Self {
         let homes = group.ilog2();
-        // A part has some dozen pairs: as many as one insertion can move in about the time that it
-        // takes anyway. More parts would take more time together.
+        // A part has some dozen pairs, or a hundred. With more parts a piece would take less time,
+        // but all together more, and more of the insertions would do one.
         let (groups, parts) = match tranche {
             // For tests: few keys cause every change of structure.
             _ if tranche * group <= 1024 => (1, homes),
-            ..=256 => (3, homes.saturating_sub(1)),
-            257..=512 => (3, homes),
-            513..=4096 => (4, homes + 2),
+            ..=256 => (3, homes.saturating_sub(2)),
+            257..=512 => (3, homes.saturating_sub(1)),
+            513..=4096 => (4, homes + 1),
             _ => (5, homes + 4),
         };
         Geometry { groups, parts, homes }
