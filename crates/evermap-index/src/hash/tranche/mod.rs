@@ -45,9 +45,9 @@
 //! one key (an update that was not acknowledged, or a record that has returned to its home) the
 //! second, and counts anew.
 //!
-//! Readers take no lock, and validate the version of the tranche in which the search ends if that is
-//! the home, and otherwise that of the group. They see nothing that a crash could take back, because
-//! both stay locked until a change is durable.
+//! Readers take no lock, and validate the version of the tranche in which the search ends if that
+//! is the home, and otherwise that of the group. They see nothing that a crash could take back,
+//! because both stay locked until a change is durable.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
