@@ -50,7 +50,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// is done if it is due. A little less than what the smallest piece makes room for.
     pub(super) const PACE: u64 = {
         let pieces = (2 * Self::GEOMETRY.least()) << Self::GEOMETRY.parts;
-        let pace = Self::CAPACITY * 7 / 10 / pieces;
+        let pace = Self::CAPACITY * 6 / 10 / pieces;
         if pace == 0 { 1 } else { pace }
     };
     /// The greatest number of pieces of work that one change does.
