@@ -37,6 +37,8 @@ pub enum ErrorKind {
         offset: u64,
         /// What was wrong.
         what: String,
+        /// What shows the extent of the damage.
+        advice: &'static str,
     },
     /// Another process holds the writer's lock.
     InUse {
@@ -117,8 +119,8 @@ impl fmt::Display for ErrorKind {
                 "format {found} is newer than the {known} that this program knows; use a newer \
                  evermap"
             ),
-            Damaged { offset, what } => {
-                write!(f, "damaged at offset {offset:#x}: {what}; run `evermap check` on the file")
+            Damaged { offset, what, advice } => {
+                write!(f, "damaged at offset {offset:#x}: {what}; {advice}")
             }
             InUse { pid: 0, .. } => f.write_str("in use by process 0 (unknown)"),
             InUse { pid, .. } => write!(f, "in use by process {pid} (stop it first)"),
@@ -195,7 +197,8 @@ impl Error {
     /// Creates an error for a word or length at `offset` that is impossible.
     #[cold]
     pub fn damaged(offset: u64, what: impl Into<String>) -> Self {
-        ErrorKind::Damaged { offset, what: what.into() }.into()
+        let advice = "run `evermap check` on the file";
+        ErrorKind::Damaged { offset, what: what.into(), advice }.into()
     }
 
     /// Creates an error for a failed system call on `path`.

@@ -418,7 +418,7 @@ impl StorageError {
         use evermap_pm::ErrorKind as Storage;
         match self.source.kind() {
             Storage::Suspect { why, .. } => Some(why.clone()),
-            Storage::Damaged { offset, what } => {
+            Storage::Damaged { offset, what, .. } => {
                 Some(format!("it is damaged at offset {offset:#x}: {what}"))
             }
             _ => None,

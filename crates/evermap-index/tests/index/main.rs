@@ -1,5 +1,6 @@
 //! The tests of the indexes, in one program: each of these would compile every index again.
 
+mod allocator;
 mod art;
 mod bplus;
 mod bwtree;
@@ -15,4 +16,5 @@ mod line;
 mod masstree;
 mod relativistic;
 mod shards;
+mod tranche;
 mod trees;

@@ -115,6 +115,11 @@ impl<'m, M: Medium, const T: usize, const G: usize> Additions<'m, M, T, G> {
         self.groups.0.store(cell, self.groups.with_entry(cell, at, entry));
     }
 
+    /// Returns the numbers of the tranches that change.
+    pub(super) fn places(&self) -> impl Iterator<Item = usize> {
+        self.tranches.iter().map(|tranche| tranche.number)
+    }
+
     /// Flushes the records, without a fence. What is in the line of the word that commits it needs
     /// no flush: that line becomes durable in program order.
     pub(super) fn flush(&self) {

@@ -102,9 +102,15 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
     /// Returns how far the table has grown.
     #[inline(always)]
     pub(super) fn state(&self) -> State {
+        State::decode_unchecked(self.state_word())
+    }
+
+    /// Returns the same, encoded. Equal words lead each key to the same group.
+    #[inline(always)]
+    pub(super) fn state_word(&self) -> u64 {
         // Acquire: pairs with the release in `set_state`, so that the tables and the new group are
         // initialised.
-        State::decode_unchecked(self.state.load(Ordering::Acquire))
+        self.state.load(Ordering::Acquire)
     }
 
     /// Publishes a state that is durable.

@@ -4,20 +4,22 @@
 //! the payload of the record there whose fingerprint matches, and what this names. So the places of
 //! all keys of a batch are prefetched one stage after the other, and then the keys are looked up
 //! like others. A prefetch is only a hint: whatever it reads may change meanwhile.
+//!
+//! Lookups validate the version in the header of the home. So only changes need locks.
 
 use evermap_pm::medium::prefetch;
 use evermap_pm::{Medium, PmU64};
 
 use super::image::{fingerprint, home};
-use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, Named, Shape};
-use super::table::{Format, Table};
+use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, LINK, Named, Shape};
+use super::table::{Format, Located, Table};
 use crate::fingerprint as fingerprints;
 use crate::index::BATCH_KEYS;
 
 /// The home of a key.
 #[derive(Clone, Copy)]
 struct Home<'t> {
-    lock: &'t PmU64,
+    located: Located<'t>,
     tranche: &'t [PmU64],
     hash: u64,
 }
@@ -29,16 +31,27 @@ struct Match<'t> {
     payload: &'t [PmU64],
 }
 
-/// The locks of the groups of a batch.
+/// The groups of the keys of a batch, with the locks that changes take.
 ///
 /// A lock is at the beginning of a group, mostly of a page, so all of them belong to one set of the
-/// first-level cache, which holds and awaits only few lines at a time. With all of them prefetched
-/// at once, a lookup took nearly twice as long: so each is when a few others are still to be used.
-pub(super) struct Locks<'t>([Option<&'t PmU64>; BATCH_KEYS]);
+/// first-level cache, which holds and awaits only few lines at a time. So each is prefetched when a
+/// few others are still to be used.
+pub(super) struct Batch<'t>([Option<Located<'t>>; BATCH_KEYS]);
 
-impl Locks<'_> {
+impl<'t> Batch<'t> {
     /// The number of locks that are prefetched and not used.
     const AHEAD: usize = 8;
+
+    /// Returns where the key with this number was.
+    #[inline(always)]
+    pub(super) fn located(&self, at: usize) -> Option<Located<'t>> {
+        self.0[at]
+    }
+
+    /// Prefetches the locks that are used first.
+    pub(super) fn prefetch_first(&self) {
+        (0..Self::AHEAD).for_each(|at| self.prefetch(at));
+    }
 
     /// Prefetches a lock for later. To be called before the key with this number is looked up.
     #[inline(always)]
@@ -48,32 +61,30 @@ impl Locks<'_> {
 
     #[inline(always)]
     fn prefetch(&self, at: usize) {
-        if let Some(Some(lock)) = self.0.get(at) {
-            prefetch_word(lock);
+        if let Some(Some(located)) = self.0.get(at) {
+            prefetch_word(&located.group.words[GROUP_WORD]);
         }
     }
 }
 
 /// Words in a line.
-const LINE: usize = 8;
+pub(super) const LINE: usize = 8;
 /// The most words that are prefetched of a record.
 const MATCH: usize = 16;
 
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
     /// Prefetches what lookups of up to [`BATCH_KEYS`] keys with these hashes will read. Calls
-    /// `prefetch_named` with the words of pairs, for what these name. Returns the locks, of which
-    /// only the first are prefetched.
+    /// `prefetch_named` with the words of pairs, for what these name. Does not prefetch locks.
     pub(super) fn prefetch_batch(
         &self,
         hashes: &[u64],
         mut prefetch_named: impl FnMut(u64),
-    ) -> Locks<'_> {
+    ) -> Batch<'_> {
         let mut homes = [None; BATCH_KEYS];
         for (home, &hash) in homes.iter_mut().zip(hashes) {
             *home = self.prefetch_home(hash);
         }
-        let locks = Locks(homes.map(|home| home.map(|home| home.lock)));
-        (0..Locks::AHEAD).for_each(|at| locks.prefetch(at));
+        let batch = Batch(homes.map(|home| home.map(|home| home.located)));
         let homes = homes.into_iter().flatten();
         // Otherwise all of a strip is beside the header.
         if Shape::<T>::strip_end(Shape::<T>::PAIRS) > LINE {
@@ -90,24 +101,27 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
                 Kind::Direct => {}
             }
         }
-        locks
+        batch
     }
 
-    /// Prefetches the header of the home of a key.
+    /// Prefetches the header of the home of a key; also the lock, if the home has no version.
     #[inline(always)]
     fn prefetch_home(&self, hash: u64) -> Option<Home<'_>> {
-        let group = self.arrays.group(self.group_of(hash)).ok()?;
-        let tranche =
-            group.words[home::<G>(hash) * Shape::<T>::WORDS..].get(..Shape::<T>::WORDS)?;
+        let (located, place) = (self.locate(hash)?, home::<G>(hash));
+        let words = located.group.words;
+        let tranche = words[place * Shape::<T>::WORDS..].get(..Shape::<T>::WORDS)?;
         prefetch_word(&tranche[0]);
-        Some(Home { lock: &group.words[GROUP_WORD], tranche, hash })
+        if place == LINK {
+            prefetch_word(&words[GROUP_WORD]);
+        }
+        Some(Home { located, tranche, hash })
     }
 
     /// Prefetches the lock of the group and the home of a key: if tranches are small, all of it.
     #[inline(always)]
     pub(super) fn prefetch_bucket(&self, hash: u64) {
         let Some(home) = self.prefetch_home(hash) else { return };
-        prefetch_word(home.lock);
+        prefetch_word(&home.located.group.words[GROUP_WORD]);
         if T <= 256 {
             home.tranche.iter().skip(LINE).step_by(LINE).for_each(prefetch_word);
         }
@@ -171,6 +185,6 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 }
 
 #[inline(always)]
-fn prefetch_word(word: &PmU64) {
+pub(super) fn prefetch_word(word: &PmU64) {
     prefetch(std::ptr::from_ref(word).cast());
 }

@@ -4,7 +4,7 @@ use evermap_pm::{Medium, Result};
 
 use super::arrays::Group;
 use super::image::fingerprint;
-use super::layout::{GROUP_WORD, Shape, Version};
+use super::layout::{GROUP_WORD, LINK, Shape, Version};
 use super::table::{Format, Table};
 
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
@@ -25,8 +25,11 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     fn check_group(&self, group: Group<'_>, problems: &mut Vec<String>) -> Result<()> {
         let (m, groups) = (self.medium(), self.groups());
         let mut wrong = |what: String| problems.push(format!("group {}: {what}", group.index));
-        if !Version(m.load(&group.words[GROUP_WORD])).is_readable(self.generation) {
-            wrong("locked, or not recovered".to_owned());
+        for (place, tranche) in group.words.chunks(Shape::<T>::WORDS).enumerate() {
+            let version = Version(m.load(&tranche[GROUP_WORD]));
+            if place != LINK && !version.is_readable(self.generation) {
+                wrong(format!("tranche {place} is locked, or not recovered"));
+            }
         }
         let due = groups.counted(group, |stored| self.hash_of(stored))?;
         for (place, (tranche, due)) in groups.tranches(group)?.into_iter().zip(due).enumerate() {

@@ -4,7 +4,7 @@ use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::arrays::Group;
 use super::image::{Item, bytes_of, fingerprint, home, nth, steps_to};
-use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, Named, OVERFLOWS_MAX, Shape};
+use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, LINK, Named, OVERFLOWS_MAX, Shape};
 use super::place::Geometry;
 use crate::fingerprint;
 use crate::recipe::{self, Preparation};
@@ -28,10 +28,40 @@ impl Stored<'_> {
     }
 }
 
+/// How far a search goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reach {
+    /// Only into the home of the key.
+    Home,
+    /// As far as records may be that have passed.
+    Group,
+}
+
+/// What a search has found.
+pub(super) enum Search<R> {
+    /// What was sought, or that there is none.
+    Ended(Option<R>),
+    /// Nothing yet: the search goes on behind the home.
+    GoesOn,
+}
+
+impl<R> Search<R> {
+    /// Replaces what was found by what `read` returns for it.
+    #[inline(always)]
+    pub(super) fn map<S>(self, read: impl FnOnce(R) -> Result<S>) -> Result<Search<S>> {
+        Ok(match self {
+            Search::Ended(Some(found)) => Search::Ended(Some(read(found)?)),
+            Search::Ended(None) => Search::Ended(None),
+            Search::GoesOn => Search::GoesOn,
+        })
+    }
+}
+
 /// Room for a record.
 pub(super) struct Room<'a> {
     tranche: &'a [PmU64],
-    place: usize,
+    /// The number of the tranche in its group.
+    pub(super) place: usize,
     /// The number of a dead record with a payload of the same size that the new one replaces.
     reused: Option<(usize, Entry)>,
 }
@@ -65,7 +95,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     ) -> Result<Option<(u64, &'m [PmU64])>> {
         let mut words = group.words;
         for at in 0..=place {
-            let cell = &words[Self::WORDS + GROUP_WORD];
+            let cell = &words[LINK * Self::WORDS + GROUP_WORD];
             let word = self.0.load(cell);
             if word == 0 || at == OVERFLOWS_MAX {
                 return Ok(None);
@@ -157,19 +187,38 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         stored.ok_or_else(|| self.damaged(tranche, "impossible record"))
     }
 
-    /// Searches for the live record with this hash that `is_it` accepts.
+    /// Searches for the live record with this hash that `is_it` accepts, as far as necessary.
     ///
     /// # Errors
-    /// `Damaged`, also if another thread changes the group meanwhile.
+    /// `Damaged`.
     #[inline(always)]
     pub(super) fn find(
         &self,
         group: Group<'m>,
         hash: u64,
-        mut is_it: impl FnMut(&Stored<'m>) -> bool,
+        is_it: impl FnMut(&Stored<'m>) -> bool,
     ) -> Result<Option<Stored<'m>>> {
+        match self.search(group, hash, Reach::Group, is_it)? {
+            Search::Ended(found) => Ok(found),
+            Search::GoesOn => Ok(None),
+        }
+    }
+
+    /// Searches for the live record with this hash that `is_it` accepts.
+    ///
+    /// # Errors
+    /// `Damaged`, also if another thread changes the group meanwhile.
+    #[inline(always)]
+    pub(super) fn search(
+        &self,
+        group: Group<'m>,
+        hash: u64,
+        reach: Reach,
+        mut is_it: impl FnMut(&Stored<'m>) -> bool,
+    ) -> Result<Search<Stored<'m>>> {
         let (home, sought) = (home::<G>(hash), fingerprint(hash));
-        for step in 0..Self::TRANCHES_MAX {
+        let most = if reach == Reach::Home { 1 } else { Self::TRANCHES_MAX };
+        for step in 0..most {
             let place = nth::<G>(home, step);
             let Some(tranche) = self.tranche(group, place)? else { break };
             let commit = self.commit(tranche)?;
@@ -182,7 +231,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
                     if at < commit.count {
                         let stored = self.record(tranche, place, commit, at)?;
                         if !stored.entry.dead && is_it(&stored) {
-                            return Ok(Some(stored));
+                            return Ok(Search::Ended(Some(stored)));
                         }
                     }
                 }
@@ -192,10 +241,10 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
             let last =
                 if self.0.mutant("TM-1") { commit.has_room::<T>(2) } else { commit.pass == 0 };
             if last {
-                break;
+                return Ok(Search::Ended(None));
             }
         }
-        Ok(None)
+        Ok(if reach == Reach::Home { Search::GoesOn } else { Search::Ended(None) })
     }
 
     /// Calls `each` with every record of a group, live or dead.
@@ -214,15 +263,15 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     }
 
     /// Calls `each` with the live records in a part of a group, and the hashes of their keys. Reads
-    /// the tranches at which searches for such keys arrive.
+    /// the tranches at which searches for such keys arrive. `geometry` says how many parts there
+    /// are.
     pub(super) fn part(
         &self,
         group: Group<'m>,
-        part: u64,
+        (geometry, part): (Geometry, u64),
         hash_of: impl Fn(&Stored<'m>) -> Result<u64>,
         mut each: impl FnMut(Stored<'m>, u64) -> Result<()>,
     ) -> Result<()> {
-        let geometry = Geometry::of(T, G);
         let homes = geometry.homes_of(part);
         let (mask, bits) = geometry.fingerprints_of(part);
         let mask = u64::from_le_bytes([mask; 8]);
@@ -337,7 +386,8 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
 
     /// Returns whether a group has dead records, whose space can be collected.
     pub(super) fn has_dead(&self, group: Group<'m>) -> Result<bool> {
-        for tranche in self.tranches(group)? {
+        for place in 0..Self::TRANCHES_MAX {
+            let Some(tranche) = self.tranche(group, place)? else { break };
             if self.commit(tranche)?.dead > 0 {
                 return Ok(true);
             }

@@ -15,15 +15,17 @@
 //! records to their homes, if these have room now. A crash leaves two equal records then, of which
 //! recovery drops one.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::additions::Additions;
 use super::arrays::Arrays;
+use super::batch::{LINE, prefetch_word};
 use super::group::Stored;
 use super::image::{Item, home};
-use super::layout::{GROUP_WORD, Version};
+use super::layout::{GROUP_WORD, Shape, Version};
 use super::place::{Geometry, State};
 use super::table::{Format, Locked, Table};
 
@@ -69,8 +71,40 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 
     /// Does up to `looks` pieces of growth, as far as they are due, unless another thread does.
     fn grow(&self, looks: u64, guard: &Guard<'_>) -> Result<()> {
-        let due = || self.ratio() >= Self::FULL || self.overfull.load(Ordering::Relaxed) > 0;
-        self.work(looks, due, || self.advance(guard))
+        self.work(looks, || self.growth_is_due(), || self.advance(guard))
+    }
+
+    /// Returns whether the table is as full as it becomes.
+    fn growth_is_due(&self) -> bool {
+        self.ratio() >= Self::FULL || self.overfull.load(Ordering::Relaxed) > 0
+    }
+
+    /// Does up to `pieces` pieces of growth: those that the fill asks for, and then those that
+    /// complete the step in the set in which it is. Returns how many it did. Other threads can use
+    /// the table between two of them.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Damaged`; then those that were done before remain so.
+    pub(super) fn rehash(&self, pieces: u64) -> Result<u64> {
+        self.region.ensure_writable()?;
+        let poison = self.region.poison_on_panic();
+        let done = self.rehash_unpoisoned(pieces);
+        poison.disarm();
+        done
+    }
+
+    fn rehash_unpoisoned(&self, pieces: u64) -> Result<u64> {
+        for done in 0..pieces {
+            // A panic under the lock poisons the region, which every caller checks.
+            let _growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
+            if !self.growth_is_due() && self.arrays.state().moved == 0 {
+                return Ok(done);
+            }
+            // Pinned anew for each piece, so that what it gives up can be used again.
+            let guard = self.pool.pin();
+            self.advance(&guard)?;
+        }
+        Ok(pieces)
     }
 
     /// Takes part in the shrinking of the table, after records were removed from groups that are no
@@ -159,6 +193,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let moved = self.move_part(&mut old, &mut new, (part, moves), (state.set, next), guard);
         if let Err(error) = moved {
             if state.moved == 0 && self.arrays.state() == state {
+                new.leave(self.generation);
                 self.groups().overflows(new.group)?.into_iter().for_each(|block| {
                     self.pool.free_unpublished(block);
                 });
@@ -174,6 +209,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let less = |owed: u64| owed.checked_sub(1);
         let _ = self.overfull.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         drop(new);
+        self.prefetch_later_part(next);
         // The overflow blocks that the group has needed may not be needed any more.
         let last = next.moved.is_multiple_of(1 << Self::GEOMETRY.parts);
         if last && self.groups().overflow(old.group, 0)?.is_some() {
@@ -183,6 +219,28 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             }
         }
         Ok(())
+    }
+
+    /// Prefetches a share of what the pieces from `next` on will read: the next part, or, if
+    /// several parts have one home, a fraction of the next home while each of these moves.
+    fn prefetch_later_part(&self, next: State) {
+        let geometry = Self::GEOMETRY;
+        let shares = 1 << geometry.parts.saturating_sub(geometry.homes);
+        let later = (1..shares).try_fold(next, |state, _| state.advanced(geometry));
+        let Some(later) = later else { return };
+        let (source, part) = later.next_part(geometry);
+        let homes = geometry.homes_of(part);
+        let words = |group: u64| self.arrays.group(group).map_or(&[][..], |group| group.words);
+        let tranches = words(source).chunks(Shape::<T>::WORDS).skip(homes.start);
+        for tranche in tranches.take(homes.len()) {
+            let share = Shape::<T>::WORDS / shares;
+            let first = part as usize % shares * share;
+            tranche[first..][..share].iter().step_by(LINE).for_each(prefetch_word);
+        }
+        if later.moved > 0 {
+            let tranches = words(later.target()).chunks(Shape::<T>::WORDS).skip(homes.start);
+            tranches.take(homes.len()).for_each(|tranche| prefetch_word(&tranche[0]));
+        }
     }
 
     /// Moves the last part back that has moved to the new group of the step. The caller holds the
@@ -211,6 +269,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let overflows = self.groups().overflows(locked.group)?;
         locked.version = locked.version.advanced().of_no_group(self.generation);
         locked.changed = false;
+        locked.leave(self.generation);
         drop(locked);
         self.fill.remove_group(index);
         self.merges.fetch_add(1, Ordering::Relaxed);
@@ -234,7 +293,9 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         // not in the table.
         let version = Version(m.load(cell)).of_no_group(self.generation);
         m.store_transient(cell, version.of_new_group(self.generation).locked().0);
-        Ok(Locked { medium: m, group, version, changed: false })
+        let mut locked = Locked::new(m, group, version, G);
+        locked.change_new(self.generation);
+        Ok(locked)
     }
 
     /// Moves those records of one part whose hashes `moves` accepts from one locked group of a set
@@ -253,6 +314,13 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let m = self.medium();
         let (moving, displaced) = self.part_of(from, part, moves)?;
         let added = self.additions(to, &moving, guard)?;
+        // Before the state is published: nobody may look for these keys where they were.
+        for home in Self::GEOMETRY.homes_of(part) {
+            from.change(home);
+            to.change(home);
+        }
+        moving.iter().for_each(|(stored, _)| from.change(stored.place));
+        added.places().for_each(|place| to.change(place));
         if !moving.is_empty() {
             added.flush();
             m.fence();
@@ -266,7 +334,6 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         self.arrays.set_state(next);
         // Before the groups are unlocked: who reads them later sees it.
         self.moves_in(set).fetch_add(1, Ordering::Release);
-        (from.changed, to.changed) = (true, true);
         self.groups().kill_all(from.group, &moving)?;
         let bytes = moving.iter().map(|(stored, _)| stored.bytes()).sum();
         self.fill.transfer(from.group.index, to.group.index, bytes);
@@ -275,7 +342,11 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     /// Moves displaced records of a locked group to their homes, as far as these have room.
-    fn return_home<'t>(&'t self, locked: &Locked<'t, M>, mut displaced: Records<'t>) -> Result<()> {
+    fn return_home<'t>(
+        &'t self,
+        locked: &mut Locked<'t, M>,
+        mut displaced: Records<'t>,
+    ) -> Result<()> {
         if displaced.is_empty() {
             return Ok(());
         }
@@ -293,6 +364,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         if displaced.is_empty() {
             return Ok(());
         }
+        added.places().for_each(|place| locked.change(place));
+        displaced.iter().for_each(|(stored, _)| locked.change(stored.place));
         added.flush();
         m.fence();
         added.commit();
@@ -309,7 +382,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     ) -> Result<(Records<'t>, Records<'t>)> {
         let (mut moving, mut displaced) = (Vec::new(), Vec::new());
         let hash_of = |stored: &Stored<'_>| self.hash_of(stored);
-        self.groups().part(from.group, part, hash_of, |stored, hash| {
+        self.groups().part(from.group, (Self::GEOMETRY, part), hash_of, |stored, hash| {
             if moves(hash) {
                 moving.push((stored, hash));
             } else if stored.place != home::<G>(hash) {

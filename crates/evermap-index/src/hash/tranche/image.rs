@@ -3,7 +3,7 @@
 use evermap_pm::{Medium, PmU64};
 
 use super::group::{Stored, Wanted};
-use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, Named, OVERFLOWS_MAX, Shape};
+use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, LINK, Named, OVERFLOWS_MAX, Shape};
 
 /// A live record.
 #[derive(Clone, Copy)]
@@ -151,17 +151,17 @@ impl<const T: usize, const G: usize> Image<T, G> {
     /// Records the offsets of the overflow blocks of the group with this number.
     pub(super) fn link(&mut self, group: u64, blocks: &[u64]) {
         for (place, &block) in blocks.iter().enumerate() {
-            let at = self.at(place * G + 1, GROUP_WORD);
+            let at = self.at(place * G + LINK, GROUP_WORD);
             self.words[at] = Named::Overflow(group, place).encode(block);
         }
     }
 
     /// Stores block `block` of the image (0 is the group itself) and flushes it, without a fence.
-    /// The word for the lock of the group is left out.
+    /// The words for versions are left out.
     pub(super) fn store<M: Medium>(&self, m: &M, block: usize, target: &[PmU64]) {
         for tranche in 0..G {
             let commit = self.commit(block * G + tranche);
-            let first = if tranche == 0 { COMMIT } else { GROUP_WORD };
+            let first = if tranche == LINK { GROUP_WORD } else { COMMIT };
             for range in [first..Shape::<T>::strip_end(commit.count), commit.low..Self::WORDS] {
                 let from = self.at(block * G + tranche, range.start);
                 let cells = &target[self.at(tranche, range.start)..][..range.len()];

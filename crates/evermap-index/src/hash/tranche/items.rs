@@ -4,6 +4,8 @@
 //! names. There is no separate file for them: what is allocated follows from what the table names,
 //! as for everything in the heap.
 
+use std::ops::Deref;
+
 use evermap_pm::{Error, Medium, PmU64, Result, pod};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -23,10 +25,50 @@ pod! {
     }
 }
 
+/// The words of a record that is to be stored. No memory is allocated for a short one.
+pub(super) enum Payload {
+    Short([u64; Payload::SHORT], usize),
+    Long(Vec<u64>),
+}
+
+impl Payload {
+    const SHORT: usize = 8;
+
+    /// Packs bytes in words, one part behind the other, padded with zeros.
+    fn of(parts: [&[u8]; 3]) -> Self {
+        let words = parts.iter().map(|part| part.len()).sum::<usize>().div_ceil(8);
+        let word = |chunk: &[u8]| {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            u64::from_le_bytes(word)
+        };
+        if words > Self::SHORT {
+            return Payload::Long(parts.concat().chunks(8).map(word).collect());
+        }
+        let (mut bytes, mut end) = ([0; 8 * Self::SHORT], 0);
+        for part in parts {
+            bytes[end..][..part.len()].copy_from_slice(part);
+            end += part.len();
+        }
+        Payload::Short(std::array::from_fn(|at| word(&bytes[8 * at..][..8])), words)
+    }
+}
+
+impl Deref for Payload {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        match self {
+            Payload::Short(words, len) => &words[..*len],
+            Payload::Long(words) => words,
+        }
+    }
+}
+
 /// A record that is to be stored.
 pub(super) struct Encoded {
     pub(super) kind: Kind,
-    pub(super) payload: Vec<u64>,
+    pub(super) payload: Payload,
     /// The block of an indirect record, which nothing refers to yet.
     pub(super) block: Option<u64>,
 }
@@ -44,17 +86,6 @@ fn lengths(key: &[u8], value: &[u8]) -> u64 {
     key.len() as u64 | (value.len() as u64) << 32
 }
 
-/// Returns the words of key and value, padded with zeros.
-fn words(key: &[u8], value: &[u8]) -> Vec<u64> {
-    let bytes = [key, value].concat();
-    let word = |chunk: &[u8]| {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        u64::from_le_bytes(word)
-    };
-    bytes.chunks(8).map(word).collect()
-}
-
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
     /// The greatest number of words of a record in a tranche: a fifth of that.
     pub(super) const DIRECT_WORDS: usize = T / 40;
@@ -70,15 +101,17 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             return Err(Error::no_space("lengths of less than 4 GiB", bytes));
         }
         if key.len() == 8 && value.len() == 8 {
-            return Ok(Encoded { kind: Kind::Pair, payload: words(key, value), block: None });
+            let payload = Payload::of([key, value, &[]]);
+            return Ok(Encoded { kind: Kind::Pair, payload, block: None });
         }
         let lengths = lengths(key, value);
         if direct_words(lengths).is_some_and(|words| words <= Self::DIRECT_WORDS) {
-            let payload = [vec![lengths], words(key, value)].concat();
+            let payload = Payload::of([&lengths.to_le_bytes(), key, value]);
             return Ok(Encoded { kind: Kind::Direct, payload, block: None });
         }
         let block = self.store_block(key, value, lengths)?;
-        let payload = vec![Named::Item(hash).encode(block), hash];
+        let named = Named::Item(hash).encode(block);
+        let payload = Payload::of([&named.to_le_bytes(), &hash.to_le_bytes(), &[]]);
         Ok(Encoded { kind: Kind::Indirect, payload, block: Some(block) })
     }
 

@@ -116,9 +116,12 @@ impl Redo {
     }
 }
 
-/// The index of the word of a tranche that has a use for the whole group: [`Version`] in tranche 0
-/// of a group, and in tranche 1 the offset of the next overflow block, or 0. Unused in others.
+/// The index of the word of a tranche that is about more than its content: the [`Version`] of the
+/// tranche; in tranche 0 that of the group, which is its lock; and in tranche [`LINK`] the
+/// offset of the next overflow block, or 0. In overflow blocks only the last one is used.
 pub const GROUP_WORD: usize = 0;
+/// The tranche of a group or of an overflow block that names the next overflow block.
+pub const LINK: usize = 1;
 /// The index of the word of a tranche that says what is in it: see [`Commit`].
 pub const COMMIT: usize = 1;
 /// The number of words before the strip.
@@ -127,7 +130,7 @@ const HEADER: usize = 2;
 /// The positions in a tranche of `T` bytes.
 ///
 /// ```text
-/// word 0     for the group: see `GROUP_WORD`
+/// word 0     version, lock, or next overflow block: see `GROUP_WORD`
 /// word 1     see `Commit`
 /// word 2     strip, which grows upwards: blocks of LANES records
 ///              LANES fingerprints, 1 byte each
@@ -310,13 +313,17 @@ impl Entry {
     }
 }
 
-/// The lock and the version of a group.
+/// The lock and the version of a group, or the version of a tranche.
 ///
 /// ```text
 /// bit  0..16  generation  low bits of the generation; any other means "not recovered"
 /// bit 16      locked
 /// bit 32..64  version     number of changes
 /// ```
+///
+/// The version of a tranche is locked while the holder of the group's lock changes records in it,
+/// or moves keys whose home it is. So a search that ends in its home has to validate only this
+/// version, which is in a line that it reads anyway.
 ///
 /// It is obsolete after a crash, so it is never flushed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

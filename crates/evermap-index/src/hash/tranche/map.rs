@@ -5,11 +5,12 @@ use std::sync::Arc;
 use evermap_pm::{Guard, Medium, PmU64, Pool, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::batch::Locks;
-use super::group::Stored;
+use super::arrays::Group;
+use super::batch::Batch;
+use super::group::{Reach, Search, Stored};
 use super::image::bytes_of;
 use super::items::Encoded;
-use super::table::{Config, Format, Locked, Table};
+use super::table::{Config, Format, Located, Locked, Table};
 use super::value::{Copied, Found, ValueRef};
 use crate::index::{BATCH_KEYS, Stats, Visitor};
 use crate::root;
@@ -18,7 +19,8 @@ use crate::root;
 pub(super) enum Strings {}
 
 impl Format for Strings {
-    const KIND: [u8; 8] = *b"TRMP2\0\0\0";
+    const KIND: [u8; 8] = *b"TRMP3\0\0\0";
+    const EARLIER: [u8; 8] = *b"TRMP2\0\0\0";
     const KEYS: u16 = 0;
     const BYTE_STRINGS: bool = true;
     const WORDS_ARE_RECORDS: bool = false;
@@ -157,10 +159,10 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
             for (hash, key) in hashes.iter_mut().zip(keys) {
                 *hash = self.hash(key.as_ref());
             }
-            let locks = self.table.prefetch_batch(&hashes[..keys.len()], |_| {});
+            let found = self.table.prefetch_batch(&hashes[..keys.len()], |_| {});
             for (place, (key, &hash)) in keys.iter().zip(&hashes).enumerate() {
-                locks.prefetch_after(place);
-                let value = match self.find_value(key.as_ref(), hash, false)? {
+                let located = found.located(place);
+                let value = match self.find_value(located, key.as_ref(), hash, false)? {
                     Some(Found::Copied(value)) => Some(ValueRef::copied(value)),
                     _ => None,
                 };
@@ -173,15 +175,17 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     }
 
     /// Prefetches what operations on up to [`BATCH_KEYS`] keys read first. A hint that these
-    /// operations follow.
-    pub(super) fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Locks<'_> {
+    /// operations follow. Returns what has the locks for those that change something.
+    pub(super) fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Batch<'_> {
         let mut hashes = [0; BATCH_KEYS];
         let mut count = 0;
         for (hash, key) in hashes.iter_mut().zip(keys) {
             *hash = self.hash(key);
             count += 1;
         }
-        self.table.prefetch_batch(&hashes[..count], |_| {})
+        let batch = self.table.prefetch_batch(&hashes[..count], |_| {});
+        batch.prefetch_first();
+        batch
     }
 
     /// Returns the value of a key in the form that [`get_ref`](Self::get_ref) returns. The caller
@@ -189,12 +193,14 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     fn find_lent(&self, key: &[u8]) -> Result<Option<Found>> {
         // In a forked child, a guard means nothing to the threads of the parent.
         let lends = self.lends && self.table.region.ensure_writable().is_ok();
-        self.find_value(key, self.hash(key), lends)
+        let hash = self.hash(key);
+        self.find_value(self.table.locate(hash), key, hash, lends)
     }
 
     pub(super) fn copy_value(&self, key: &[u8]) -> Result<Option<Copied>> {
-        let _guard = self.pool().pin();
-        Ok(self.find_value(key, self.hash(key), false)?.and_then(|found| match found {
+        let (_guard, hash) = (self.pool().pin(), self.hash(key));
+        let found = self.find_value(self.table.locate(hash), key, hash, false)?;
+        Ok(found.and_then(|found| match found {
             Found::Copied(value) => Some(value),
             Found::Block(_) => None,
         }))
@@ -202,10 +208,16 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
 
     /// Returns the value of a key, copied unless `lends`. The caller holds a guard.
     #[inline(always)]
-    fn find_value(&self, key: &[u8], hash: u64, lends: bool) -> Result<Option<Found>> {
-        self.table.read(hash, |group| {
-            let Some(stored) = self.find(group, key, hash)? else { return Ok(None) };
-            self.table.value_of(&stored, lends).map(Some)
+    fn find_value(
+        &self,
+        located: Option<Located<'_>>,
+        key: &[u8],
+        hash: u64,
+        lends: bool,
+    ) -> Result<Option<Found>> {
+        self.table.read_at(located, hash, |group, reach| {
+            let found = self.search(group, key, hash, reach)?;
+            found.map(|stored| self.table.value_of(&stored, lends))
         })
     }
 
@@ -213,24 +225,40 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     pub fn contains(&self, key: &[u8]) -> Result<bool> {
         let hash = self.hash(key);
         let _guard = self.pool().pin();
-        self.table.read(hash, |group| Ok(self.find(group, key, hash)?.is_some()))
+        let found = |group: Group<'_>, reach| self.search(group, key, hash, reach)?.map(|_| Ok(()));
+        Ok(self.table.read(hash, found)?.is_some())
     }
 
+    /// Returns the record of a key in a locked group.
     pub(super) fn find<'s>(
         &'s self,
-        group: super::arrays::Group<'s>,
+        group: Group<'s>,
         key: &[u8],
         hash: u64,
     ) -> Result<Option<Stored<'s>>> {
+        match self.search(group, key, hash, Reach::Group)? {
+            Search::Ended(found) => Ok(found),
+            Search::GoesOn => Ok(None),
+        }
+    }
+
+    #[inline(always)]
+    fn search<'s>(
+        &'s self,
+        group: Group<'s>,
+        key: &[u8],
+        hash: u64,
+        reach: Reach,
+    ) -> Result<Search<Stored<'s>>> {
         let mut damage = None;
-        let found = self.table.groups().find(group, hash, |stored| {
+        let found = self.table.groups().search(group, hash, reach, |stored| {
             self.table.is_of(stored, key, hash).unwrap_or_else(|error| {
                 damage = Some(error);
                 false
             })
         });
         match (found?, damage) {
-            (None, Some(error)) => Err(error),
+            (Search::Ended(None), Some(error)) => Err(error),
             (found, _) => Ok(found),
         }
     }
@@ -316,10 +344,11 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         let room = self.table.make_room(locked, hash, kind, words, guard)?;
         // Making room may have moved it.
         let old = if old.is_some() { self.find(locked.group, key, hash)? } else { None };
-        locked.changed = true;
+        locked.change(room.place);
         record.block = None;
         self.table.groups().add(locked.group, &room, hash, kind, &record.payload)?;
         if let Some(old) = &old {
+            locked.change(old.place);
             // Whether the table should shrink is left to removals.
             self.drop_record(locked, old, hash, guard)?;
         }
@@ -338,14 +367,14 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         if old.entry.kind != record.kind || old.payload.len() != record.payload.len() {
             return false;
         }
-        let both = old.payload.iter().zip(&record.payload);
+        let both = old.payload.iter().zip(record.payload.iter());
         let mut different = both.filter(|&(cell, &word)| m.load(cell) != word);
         let (first, second) = (different.next(), different.next());
         if second.is_some() {
             return false;
         }
         if let Some((cell, &word)) = first {
-            locked.changed = true;
+            locked.change(old.place);
             let replaced = self.table.block_of(old);
             record.block = None;
             self.table.groups().overwrite(cell, word);
@@ -384,7 +413,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         let hash = self.hash(key);
         let removed = self.table.lock(hash).and_then(|mut locked| {
             let Some(stored) = self.find(locked.group, key, hash)? else { return Ok(false) };
-            locked.changed = true;
+            locked.change(stored.place);
             let looks = self.drop_record(&locked, &stored, hash, &guard)?;
             drop(locked);
             self.table.shrink_after(looks, &guard)?;
@@ -410,6 +439,28 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         let reserved = self.table.reserve(records.saturating_mul(bytes_of(words)));
         poison.disarm();
         reserved
+    }
+
+    /// Does up to `pieces` pieces of the growth that insertions would do: those that the fill asks
+    /// for, and then those that complete the step under way, which adds a group to one set. Returns
+    /// how many it did; less than `pieces` only if nothing is left. Each reads one part of a group:
+    /// O(pieces). So a program can grow the map while it has nothing else to do.
+    ///
+    /// How full the map is, is known from the groups that were used since it was opened.
+    ///
+    /// # Errors
+    /// `NoSpace`; the pieces that were done before remain done.
+    pub fn rehash_step(&self, pieces: u64) -> Result<u64> {
+        self.table.rehash(pieces)
+    }
+
+    /// Does all growth that the fill asks for, and completes the step under way: see
+    /// [`rehash_step`](Self::rehash_step). Returns the number of pieces. O(their number).
+    ///
+    /// # Errors
+    /// `NoSpace`; the same.
+    pub fn rehash_all(&self) -> Result<u64> {
+        self.table.rehash(u64::MAX)
     }
 
     /// Calls `each` with every key and its value, until it returns `false`. A record that is

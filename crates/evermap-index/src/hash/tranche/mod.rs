@@ -45,8 +45,9 @@
 //! one key (an update that was not acknowledged, or a record that has returned to its home) the
 //! second, and counts anew.
 //!
-//! Readers take no lock, and validate the version of the group. They see nothing that a crash could
-//! take back, because a group stays locked until its change is durable.
+//! Readers take no lock, and validate the version of the tranche in which the search ends if that
+//! is the home, and otherwise that of the group. They see nothing that a crash could take back,
+//! because both stay locked until a change is durable.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -84,7 +85,7 @@ use super::changes::changes_by_apply;
 use super::probe::Probe;
 use group::Stored;
 use layout::Kind;
-use table::{Format, Locked, Table};
+use table::{Format, Located, Locked, Table};
 
 pub use entry::{Entry, OccupiedEntry, VacantEntry, ValueMut};
 pub use map::{TinyMap, TrancheMap};
@@ -92,15 +93,17 @@ pub use placement::Placement;
 pub use table::Config;
 pub use value::ValueRef;
 
-/// The deliberate mistakes that the crash campaigns of this index notice. There is also TM-2, which
-/// few schedules of threads show, and TM-5, for walks; tests of their own look for these.
+/// The deliberate mistakes that the crash campaigns of this index notice. There are also TM-2
+/// and TM-6, which few schedules of threads show, and TM-5, for walks; tests of their own look for
+/// these.
 pub const MUTANTS: &[&str] = &["TM-1", "TM-3", "TM-4"];
 
 /// Pairs of the keys `K` and words.
 struct Pairs<K>(PhantomData<fn(K) -> K>);
 
 impl<K: Key> Format for Pairs<K> {
-    const KIND: [u8; 8] = *b"TRAN2\0\0\0";
+    const KIND: [u8; 8] = *b"TRAN3\0\0\0";
+    const EARLIER: [u8; 8] = *b"TRAN2\0\0\0";
     const KEYS: u16 = K::FORMAT;
     const BYTE_STRINGS: bool = false;
     const WORDS_ARE_RECORDS: bool = K::WORDS_ARE_RECORDS;
@@ -129,11 +132,35 @@ pub type Tranche4K<K, M> = Tranche<K, M, 4096, 16, 3>;
 pub type Tranche32K<K, M> = Tranche<K, M, { 32 << 10 }, 4, 2>;
 /// Groups that are so small that a few keys cause every structural change.
 pub type Tiny<K, M> = Tranche<K, M, 256, 2, 1>;
+/// The same with four tranches in a group, of which two have versions of their own.
+pub type Small<K, M> = Tranche<K, M, 256, 4, 1>;
 
 impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K, M, T, G, C> {
     /// Returns the pool of the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
         &self.table.pool
+    }
+
+    /// Does up to `pieces` pieces of the growth that insertions would do: those that the fill asks
+    /// for, and then those that complete the step under way, which adds a group to one set. Returns
+    /// how many it did; less than `pieces` only if nothing is left. Each reads one part of a group:
+    /// O(pieces).
+    ///
+    /// How full the table is, is known from the groups that were used since it was opened.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Damaged`, `Poisoned`, `Forked`; the pieces that were done before remain done.
+    pub fn rehash_step(&self, pieces: u64) -> Result<u64> {
+        self.table.rehash(pieces)
+    }
+
+    /// Does all growth that the fill asks for, and completes the step under way: see
+    /// [`rehash_step`](Self::rehash_step). Returns the number of pieces. O(their number).
+    ///
+    /// # Errors
+    /// The same.
+    pub fn rehash_all(&self) -> Result<u64> {
+        self.table.rehash(u64::MAX)
     }
 
     #[inline(always)]
@@ -152,10 +179,15 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        self.table.read(probe.hash, |group| {
-            let found =
-                self.table.groups().find(group, probe.hash, |stored| self.is_of(stored, probe));
-            Ok(found?.map(|stored| self.medium().load(&stored.payload[1])))
+        self.lookup_at(self.table.locate(probe.hash), probe)
+    }
+
+    #[inline(always)]
+    fn lookup_at(&self, located: Option<Located<'_>>, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        self.table.read_at(located, probe.hash, |group, reach| {
+            let is_it = |stored: &Stored<'_>| self.is_of(stored, probe);
+            let found = self.table.groups().search(group, probe.hash, reach, is_it)?;
+            found.map(|stored| Ok(self.medium().load(&stored.payload[1])))
         })
     }
 
@@ -165,15 +197,14 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         for (hash, &key) in hashes.iter_mut().zip(keys) {
             *hash = K::hash(key, self.table.seed);
         }
-        let locks = self.table.prefetch_batch(&hashes[..keys.len()], |word| {
+        let batch = self.table.prefetch_batch(&hashes[..keys.len()], |word| {
             // Keys of other kinds are in the pair itself.
             if K::WORDS_ARE_RECORDS {
                 K::prefetch(self.medium(), word, record::HEAD);
             }
         });
         for (at, ((&key, hash), out)) in keys.iter().zip(hashes).zip(out).enumerate() {
-            locks.prefetch_after(at);
-            *out = self.lookup(&Probe::hashed(key, hash))?;
+            *out = self.lookup_at(batch.located(at), &Probe::hashed(key, hash))?;
         }
         Ok(())
     }
@@ -214,7 +245,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         }
         let room = self.table.make_room(&mut locked, probe.hash, Kind::Pair, 2, guard)?;
         let Action::Put(word) = decide(None) else { return Ok(Change::default()) };
-        locked.changed = true;
+        locked.change(room.place);
         let pair = [probe.slot_key, word];
         groups.add(locked.group, &room, probe.hash, Kind::Pair, &pair)?;
         let group = locked.group.index;
@@ -237,12 +268,12 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         match decide(old) {
             Action::Keep => Ok(Change { old, new: old }),
             Action::Put(word) => {
-                locked.changed = true;
+                locked.change(stored.place);
                 groups.overwrite(cell, word);
                 Ok(Change { old, new: Some(word) })
             }
             Action::Remove => {
-                locked.changed = true;
+                locked.change(stored.place);
                 groups.kill(locked.group, stored, hash)?;
                 let group = locked.group.index;
                 drop(locked);
@@ -351,7 +382,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Persistent
         })
     }
 
-    /// A unit is a part of all groups of a set.
+    /// A unit is a part of all groups of a set: some thousand pairs at most, unless hashes collide.
     fn scan(
         &self,
         from: u64,

@@ -61,14 +61,15 @@ impl Geometry {
     /// Returns the geometry of a table with groups of `group` tranches of `tranche` bytes.
     pub const fn of(tranche: usize, group: usize) -> Self {
         let homes = group.ilog2();
-        // A part has at most a few hundred pairs.
+        // A part has some dozen pairs, or a hundred. With more parts a piece would take less time,
+        // but all together more, and more of the insertions would do one.
         let (groups, parts) = match tranche {
             // For tests: few keys cause every change of structure.
-            _ if group < 4 => (1, homes),
-            ..=256 => (3, homes.saturating_sub(3)),
-            257..=512 => (3, homes.saturating_sub(2)),
-            513..=4096 => (4, homes),
-            _ => (5, homes + 2),
+            _ if tranche * group <= 1024 => (1, homes),
+            ..=256 => (3, homes.saturating_sub(2)),
+            257..=512 => (3, homes.saturating_sub(1)),
+            513..=4096 => (4, homes + 1),
+            _ => (5, homes + 4),
         };
         Geometry { groups, parts, homes }
     }
@@ -372,8 +373,8 @@ mod tests {
 
     use super::*;
 
-    fn geometries() -> [Geometry; 5] {
-        [(256, 2), (256, 16), (512, 16), (4096, 16), (32 << 10, 4)]
+    fn geometries() -> [Geometry; 6] {
+        [(256, 2), (256, 4), (256, 16), (512, 16), (4096, 16), (32 << 10, 4)]
             .map(|(tranche, group)| Geometry::of(tranche, group))
     }
 

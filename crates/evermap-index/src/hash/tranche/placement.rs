@@ -4,7 +4,7 @@ use evermap_pm::{Medium, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::TrancheMap;
-use super::group::Groups;
+use super::group::{Groups, Reach, Search};
 use super::image::{home, nth, steps_to};
 use super::table::{Format, Table};
 use super::{Tranche, arrays};
@@ -50,7 +50,12 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let mut parsed = 0;
         for number in 0..MISSES {
             let hash = xxh3_64_with_seed(&number.to_le_bytes(), self.seed);
-            parsed += self.read(hash, |group| parsed_without_a_hit(&self.groups(), group, hash))?;
+            let search = |group: arrays::Group<'_>, reach| match reach {
+                Reach::Home => Ok(Search::GoesOn),
+                Reach::Group => parsed_without_a_hit(&self.groups(), group, hash)
+                    .map(|parsed| Search::Ended(Some(parsed))),
+            };
+            parsed += self.read(hash, search)?.unwrap_or_default();
         }
         let per_record = |count: u64| count as f64 / records.max(1) as f64;
         Ok(Placement {

@@ -13,9 +13,11 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::arrays::{Arrays, Group};
 use super::fill::Fill;
-use super::group::{Groups, Room, Stored};
-use super::image::{Image, bytes_of};
-use super::layout::{Commit, GROUP_WORD, Kind, Named, OVERFLOWS_MAX, Redo, Root, Shape, Version};
+use super::group::{Groups, Reach, Room, Search, Stored};
+use super::image::{Image, bytes_of, home};
+use super::layout::{
+    COMMIT, Commit, GROUP_WORD, Kind, LINK, Named, OVERFLOWS_MAX, Redo, Root, Shape, Version,
+};
 use super::place::{DEPTH_MAX, State};
 use crate::FOUND_LATE;
 use crate::fresh::Fresh;
@@ -42,6 +44,8 @@ impl Default for Config {
 pub(super) trait Format: 'static {
     /// Identifies the kind of table in the persistent format.
     const KIND: [u8; 8];
+    /// The same in the format before, in which tables had fewer parts.
+    const EARLIER: [u8; 8];
     /// Identifies the kind of keys.
     const KEYS: u16;
     /// `true` if there are records of every kind, and the hash of a key is that of its bytes.
@@ -86,24 +90,101 @@ pub(super) struct Table<F: Format, M: Medium, const T: usize, const G: usize, co
 /// The number of counters of moves.
 const STRIPES: usize = 64;
 
+/// The group of a key, and the encoded state that led there.
+#[derive(Clone, Copy)]
+pub(super) struct Located<'t> {
+    state: u64,
+    pub(super) group: Group<'t>,
+}
+
 /// A group that this thread has locked. Dropping it unlocks the group.
 pub(super) struct Locked<'t, M: Medium> {
     pub(super) medium: &'t M,
     pub(super) group: Group<'t>,
     /// The word of the group when it was not locked.
     pub(super) version: Version,
-    /// `true` if anything was changed that readers must notice.
+    /// `true` if anything was changed that readers of the whole group must notice.
     pub(super) changed: bool,
+    /// The tranches that readers of only these must notice, as bits.
+    tranches: u64,
+    /// The number of tranches in the group.
+    count: usize,
+}
+
+impl<'t, M: Medium> Locked<'t, M> {
+    /// Returns a group of `count` tranches whose lock this thread has taken.
+    pub(super) fn new(medium: &'t M, group: Group<'t>, version: Version, count: usize) -> Self {
+        Locked { medium, group, version, changed: false, tranches: 0, count }
+    }
+
+    /// Returns the version of a tranche that has one of its own.
+    fn version_of(&self, place: usize) -> Option<&'t PmU64> {
+        let own = place < self.count && place != 0 && place != LINK;
+        own.then(|| &self.group.words[place * (self.group.words.len() / self.count) + GROUP_WORD])
+    }
+
+    /// Announces that records of a tranche change, or that keys whose home it is move. To be called
+    /// before that: until the group is unlocked, who reads the tranche waits.
+    #[inline(always)]
+    pub(super) fn change(&mut self, place: usize) {
+        self.changed = true;
+        if let Some(cell) = self.version_of(place)
+            && self.tranches >> place & 1 == 0
+            && !self.medium.mutant("TM-6")
+        {
+            self.tranches |= 1 << place;
+            // Nobody else stores it while the group is locked.
+            let locked = Version(self.medium.load_relaxed(cell)).locked();
+            // Release, as all further stores are: who reads any of them sees this one too.
+            self.medium.store_transient(cell, locked.0);
+        }
+    }
+
+    /// Announces that all tranches change.
+    pub(super) fn change_all(&mut self) {
+        (0..self.count).for_each(|place| self.change(place));
+    }
+
+    /// Makes the versions of all tranches those of a group that is not in the table, for good.
+    pub(super) fn leave(&mut self, generation: u64) {
+        for place in 0..self.count {
+            if let Some(cell) = self.version_of(place) {
+                let version = Version(self.medium.load_relaxed(cell)).advanced();
+                self.medium.store_transient(cell, version.of_no_group(generation).0);
+            }
+        }
+        self.tranches = 0;
+    }
+
+    /// Announces that all tranches of a group that joins the table change. Their words may be
+    /// anything, and get later versions.
+    pub(super) fn change_new(&mut self, generation: u64) {
+        for place in 0..self.count {
+            if let Some(cell) = self.version_of(place) {
+                let version = Version(self.medium.load_relaxed(cell)).of_new_group(generation);
+                self.medium.store_transient(cell, version.locked().0);
+                self.tranches |= 1 << place;
+            }
+        }
+    }
 }
 
 impl<M: Medium> Drop for Locked<'_, M> {
     fn drop(&mut self) {
         // After a panic in the middle of a change the group stays locked: nothing may read it.
-        if !std::thread::panicking() {
-            let released =
-                if self.changed { self.version.locked().advanced() } else { self.version };
-            self.medium.store_transient(&self.group.words[GROUP_WORD], released.0);
+        if std::thread::panicking() {
+            return;
         }
+        while self.tranches != 0 {
+            let place = self.tranches.trailing_zeros() as usize;
+            self.tranches &= self.tranches - 1;
+            if let Some(cell) = self.version_of(place) {
+                let version = Version(self.medium.load_relaxed(cell)).advanced();
+                self.medium.store_transient(cell, version.0);
+            }
+        }
+        let released = if self.changed { self.version.locked().advanced() } else { self.version };
+        self.medium.store_transient(&self.group.words[GROUP_WORD], released.0);
     }
 }
 
@@ -120,8 +201,12 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// Returns the first word of the root: kind, key format, geometry.
     pub(super) fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
+        Self::first_word(F::KIND)
+    }
+
+    fn first_word(kind: [u8; 8]) -> u64 {
         let geometry = u64::from(T.ilog2()) << 8 | u64::from(G.ilog2()) << 4 | u64::from(C);
-        u64::from_le_bytes(F::KIND) ^ u64::from(F::KEYS) << 56 ^ geometry << 40
+        u64::from_le_bytes(kind) ^ u64::from(F::KEYS) << 56 ^ geometry << 40
     }
 
     #[inline(always)]
@@ -161,7 +246,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         for index in 0..state.count() {
             let group = table.arrays.group(index)?;
             table.store_empty(group.words);
-            m.store_transient(&group.words[GROUP_WORD], Version::fresh(table.generation).0);
+            table.store_versions(group.words, Version::fresh(table.generation));
             table.fill.add_group(index, 0);
         }
         m.flush(header);
@@ -171,6 +256,10 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 
     /// Opens the table that a root cell names: see [`Persistent::open`](crate::Persistent).
     pub(super) fn open(pool: Arc<Pool<M>>, cell: &PmU64) -> Result<Self> {
+        if root::is_of(&pool, cell, Self::first_word(F::EARLIER)) {
+            let what = "the table is of an earlier format, which this version cannot read";
+            return Err(ErrorKind::Config(what.into()).into());
+        }
         let block = root::block_of(&pool, cell, Self::kind())?;
         let m = pool.medium();
         let header: &Root = m
@@ -225,21 +314,29 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     fn make_all_stale(&self) -> Result<()> {
         let stale = Version::fresh(region::stale(self.generation));
         for index in 0..self.arrays.state().count() {
-            let group = self.arrays.group(index)?;
-            self.medium().store_transient(&group.words[GROUP_WORD], stale.0);
+            self.store_versions(self.arrays.group(index)?.words, stale);
         }
         Ok(())
     }
 
-    /// Stores empty tranches in a block, flushed without a fence. The word for the lock of a group
-    /// is left out.
+    /// Stores the version of a group in all of its tranches, that of the group itself last.
+    fn store_versions(&self, words: &[PmU64], version: Version) {
+        for (place, tranche) in words.chunks(Shape::<T>::WORDS).enumerate().rev() {
+            if place != LINK {
+                self.medium().store_transient(&tranche[GROUP_WORD], version.0);
+            }
+        }
+    }
+
+    /// Stores empty tranches in a block, flushed without a fence. The words for versions are left
+    /// out.
     pub(super) fn store_empty(&self, words: &[PmU64]) {
         let m = self.medium();
         for (place, tranche) in words.chunks(Shape::<T>::WORDS).enumerate() {
-            if place > 0 {
+            if place == LINK {
                 m.store(&tranche[GROUP_WORD], 0);
             }
-            m.store(&tranche[super::layout::COMMIT], Commit::empty(Shape::<T>::WORDS).encode());
+            m.store(&tranche[COMMIT], Commit::empty(Shape::<T>::WORDS).encode());
             m.flush(&tranche[..2]);
         }
     }
@@ -262,13 +359,83 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     /// Looks something up without a lock or a store: calls `search` with the group of keys with
-    /// this hash until no change interferes.
+    /// this hash until no change interferes. Nearly always it ends in the home of the key.
     #[inline(always)]
     pub(super) fn read<R>(
         &self,
         hash: u64,
-        mut search: impl FnMut(Group<'_>) -> Result<R>,
-    ) -> Result<R> {
+        search: impl FnMut(Group<'_>, Reach) -> Result<Search<R>>,
+    ) -> Result<Option<R>> {
+        self.read_at(self.locate(hash), hash, search)
+    }
+
+    /// Returns where keys with this hash are at the moment.
+    #[inline(always)]
+    pub(super) fn locate(&self, hash: u64) -> Option<Located<'_>> {
+        let state = self.arrays.state_word();
+        let index = State::decode_unchecked(state).group_of(hash, Self::GEOMETRY);
+        let group = self.arrays.group(index).ok()?;
+        Some(Located { state, group })
+    }
+
+    /// Does the same as [`read`](Self::read). The key was `located` before, under a guard that is
+    /// still held.
+    #[inline(always)]
+    pub(super) fn read_at<R>(
+        &self,
+        located: Option<Located<'_>>,
+        hash: u64,
+        mut search: impl FnMut(Group<'_>, Reach) -> Result<Search<R>>,
+    ) -> Result<Option<R>> {
+        match located.and_then(|located| self.read_home(located, hash, &mut search)) {
+            Some(result) => result,
+            None => self.read_group(hash, search),
+        }
+    }
+
+    /// Looks something up in the home of the key only, and validates the version that is there: the
+    /// lock of the group would be another miss of the cache. Returns `None` if the search goes on
+    /// behind the home, or a change interferes, or the home has no version.
+    #[inline(always)]
+    fn read_home<R>(
+        &self,
+        Located { state, group }: Located<'_>,
+        hash: u64,
+        search: &mut impl FnMut(Group<'_>, Reach) -> Result<Search<R>>,
+    ) -> Option<Result<Option<R>>> {
+        let (m, place) = (self.medium(), home::<G>(hash));
+        if place == LINK {
+            return None;
+        }
+        let cell = &group.words[place * Shape::<T>::WORDS + GROUP_WORD];
+        let version = Version(m.load(cell));
+        if !version.is_readable(self.generation) {
+            return None;
+        }
+        // Asked again now: a move of the key has published the new state before it stored this
+        // version. A group that has joined the table meanwhile has a later version, and what a
+        // group had that has left has none.
+        let moved = self.arrays.state_word() != state && self.group_of(hash) != group.index;
+        if moved && !m.mutant("TM-2") {
+            return None;
+        }
+        let result = match search(group, Reach::Home) {
+            Ok(Search::GoesOn) => return None,
+            Ok(Search::Ended(found)) => Ok(found),
+            Err(error) => Err(error),
+        };
+        // Acquire: everything above is read before the version is read again.
+        fence(Ordering::Acquire);
+        (m.load_relaxed(cell) == version.0).then_some(result)
+    }
+
+    /// Looks something up in the group of the key, and validates the version of that.
+    #[cold]
+    fn read_group<R>(
+        &self,
+        hash: u64,
+        mut search: impl FnMut(Group<'_>, Reach) -> Result<Search<R>>,
+    ) -> Result<Option<R>> {
         let m = self.medium();
         let mut lock_wait = LockWait::default();
         loop {
@@ -282,11 +449,14 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
                 if self.group_of(hash) != index && !m.mutant("TM-2") {
                     continue;
                 }
-                let result = search(group);
+                let result = search(group, Reach::Group);
                 // Acquire: everything above is read before the version is read again.
                 fence(Ordering::Acquire);
                 if m.load_relaxed(cell) == version.0 {
-                    return result;
+                    return match result? {
+                        Search::Ended(found) => Ok(found),
+                        Search::GoesOn => Ok(None),
+                    };
                 }
             } else if !version.is_of(self.generation) {
                 self.recover(index)?;
@@ -300,10 +470,11 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     #[inline(always)]
     pub(super) fn lock(&self, hash: u64) -> Result<Locked<'_, M>> {
         loop {
-            let index = self.group_of(hash);
+            let state = self.arrays.state_word();
+            let index = State::decode_unchecked(state).group_of(hash, Self::GEOMETRY);
             let Some(locked) = self.try_lock_group(index)? else { continue };
             // While a group is locked, nothing moves from it or to it.
-            if self.group_of(hash) == index {
+            if self.arrays.state_word() == state || self.group_of(hash) == index {
                 return Ok(locked);
             }
         }
@@ -329,7 +500,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             let version = Version(m.load(cell));
             if version.is_readable(self.generation) {
                 if m.cas_transient(cell, version.0, version.locked().0).is_ok() {
-                    return Ok(Some(Locked { medium: m, group, version, changed: false }));
+                    return Ok(Some(Locked::new(m, group, version, G)));
                 }
             } else if !version.is_of(self.generation) {
                 self.recover(index)?;
@@ -387,12 +558,11 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             None => locked.group.words,
             Some(last) => groups.overflow(locked.group, last)?.map_or(&[][..], |(_, words)| words),
         };
-        let Some(cell) = last.get(Shape::<T>::WORDS + GROUP_WORD) else {
+        let Some(cell) = last.get(LINK * Shape::<T>::WORDS + GROUP_WORD) else {
             return Err(groups.damaged(locked.group.words, "impossible overflow block of a group"));
         };
         let block = self.new_overflow()?;
         let words = self.overflow_words(block)?;
-        m.store(&words[GROUP_WORD], 0);
         self.store_empty(words);
         m.fence();
         // Searches arrive there only past full tranches whose counters say so, but they may be
@@ -432,10 +602,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             (0..image.overflows()).map(|_| fresh.allocate_fixed(bytes)).collect::<Result<_>>()?;
         image.link(group, &blocks);
         for (place, &block) in blocks.iter().enumerate() {
-            let words = self.overflow_words(block)?;
-            // The first word of a group is its lock, and left out of images.
-            self.medium().store(&words[GROUP_WORD], 0);
-            image.store(self.medium(), 1 + place, words);
+            image.store(self.medium(), 1 + place, self.overflow_words(block)?);
         }
         Ok(())
     }
@@ -477,7 +644,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         redo: MutexGuard<'_, ()>,
         guard: &Guard<'_>,
     ) {
-        locked.changed = true;
+        locked.change_all();
         self.apply(locked.group, image);
         drop(redo);
         for &block in old {
@@ -580,7 +747,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         self.fill.add_group(index, live);
         self.recovered.fetch_add(1, Ordering::Relaxed);
         // The version is stored last: until then other threads wait.
-        m.store_transient(cell, Version::fresh(self.generation).0);
+        self.store_versions(group.words, Version::fresh(self.generation));
         Ok(())
     }
 

@@ -1,11 +1,12 @@
 //! Walks over all records, concurrent with changes.
 //!
-//! A walk takes one [part](super::place::Geometry::part) of all groups after the other, because the
-//! part of a key never changes. Within a part it proceeds through the bit-reversed hashes in
-//! ascending order. A set holds the keys that agree in some low bits of their hashes, which
-//! reversed are the top bits: one range of this order. Growth divides such a range in two, and
-//! shrinking joins two of them. So the state of a walk is one number, its part and the least
-//! reversed hash that it has not shown, and it can pause for any time.
+//! A walk takes one [part](super::place::Geometry::part) of all groups after the other, because
+//! the part of a key never changes. The parts of a walk are smaller than those that move if these
+//! would make pages of more than some thousand records. Within a part it proceeds through the
+//! bit-reversed hashes in ascending order. A set holds the keys that agree in some low bits of
+//! their hashes, which reversed are the top bits: one range of this order. Growth divides such a
+//! range in two, and shrinking joins two of them. So the state of a walk is one number, its part
+//! and the least reversed hash that it has not shown, and it can pause for any time.
 //!
 //! The records of a part of one set are a page. A page is read again if anything has moved in the
 //! set meanwhile, and after some attempts nothing may move while it is read.
@@ -16,7 +17,7 @@ use std::sync::atomic::{Ordering, fence};
 use evermap_pm::{Medium, Result};
 
 use super::group::Stored;
-use super::place::State;
+use super::place::{Geometry, State};
 use super::table::{Format, Table};
 use crate::hash::hash_prefix::top_bits;
 
@@ -38,15 +39,28 @@ struct Position {
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
     /// The number of attempts to read a page while records may move.
     const ATTEMPTS: u32 = 3;
+    /// The most pairs that a page should have.
+    const PAGE_PAIRS: u64 = 4096;
+    /// The parts of a walk: those that move, or fractions of them.
+    pub(super) const WALK: Geometry = {
+        let mut walk = Self::GEOMETRY;
+        // Fractions of the records with one home can be chosen by the bits of a fingerprint.
+        while (2 * walk.least() * Self::PAIRS) >> walk.parts > Self::PAGE_PAIRS
+            && walk.parts < walk.homes + 8
+        {
+            walk.parts += 1;
+        }
+        walk
+    };
 
     fn position(from: u64) -> Position {
-        let parts = Self::GEOMETRY.parts;
+        let parts = Self::WALK.parts;
         Position { part: top_bits(from, parts), least: from << parts }
     }
 
     /// Returns where the page behind the one at `here` begins.
     fn behind(here: Position, state: State) -> Option<u64> {
-        let (parts, depth) = (Self::GEOMETRY.parts, state.depth);
+        let (parts, depth) = (Self::WALK.parts, state.depth);
         let next = top_bits(here.least, depth) + 1;
         let order = (here.part << depth) + next;
         (order >> depth >> parts == 0).then(|| order << (64 - depth - parts).min(63))
@@ -117,7 +131,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
                     page.overflows.extend(groups.overflows(locked.group)?);
                 }
                 let hash_of = |stored: &Stored<'_>| self.hash_of(stored);
-                groups.part(locked.group, here.part, hash_of, |stored, hash| {
+                groups.part(locked.group, (Self::WALK, here.part), hash_of, |stored, hash| {
                     // A set that two have become may have been shown in part.
                     if hash.reverse_bits() >= here.least {
                         page.records.push(read(&stored)?);

@@ -1,64 +1,13 @@
 //! A tree frees all memory that it allocates.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
-
 use evermap_index::ordered::bplus::{BPlus, Config};
 use evermap_index::ordered::{OrderedIndex, Run};
 use evermap_index::testkit::ordered::encoded::Encoding;
 use evermap_pm::sim::rng::Rng;
 
-/// The system's allocator, which counts what a thread allocates and frees while its `COUNTS` is
-/// set.
-struct Counting;
+use crate::allocator::{counted, left_by, uncounted};
 
-static LIVE: AtomicI64 = AtomicI64::new(0);
-
-thread_local! {
-    static COUNTS: Cell<bool> = const { Cell::new(false) };
-}
-
-fn count(bytes: i64) {
-    if COUNTS.try_with(Cell::get).unwrap_or(false) {
-        LIVE.fetch_add(bytes, SeqCst);
-    }
-}
-
-// SAFETY: all calls are passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
-        // SAFETY: the caller keeps the contract of the method.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        count(-(layout.size() as i64));
-        // SAFETY: the caller keeps the contract of the method.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Returns the number of bytes that `body` leaves allocated. Threads that it starts must
-/// [count](counted) their own.
-fn left_by(body: impl FnOnce()) -> i64 {
-    let before = LIVE.load(SeqCst);
-    counted(body);
-    LIVE.load(SeqCst) - before
-}
-
-fn counted<T>(body: impl FnOnce() -> T) -> T {
-    COUNTS.set(true);
-    let result = body();
-    COUNTS.set(false);
-    result
-}
-
-/// This is one test, because the counter is shared by all threads of the process.
+/// This is one test, because the bytes of all threads of the process are counted together.
 #[test]
 fn nothing_leaks() {
     let key = |number: u64| Encoding::Words.encode(number);
@@ -72,13 +21,13 @@ fn nothing_leaks() {
                     .unwrap();
             }
         };
-        COUNTS.set(false);
-        std::thread::scope(|scope| {
-            for thread in 0..3 {
-                scope.spawn(move || counted(|| churn(thread)));
-            }
+        uncounted(|| {
+            std::thread::scope(|scope| {
+                for thread in 0..3 {
+                    scope.spawn(move || counted(|| churn(thread)));
+                }
+            });
         });
-        COUNTS.set(true);
         assert_eq!(tree.check(), super::SOUND);
     };
     // Allocations that the process makes once are made here.

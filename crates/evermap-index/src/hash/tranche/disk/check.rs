@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use evermap_pm::{Error, Result};
+use evermap_pm::Result;
 
 use super::page::{Hash, Record};
 use super::write::{Portion, steps_to};
-use super::{GROUP, STRIP_BYTES, TrancheFile};
+use super::{GROUP, STRIP_BYTES, TrancheFile, damaged};
 
 /// The records of a table, as counted by a walk.
 #[derive(Default)]
@@ -108,7 +108,7 @@ impl<const T: usize> TrancheFile<T> {
                 let key = self.read_long(elsewhere, |key, _| key.to_vec())?;
                 let hash = self.hash(&key);
                 if hash != elsewhere.hash {
-                    return Err(Error::damaged(elsewhere.offset, "a long record of another key"));
+                    return Err(damaged(elsewhere.offset, "a long record of another key"));
                 }
                 Ok((hash, key))
             }

@@ -5,6 +5,7 @@ use std::path::Path;
 use evermap_pm::{Error, ErrorKind, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::damaged;
 use super::queue::Buffer;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"EVTRFILE");
@@ -93,7 +94,7 @@ impl Header {
         }
         let valid = ours.iter().filter(|words| words[WORDS - 1] == checksum(words));
         let Some(words) = valid.max_by_key(|words| words[2]) else {
-            return Err(Error::damaged(0, "the checksums of both headers differ"));
+            return Err(damaged(0, "the checksums of both headers differ"));
         };
         if words[1] >> 32 != T as u64 {
             let why = format!("its tranches have {} bytes, and not {T}", words[1] >> 32);
@@ -111,7 +112,7 @@ impl Header {
         };
         let possible = header.base > 0 && header.base <= header.groups;
         if !possible || header.groups > GROUPS_MAX {
-            return Err(Error::damaged(0, "impossible numbers of groups"));
+            return Err(damaged(0, "impossible numbers of groups"));
         }
         Ok(header)
     }

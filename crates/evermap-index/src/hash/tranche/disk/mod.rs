@@ -402,7 +402,7 @@ impl<const T: usize> TrancheFile<T> {
             let len = self.queue.len(target).map_err(|error| self.io("reading", error))?;
             if len < end {
                 let what = format!("the {target:?} file has {len} bytes instead of {end}");
-                return Err(Error::damaged(len, what));
+                return Err(damaged(len, what));
             }
         }
         Ok(())
@@ -426,6 +426,13 @@ impl<const T: usize> TrancheFile<T> {
     fn sync_file(&mut self, target: Target) -> Result<()> {
         self.queue.sync(target).map_err(|error| self.io("synchronising", error))
     }
+}
+
+/// Returns an error for what is impossible at `offset` of one of the files.
+#[cold]
+fn damaged(offset: u64, what: impl Into<String>) -> Error {
+    let advice = "`TrancheFile::verify` describes all that is damaged";
+    ErrorKind::Damaged { offset, what: what.into(), advice }.into()
 }
 
 /// Returns the path of the file for long records.

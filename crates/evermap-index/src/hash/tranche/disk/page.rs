@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use evermap_pm::{Error, Result};
+use evermap_pm::Result;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
+use super::damaged;
 use super::queue::Buffer;
 
 /// The number of records in a block of the strip.
@@ -214,11 +215,11 @@ impl<const T: usize> Page<T> {
         let stored = number(page.0.bytes(), CHECKSUM).map_or(0, u64::from_le_bytes);
         if stored != page.checksum(place, seed) {
             let what = format!("tranche {place} is torn, or another one: its checksum differs");
-            return Err(Error::damaged(offset, what));
+            return Err(damaged(offset, what));
         }
         let low = page.low();
         if low > T || Self::strip_end(page.count()) > low {
-            return Err(Error::damaged(offset, format!("tranche {place} has an impossible state")));
+            return Err(damaged(offset, format!("tranche {place} has an impossible state")));
         }
         Ok(page)
     }
@@ -308,7 +309,7 @@ impl<const T: usize> Page<T> {
         let payload = self.0.bytes().get(position..).filter(|_| position >= self.low());
         payload
             .and_then(|payload| Some((payload, head(payload)?)))
-            .ok_or_else(|| Error::damaged(position as u64, "impossible record in a tranche"))
+            .ok_or_else(|| damaged(position as u64, "impossible record in a tranche"))
     }
 
     /// Returns a record.

@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use evermap_pm::{Error, Result};
+use evermap_pm::Result;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::page::{Elsewhere, Hash, Page, Record};
 use super::queue::{ALIGNMENT, Buffer, Direction, Done, Target, Transfer};
-use super::{GROUP, TrancheFile};
+use super::{GROUP, TrancheFile, damaged};
 
 /// Bytes before key and value in the file for long records: their lengths, 4 bytes each, and a
 /// checksum.
@@ -166,7 +166,7 @@ impl<const T: usize> TrancheFile<T> {
         let Elsewhere { offset, bytes, .. } = elsewhere;
         let end = offset.saturating_add(u64::from(bytes));
         if end > self.header.long_end || (bytes as usize) < LONG_HEADER {
-            return Err(Error::damaged(offset, "impossible place of a long record"));
+            return Err(damaged(offset, "impossible place of a long record"));
         }
         let start = offset % ALIGNMENT as u64;
         let first = offset - start;
@@ -196,7 +196,7 @@ impl<const T: usize> TrancheFile<T> {
         start: usize,
         elsewhere: Elsewhere,
     ) -> Result<(&'b [u8], &'b [u8])> {
-        let damaged = |what| Error::damaged(elsewhere.offset, what);
+        let damaged = |what| super::damaged(elsewhere.offset, what);
         let record = bytes.get(start..start + elsewhere.bytes as usize);
         let record = record.ok_or_else(|| damaged("a long record ends outside its file"))?;
         let (header, body) = record.split_at(LONG_HEADER);
@@ -223,10 +223,7 @@ impl<const T: usize> TrancheFile<T> {
         let token = transfer.token;
         if transfer.target == Target::Long {
             let Some((search, start, elsewhere)) = batch.long.remove(&token) else {
-                return Err(Error::damaged(
-                    transfer.offset,
-                    "a long record that was not requested",
-                ));
+                return Err(damaged(transfer.offset, "a long record that was not requested"));
             };
             let (key, value) = self.long_record(transfer.buffer.bytes(), start, elsewhere)?;
             each(search.at, (key == keys[search.at]).then_some(value));

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use evermap_pm::Result;
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{Tier, tier};
+use evermap_pm::{Error, Result};
 
 use super::queue::{Event, Target};
 use super::{GROUP, Options, TrancheFile, long_path};
@@ -206,6 +206,11 @@ fn what_is_no_table_is_refused() {
     assert!(message(&path).contains("format 9 is newer"), "{}", message(&path));
 }
 
+/// The command `evermap check` does not know such files.
+fn assert_advice(error: &Error) {
+    assert!(!error.to_string().contains("evermap check"), "{error}");
+}
+
 /// Each part of the files, damaged: an error, or nothing that matters, but never a wrong answer.
 #[test]
 fn damage_is_noticed() {
@@ -238,7 +243,8 @@ fn damage_is_noticed() {
         std::fs::write(long_path(&path), &other).unwrap();
         let mut file = match Small::open(&path, Options::new()) {
             Ok(file) => file,
-            Err(_) => {
+            Err(error) => {
+                assert_advice(&error);
                 noticed += 1;
                 continue;
             }
@@ -247,7 +253,10 @@ fn damage_is_noticed() {
         for (key, value) in &model {
             match file.get(key) {
                 Ok(found) => assert_eq!(found.as_ref(), Some(value), "round {round}"),
-                Err(_) => errors += 1,
+                Err(error) => {
+                    assert_advice(&error);
+                    errors += 1;
+                }
             }
         }
         assert_eq!(errors > 0, !file.verify().is_empty(), "round {round}, {errors}");

@@ -17,7 +17,7 @@ use super::header::Header;
 use super::page::{ELSEWHERE_BYTES, Elsewhere, Hash, Page, payload_of};
 use super::queue::{ALIGNMENT, Buffer, Direction, Target, Transfer};
 use super::read::{LONG_HEADER, long_checksum};
-use super::{FILL_MAX, GROUP, STRIP_BYTES, TrancheFile, home};
+use super::{FILL_MAX, GROUP, STRIP_BYTES, TrancheFile, damaged, home};
 
 /// The fill below which chance does not fill a group: growth would not help.
 const FILL_LEAST: f64 = 0.2;
@@ -491,9 +491,9 @@ impl<const T: usize> TrancheFile<T> {
         let Some(count) = self.header.journal.filter(|&count| count > 0) else { return Ok(()) };
         let offset = Self::LIST * T as u64;
         let list = self.read_once(offset)?;
-        let places = self.listed(list.bytes(), count).ok_or_else(|| {
-            Error::damaged(offset, "the journal does not have what the header says")
-        })?;
+        let places = self
+            .listed(list.bytes(), count)
+            .ok_or_else(|| damaged(offset, "the journal does not have what the header says"))?;
         for (number, place) in (1..).zip(places) {
             let buffer = self.read_once(offset + number * T as u64)?;
             let page = self.take_tranche(place, buffer)?;

@@ -180,9 +180,9 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Shard<M, T, G, C> 
     pub fn execute(&mut self, requests: &[Request]) -> Vec<Reply> {
         let mut replies = Vec::with_capacity(requests.len());
         for requests in requests.chunks(BATCH_KEYS) {
-            let locks = self.map.prefetch(requests.iter().map(Request::key));
+            let batch = self.map.prefetch(requests.iter().map(Request::key));
             for (place, request) in requests.iter().enumerate() {
-                locks.prefetch_after(place);
+                batch.prefetch_after(place);
                 replies.push(self.execute_one(request));
             }
         }

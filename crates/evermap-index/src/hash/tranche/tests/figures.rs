@@ -200,6 +200,36 @@ fn space_of_a_pair() {
     }
 }
 
+/// A page of a walk has a bounded number of pairs, whatever the size of a tranche.
+#[test]
+fn pages_are_bounded() {
+    fn most<const T: usize, const G: usize, const C: u32>(pairs: u64) -> usize {
+        let pool = in_memory(256 << 20);
+        let config = Config { initial_depth: 0 };
+        let index =
+            Tranche::<u64, Sim, T, G, C>::create(pool.clone(), pool.root(0), config).unwrap();
+        for key in 0..pairs {
+            index.insert(key, key, &pool.pin()).unwrap();
+        }
+        let (mut shown, mut most, mut from) = (vec![false; pairs as usize], 0, Some(0));
+        while let Some(here) = from {
+            let mut page = 0;
+            let (done, next) = index.scan(here, &pool.pin(), &mut |key, _| {
+                assert!(!std::mem::replace(&mut shown[key as usize], true));
+                page += 1;
+            });
+            done.unwrap();
+            (most, from) = (most.max(page), next);
+        }
+        assert!(shown.iter().all(|&shown| shown));
+        println!("{T}: {most} pairs in a page");
+        most
+    }
+    assert!(most::<256, 16, 7>(20_000) < 3000);
+    assert!(most::<4096, 16, 3>(100_000) < 4500);
+    assert!(most::<{ 32 << 10 }, 4, 2>(300_000) < 4500);
+}
+
 /// Removals and insertions in turn move nothing.
 #[test]
 fn growth_and_shrinking_are_apart() {

@@ -13,7 +13,7 @@ use super::super::group::Stored;
 use super::super::image::{fingerprint, home};
 use super::super::layout::Kind;
 use super::super::place::{Geometry, State};
-use super::super::{Config, Tiny, TinyMap, Tranche256};
+use super::super::{Config, Tiny, TinyMap, Tranche, Tranche256};
 use super::{in_memory, pool};
 use crate::key::Key;
 use crate::testkit::Plain;
@@ -289,23 +289,25 @@ fn p9_keys_that_collide_under_one_seed_do_not_under_another() {
     assert_eq!(displaced(2), 0);
 }
 
-/// An index whose groups are nearly full, in a medium that follows a schedule.
-struct Scheduled {
+/// An index whose groups of `G` tranches are nearly full, in a medium that follows a schedule.
+struct Scheduled<const G: usize> {
     sim: Sim,
     pool: Arc<Pool<Sim>>,
-    index: Tiny<u64, Sim>,
+    index: Tranche<u64, Sim, 256, G, 1>,
 }
 
-impl Scheduled {
+impl<const G: usize> Scheduled<G> {
     /// The keys that are never removed: each has the next number as its word.
-    const KEPT: u64 = 18;
+    const KEPT: u64 = 9 * G as u64;
+    /// Those that are added and removed meanwhile.
+    const OTHERS: std::ops::Range<u64> = 100..100 + 6 * G as u64;
 
     fn new(seed: u64, mutation: Option<Mutation>) -> Self {
         let sim = Sim::new(1 << 20).unwrap();
         sim.pause();
         let pool = pool(sim.clone(), 1);
         let config = Config { initial_depth: 0 };
-        let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
+        let index = Tranche::create(pool.clone(), pool.root(0), config).unwrap();
         for key in 0..Self::KEPT {
             index.insert(key, key + 1, &pool.pin()).unwrap();
         }
@@ -318,10 +320,10 @@ impl Scheduled {
     /// and shrink. Returns this number.
     fn beside_moves(&self, read: impl FnOnce() -> u64 + Send) -> u64 {
         let write = || {
-            for key in 100..112 {
+            for key in Self::OTHERS {
                 self.index.insert(key, key, &self.pool.pin()).unwrap();
             }
-            for key in 100..112 {
+            for key in Self::OTHERS {
                 self.index.remove(key, &self.pool.pin()).unwrap();
             }
             0
@@ -335,13 +337,13 @@ impl Scheduled {
 
 /// Reads keys while records move, under this schedule. Returns how many were missed, and whether a
 /// group was given up.
-fn missed_during_moves(seed: u64, mutation: Option<Mutation>) -> (u64, bool) {
-    let scheduled = Scheduled::new(seed, mutation);
+fn missed_during_moves<const G: usize>(seed: u64, mutation: Option<Mutation>) -> (u64, bool) {
+    let scheduled = Scheduled::<G>::new(seed, mutation);
     let Scheduled { pool, index, .. } = &scheduled;
     let missed = scheduled.beside_moves(|| {
         let mut missed = 0;
         for _ in 0..4 {
-            for key in 0..Scheduled::KEPT {
+            for key in 0..Scheduled::<G>::KEPT {
                 missed += u64::from(index.get(key, &pool.pin()).unwrap() != Some(key + 1));
             }
         }
@@ -350,28 +352,41 @@ fn missed_during_moves(seed: u64, mutation: Option<Mutation>) -> (u64, bool) {
     (missed, index.table.merges.load(Ordering::Relaxed) > 0)
 }
 
+/// Checks that no key is missed while records move, and that these mistakes are noticed.
+fn check_moves<const G: usize>(schedules: u64, mistakes: &[&'static str]) {
+    let found: Vec<_> = (0..schedules).map(|seed| missed_during_moves::<G>(seed, None)).collect();
+    assert_eq!(found.iter().map(|(missed, _)| missed).sum::<u64>(), 0);
+    assert!(found.iter().any(|&(_, shrunk)| shrunk), "no table has shrunk");
+    for &mistake in mistakes {
+        let planted = Some(Mutation::Planted(mistake));
+        let missed = |seed| missed_during_moves::<G>(seed, planted).0 > 0;
+        assert!((0..20 * schedules).any(missed), "no schedule shows {mistake}");
+    }
+}
+
 /// A reader that has computed the group of a key before the key moves, and reads the group after
 /// it, must compute the group again.
 #[test]
 fn no_schedule_of_a_move_hides_a_key() {
-    const SCHEDULES: u64 = 150;
-    let found: Vec<_> = (0..SCHEDULES).map(|seed| missed_during_moves(seed, None)).collect();
-    assert_eq!(found.iter().map(|(missed, _)| missed).sum::<u64>(), 0);
-    assert!(found.iter().any(|&(_, shrunk)| shrunk), "no table has shrunk");
-    let planted = Some(Mutation::Planted("TM-2"));
-    let noticed = (0..20 * SCHEDULES).any(|seed| missed_during_moves(seed, planted).0 > 0);
-    assert!(noticed, "no schedule shows what happens without that");
+    check_moves::<2>(150, &["TM-2"]);
+}
+
+/// The same if the home of a key has a version of its own: its change must be announced before
+/// records move.
+#[test]
+fn no_schedule_of_a_move_hides_a_key_of_a_home_with_a_version() {
+    check_moves::<4>(60, &["TM-2", "TM-6"]);
 }
 
 /// Walks while records move, under this schedule. Returns how many of the keys that are never
 /// removed were not shown once.
 fn misshown_during_moves(seed: u64, mutation: Option<Mutation>) -> u64 {
-    let scheduled = Scheduled::new(seed, mutation);
+    let scheduled = Scheduled::<2>::new(seed, mutation);
     let Scheduled { pool, index, .. } = &scheduled;
     scheduled.beside_moves(|| {
         let mut misshown = 0;
         for _ in 0..4 {
-            let (mut shown, mut from) = ([0; Scheduled::KEPT as usize], Some(0));
+            let (mut shown, mut from) = ([0; Scheduled::<2>::KEPT as usize], Some(0));
             while let Some(here) = from {
                 let (unit, next) = index.scan(here, &pool.pin(), &mut |key, _| {
                     if let Some(shown) = shown.get_mut(key as usize) {

@@ -91,14 +91,14 @@ fn touched<const T: usize, const G: usize, const C: u32>(keys: u64) -> [(f64, f6
 
 /// A lookup touches the page of the group and the one of the word that locates its chunk, and of
 /// each as few lines: what can miss in a translation buffer. A tranche of 4 KiB is in another page
-/// than the lock of its group.
+/// than the lock of its group, which few lookups need.
 #[test]
 fn lookups_touch_few_lines_and_pages() {
     let [hit, miss] = touched::<256, 16, 7>(20_000);
-    assert!(hit.0 < 4.6 && hit.1 < 2.1, "{hit:?}");
-    assert!(miss.0 < 4.0 && miss.1 < 2.1, "{miss:?}");
+    assert!(hit.0 < 3.6 && hit.1 < 2.1, "{hit:?}");
+    assert!(miss.0 < 3.6 && miss.1 < 2.1, "{miss:?}");
     let [hit, miss] = touched::<4096, 16, 3>(100_000);
-    assert!(hit.0 < 9.0 && hit.1 < 3.1, "{hit:?}");
+    assert!(hit.0 < 8.0 && hit.1 < 2.2, "{hit:?}");
     // A table of few groups is as full as it becomes, and a third of the misses go on to another
     // tranche.
     assert!(miss.0 < 17.0 && miss.1 < 3.3, "{miss:?}");

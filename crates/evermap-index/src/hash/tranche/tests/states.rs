@@ -98,6 +98,36 @@ fn what_moves_leave_is_noticed() {
     }
 }
 
+/// Growth that is asked for is crashed everywhere, and completed afterwards.
+#[test]
+fn rehashing_is_crashed_everywhere() {
+    let (sim, pool, index) = created();
+    const KEYS: u64 = 20;
+    for key in 0..KEYS {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    let state = || index.table.arrays.state();
+    assert_eq!(index.rehash_step(0).unwrap(), 0);
+    while index.rehash_step(1).unwrap() > 0 {}
+    assert_eq!((state().moved, index.rehash_all().unwrap()), (0, 0));
+    // As an insertion does that a group is too full for.
+    index.table.overfull.store(3, std::sync::atomic::Ordering::Relaxed);
+    let before = state();
+    record(&sim, || assert!(index.rehash_all().unwrap() >= 3));
+    assert!(state().count() > before.count() && state().moved == 0);
+    assert_eq!(index.check(), Vec::<String>::new());
+    for_each_image(&sim, false, |image| {
+        let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
+        let (pool, index) = crash_states::reopened::<Tiny<u64, Sim>>(&sim);
+        index.rehash_all().unwrap();
+        assert_eq!(index.table.arrays.state().moved, 0);
+        assert_eq!(index.check(), Vec::<String>::new());
+        for key in 0..KEYS {
+            assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
+        }
+    });
+}
+
 /// A group is rewritten without its dead records, and crashed everywhere.
 #[test]
 fn a_rewriting_is_crashed_everywhere() {
@@ -188,6 +218,19 @@ fn an_impossible_state_is_damage() {
         let error = Tiny::<u64, _>::open(pool.clone(), pool.root(0)).err().unwrap();
         assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");
     }
+}
+
+/// A table of the format before this one is refused, with an error that says so.
+#[test]
+fn an_earlier_format_is_refused() {
+    let (sim, pool, index) = created();
+    let root = sim.at::<Root>(sim.load(pool.root(0))).unwrap();
+    drop(index);
+    // "TRAN2" instead of "TRAN3".
+    sim.store(&root.kind, sim.load(&root.kind) ^ 1 << 32);
+    let error = Tiny::<u64, _>::open(pool.clone(), pool.root(0)).err().unwrap();
+    assert!(matches!(error.kind(), ErrorKind::Config(_)), "{error}");
+    assert!(error.to_string().contains("earlier format"), "{error}");
 }
 
 /// A process has stored a record and died before it was durable. Once the next process has served
