@@ -109,14 +109,9 @@ fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
     }
 }
 
-/// A search that stops at free space, and recovery that leaves what moves have left over. It takes
-/// half a minute to notice the first by chance, so that is left to the full tier; tests of the
-/// table have states that show them.
+/// Recovery that leaves what moves have left over.
 #[test]
 fn mistakes_of_the_heterogeneous_table_are_noticed() {
-    if tier() == Tier::Default {
-        return;
-    }
     evermap_pm::sim::keep_panics_quiet();
     let battery = battery("tranche", MUTANTS, Tranche);
     for mistake in MUTANTS {
