@@ -143,8 +143,13 @@ impl<'m> LeafRef<'m> {
     /// Returns the state of the leaf, once it is durable.
     #[inline(always)]
     pub(crate) fn state<M: Medium>(&self, m: &M) -> LeafState {
-        let cell = &self.leaf.state;
-        LeafState(recipe::help(m, cell, m.load(cell), LeafState::MARK))
+        let (cell, word) = (&self.leaf.state, m.load(&self.leaf.state));
+        if word & LeafState::MARK != 0 {
+            m.note(Note::Harmless(
+                "needed while a writer is at its fence: `a_lookup_makes_durable_what_it_acts_on`",
+            ));
+        }
+        LeafState(recipe::help(m, cell, word, LeafState::MARK))
     }
 
     /// Binds the key to another word, durably. No other thread does so at the same time.

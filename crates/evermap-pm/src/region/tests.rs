@@ -146,7 +146,7 @@ fn an_interrupted_creation_is_started_again() {
     sim.note(Note::End(0));
     let (mut blank, mut refusals, mut whole) = (0, 0, 0);
     for_each_image(&sim.trace(), &ImageConfig::default(), |image| {
-        let after = Sim::from_image(image.bytes.clone(), 1 << 20).unwrap();
+        let after = Sim::from_image(image.bytes, 1 << 20).unwrap();
         if Region::is_blank(&after) {
             assert!(!image.point.completed(0));
             let again = Sim::from_image(image.bytes, 1 << 20).unwrap();

@@ -220,7 +220,8 @@ impl<'t> Client<'t> {
         let mut part = vec![0; 1 + self.random.below(50_000)];
         replies.stream().read_exact(&mut part).unwrap();
         let expected = script.start_of_value();
-        assert!(part.starts_with(&expected[..part.len().min(expected.len())]));
+        let start = &part[..part.len().min(expected.len())];
+        assert!(expected.starts_with(start), "{}", start.escape_ascii());
         if self.random.one_in(2) {
             reset_at_drop(replies.stream());
         }

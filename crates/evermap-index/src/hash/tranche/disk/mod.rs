@@ -338,8 +338,9 @@ impl<const T: usize> TrancheFile<T> {
 
     fn change(&mut self, key: &[u8], value: Option<Box<[u8]>>) -> Result<()> {
         self.ensure_whole()?;
-        /// What a change takes beside its key and value, about, when it is written: two allocations,
-        /// a place in the map, which may just have grown, and one in the list that is sorted.
+        /// What a change takes beside its key and value, about, when it is written: two
+        /// allocations, a place in the map, which may just have grown, and one in the list that is
+        /// sorted.
         const ENTRY: usize = 192;
         self.changes.bytes += ENTRY + key.len() + value.as_ref().map_or(0, |value| value.len());
         self.changes.of.insert(key.into(), value);
