@@ -302,6 +302,9 @@ impl<'t> Client<'t> {
             script.set_shared(number, len);
             self.exchange(&mut replies, &mut script);
         }
+        // The last one may have no reply. A connection's requests are executed in order.
+        replies.stream().write_all(b"mn\r\n").unwrap();
+        replies.expect(&Reply::Line("MN".into()));
     }
 
     pub(crate) fn check_all_shared_values(&mut self) {
