@@ -68,10 +68,7 @@ impl Extent {
             Usage::Unused | Usage::Tail | Usage::Free | Usage::Table => 0,
         };
         self.free = self.blocks;
-        self.bits = Vec::new();
-        if state == ExtentState::Open {
-            self.marks();
-        }
+        self.bits = vec![0; if state == ExtentState::Open { self.words() } else { 0 }];
         self.deferred_frees = Vec::new();
         self.listed = false;
         self.listed_ample = false;
