@@ -119,8 +119,8 @@ impl<M: Medium> Region<M> {
         m.store(&copy.extent_size, self.extent_size);
         m.store(&copy.unit_count, self.unit_count);
         m.store(&copy.seed, self.seed);
-        m.store(&copy.check, self.check_with_magic(at));
         m.store(&copy.magic, MAGIC);
+        m.store(&copy.check, Self::checksum(m, at));
         // In any order: if a crash leaves a part of it, the copy does not verify. The other one
         // does, or the region counts as one that is being created.
         m.persist(copy);
@@ -173,25 +173,16 @@ impl<M: Medium> Region<M> {
         self.format.load(Ordering::Acquire)
     }
 
-    /// Returns the checksum that the copy at `at` will have when its magic word is stored.
-    fn check_with_magic(&self, at: u64) -> u64 {
-        let mut bytes = Self::superblock_bytes(&self.medium, at);
-        bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        u64::from(crc32c::crc32c(&bytes))
-    }
-
-    /// Returns the bytes of a copy without its checksum.
-    fn superblock_bytes(medium: &M, at: u64) -> [u8; 248] {
+    /// Returns the checksum of the copy at `at`: that of all its fields before.
+    fn checksum(medium: &M, at: u64) -> u64 {
         let mut bytes = [0; 248];
         medium.read_bytes(medium.slice(at, 31).expect("below the table"), &mut bytes);
-        bytes
+        u64::from(crc32c::crc32c(&bytes))
     }
 
     pub(super) fn superblock_verifies(medium: &M, at: u64) -> bool {
         let Some(copy) = medium.at::<Superblock>(at) else { return false };
-        medium.load(&copy.magic) == MAGIC
-            && medium.load(&copy.check)
-                == u64::from(crc32c::crc32c(&Self::superblock_bytes(medium, at)))
+        medium.load(&copy.magic) == MAGIC && medium.load(&copy.check) == Self::checksum(medium, at)
     }
 
     /// Returns the offset of the valid copy of the superblock.
