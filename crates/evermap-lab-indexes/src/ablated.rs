@@ -120,8 +120,8 @@ fn locked_reads(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>, L
     let built = builder.anonymous().and_then(|medium| builder.pool::<Dash<2>, u64, Mapped>(medium));
     let (pool, index) = built.map_err(|error| LabError::index(name, error))?;
     let (place, keys) = (builder.place(), PhantomData::<fn() -> u64>);
-    let (counts, placement) = (|_: &_| None, |_: &_| Ok(None));
-    let table = LockedReads(Indexed { pool, index, counts, placement, place, keys });
+    let (counts, placement, grow_ahead) = (|_: &_| None, |_: &_| Ok(None), |_: &_, _| Ok(None));
+    let table = LockedReads(Indexed { pool, index, counts, placement, grow_ahead, place, keys });
     Ok(Box::new(Measured { name, table, guards: builder.guards }))
 }
 

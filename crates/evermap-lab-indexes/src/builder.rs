@@ -123,8 +123,8 @@ impl IndexBuilder<'_> {
     {
         let (pool, index) = self.pool::<F, Keys, M>(medium)?;
         let (place, keys) = (self.place(), PhantomData::<fn() -> Keys>);
-        let placement = F::placement::<Keys, M>;
-        let table = Indexed { pool, index, counts, placement, place, keys };
+        let (placement, grow_ahead) = (F::placement::<Keys, M>, F::grow_ahead::<Keys, M>);
+        let table = Indexed { pool, index, counts, placement, grow_ahead, place, keys };
         Ok(Box::new(Measured { name: self.name, table, guards: self.guards }))
     }
 

@@ -34,6 +34,19 @@ pub trait Family {
     fn placement<K: Quotient, M: Medium>(_index: &Self::On<K, M>) -> Result<Option<Placement>> {
         Ok(None)
     }
+
+    /// Does up to `pieces` pieces of growth ahead, if the index grows piece by piece. Returns how
+    /// many it did.
+    ///
+    /// # Errors
+    ///
+    /// The index's own.
+    fn grow_ahead<K: Quotient, M: Medium>(
+        _index: &Self::On<K, M>,
+        _pieces: u64,
+    ) -> Result<Option<u64>> {
+        Ok(None)
+    }
 }
 
 /// Dash-EH with this many stash buckets, and this many buckets in a segment.
@@ -156,6 +169,13 @@ impl<const T: usize, const G: usize, const C: u32> Family for Tranches<T, G, C> 
 
     fn placement<K: Quotient, M: Medium>(index: &Self::On<K, M>) -> Result<Option<Placement>> {
         Ok(Some(placement_of(index.placement()?)))
+    }
+
+    fn grow_ahead<K: Quotient, M: Medium>(
+        index: &Self::On<K, M>,
+        pieces: u64,
+    ) -> Result<Option<u64>> {
+        index.rehash_step(pieces).map(Some)
     }
 }
 

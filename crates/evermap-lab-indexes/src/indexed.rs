@@ -21,6 +21,8 @@ pub(crate) struct Indexed<M: Medium, I, K> {
     pub counts: fn(&M) -> Option<Counts>,
     /// Returns how the pairs are spread, if the index has tranches.
     pub placement: fn(&I) -> Result<Option<Placement>>,
+    /// Does pieces of growth ahead, if the index grows like that.
+    pub grow_ahead: fn(&I, u64) -> Result<Option<u64>>,
     pub place: Place,
     pub keys: PhantomData<fn() -> K>,
 }
@@ -93,6 +95,10 @@ impl<M: Medium, I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = u64>> Table for 
     fn size(&self) -> Result<Size> {
         let placement = (self.placement)(&self.index)?;
         Ok(Size { placement, ..size_of::<K, M>(&self.pool, &self.index)? })
+    }
+
+    fn grow_ahead(&self, pieces: u64) -> Result<Option<u64>> {
+        (self.grow_ahead)(&self.index, pieces)
     }
 
     fn counts(&self) -> Option<Counts> {

@@ -16,5 +16,7 @@ mod line;
 mod masstree;
 mod relativistic;
 mod shards;
+#[cfg(target_os = "linux")]
+mod system_calls;
 mod tranche;
 mod trees;

@@ -103,6 +103,16 @@ pub trait Table: Send + Sync + 'static {
     /// The table's own.
     fn size(&self) -> Result<Size>;
 
+    /// Does up to `pieces` pieces of growth that insertions would have to do soon. Returns how many
+    /// it did, or `None` if the table does not grow piece by piece.
+    ///
+    /// # Errors
+    ///
+    /// The table's own.
+    fn grow_ahead(&self, _pieces: u64) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Returns what the medium has counted since it was created, or `None` if it does not count.
     fn counts(&self) -> Option<Counts> {
         None
@@ -310,6 +320,10 @@ impl<T: Table> Subject for Measured<T> {
             Phase::Mixed => self.mix(&work),
             Phase::Delete => self.remove_all(&work),
         }
+    }
+
+    fn grow_ahead(&self, pieces: u64) -> Result<Option<u64>, LabError> {
+        self.table.grow_ahead(pieces).map_err(|error| self.failed(error))
     }
 
     fn is_ordered(&self) -> bool {

@@ -37,6 +37,16 @@ pub trait Subject: Send + Sync {
         Ok(false)
     }
 
+    /// Does up to `pieces` pieces of growth that insertions would have to do soon; see
+    /// [`Table::grow_ahead`](super::table::Table::grow_ahead).
+    ///
+    /// # Errors
+    ///
+    /// `Index`.
+    fn grow_ahead(&self, _pieces: u64) -> Result<Option<u64>, LabError> {
+        Ok(None)
+    }
+
     /// Returns what writes keys as byte strings, if the subject takes byte strings.
     fn speller(&self) -> Option<Speller> {
         None

@@ -43,6 +43,9 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         513..=4096 => 0.9,
         _ => 0.96,
     };
+    /// The same for growth that a program asks for. Insertions find so much room then that they
+    /// have none to do if another thread keeps asking.
+    const AHEAD: f64 = Self::FULL * 127.0 / 128.0;
     /// The same while it shrinks. Far enough from the other that removals and insertions in turn
     /// move nothing.
     pub(super) const SPARSE: f64 = 0.8 * Self::FULL;
@@ -76,12 +79,16 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 
     /// Returns whether the table is as full as it becomes.
     fn growth_is_due(&self) -> bool {
-        self.ratio() >= Self::FULL || self.overfull.load(Ordering::Relaxed) > 0
+        self.is_full_to(Self::FULL)
     }
 
-    /// Does up to `pieces` pieces of growth: those that the fill asks for, and then those that
-    /// complete the step in the set in which it is. Returns how many it did. Other threads can use
-    /// the table between two of them.
+    fn is_full_to(&self, share: f64) -> bool {
+        self.ratio() >= share || self.overfull.load(Ordering::Relaxed) > 0
+    }
+
+    /// Does up to `pieces` pieces of growth: those that insertions would do soon, and then those
+    /// that complete the step in the set in which it is. Returns how many it did. Other threads can
+    /// use the table between two of them.
     ///
     /// # Errors
     /// `NoSpace`, `Damaged`; then those that were done before remain so.
@@ -97,7 +104,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         for done in 0..pieces {
             // A panic under the lock poisons the region, which every caller checks.
             let _growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
-            if !self.growth_is_due() && self.arrays.state().moved == 0 {
+            if !self.is_full_to(Self::AHEAD) && self.arrays.state().moved == 0 {
                 return Ok(done);
             }
             // Pinned anew for each piece, so that what it gives up can be used again.

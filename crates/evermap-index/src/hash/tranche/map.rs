@@ -441,10 +441,45 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         reserved
     }
 
-    /// Does up to `pieces` pieces of the growth that insertions would do: those that the fill asks
-    /// for, and then those that complete the step under way, which adds a group to one set. Returns
-    /// how many it did; less than `pieces` only if nothing is left. Each reads one part of a group:
-    /// O(pieces). So a program can grow the map while it has nothing else to do.
+    /// Does up to `pieces` pieces of the growth that insertions would do soon: those that the fill
+    /// asks for, and then those that complete the step under way, which adds a group to one set.
+    /// Returns how many it did; less than `pieces` only if nothing is left. Each reads one part of
+    /// a group: O(pieces).
+    ///
+    /// So a program can grow the map while it has nothing else to do, or in a thread that does this
+    /// only. The map is then a 128th less full, and insertions find no growth to do unless they
+    /// come faster than that thread works:
+    ///
+    /// ```
+    /// # use std::sync::atomic::{AtomicBool, Ordering};
+    /// # use std::time::Duration;
+    /// # use evermap_index::hash::tranche::{Config, TrancheMap};
+    /// # use evermap_pm::region::{Identity, RegionConfig};
+    /// # use evermap_pm::Pool;
+    /// # use evermap_pm::medium::{Dram, Pages};
+    /// # let config = RegionConfig { extent_size: 1 << 20, capacity: 16 << 20, seed: None };
+    /// # let medium = Dram::reserve(16 << 20, Pages::Base)?;
+    /// # let pool = Pool::create(medium, &config, Identity::default())?;
+    /// # let cell = pool.root(0);
+    /// # let map: TrancheMap<_> = TrancheMap::create(pool.clone(), cell, Config::default())?;
+    /// let done = AtomicBool::new(false);
+    /// std::thread::scope(|scope| {
+    ///     let growth = scope.spawn(|| {
+    ///         while !done.load(Ordering::Relaxed) {
+    ///             if map.rehash_step(64)? < 64 {
+    ///                 std::thread::sleep(Duration::from_millis(1));
+    ///             }
+    ///         }
+    ///         evermap_pm::Result::Ok(())
+    ///     });
+    ///     let inserted = (0..50_000u32).try_for_each(|key| {
+    ///         map.insert(&key.to_le_bytes(), b"value").map(|_| ())
+    ///     });
+    ///     done.store(true, Ordering::Relaxed);
+    ///     growth.join().expect("a thread that does not panic").and(inserted)
+    /// })?;
+    /// # Ok::<(), evermap_pm::Error>(())
+    /// ```
     ///
     /// How full the map is, is known from the groups that were used since it was opened.
     ///
@@ -454,7 +489,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         self.table.rehash(pieces)
     }
 
-    /// Does all growth that the fill asks for, and completes the step under way: see
+    /// Does all growth that insertions would do soon, and completes the step under way: see
     /// [`rehash_step`](Self::rehash_step). Returns the number of pieces. O(their number).
     ///
     /// # Errors

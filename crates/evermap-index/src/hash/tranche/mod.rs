@@ -142,10 +142,10 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         &self.table.pool
     }
 
-    /// Does up to `pieces` pieces of the growth that insertions would do: those that the fill asks
-    /// for, and then those that complete the step under way, which adds a group to one set. Returns
-    /// how many it did; less than `pieces` only if nothing is left. Each reads one part of a group:
-    /// O(pieces).
+    /// Does up to `pieces` pieces of the growth that insertions would do soon: those that the fill
+    /// asks for, and then those that complete the step under way, which adds a group to one set.
+    /// Returns how many it did; less than `pieces` only if nothing is left. Each reads one part of
+    /// a group: O(pieces). See [`TrancheMap::rehash_step`] for a thread that does all growth.
     ///
     /// How full the table is, is known from the groups that were used since it was opened.
     ///
@@ -155,7 +155,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         self.table.rehash(pieces)
     }
 
-    /// Does all growth that the fill asks for, and completes the step under way: see
+    /// Does all growth that insertions would do soon, and completes the step under way: see
     /// [`rehash_step`](Self::rehash_step). Returns the number of pieces. O(their number).
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //!
 //! * here: records of three shapes through the same phases in every table;
 //! * [`fills`]: how full the table is, and how many tranches lookups parse, beside a simulation;
+//! * [`pieces`]: latencies while the table grows, beside those of a table with space for all;
 //! * [`sizes`]: the cost of a lookup while the table grows by a factor of hundreds.
 
 use super::settings::Scale;
@@ -15,6 +16,7 @@ use crate::report::{Grid, Output, Report};
 use crate::workload::{Blend, Distribution, KeyValueLengths, Lengths, Mix, Zipf};
 
 mod fills;
+mod pieces;
 mod sizes;
 
 pub(super) const SHORT_RECORDS: Experiment = Experiment {
@@ -89,6 +91,9 @@ fn short_records(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     };
     report.tables.extend(drives.first().and_then(|(_, driven)| places(driven)));
     report.tables.push(fills::compare(settings, &base, out)?);
+    if base.latency {
+        report.tables.push(pieces::measure(&base.indexes, &base, out)?);
+    }
     let growth = sizes::measure(settings, &base, out)?;
     report.tables.push(growth.table());
     report.plots.push(growth.plot());
@@ -256,7 +261,13 @@ mod tests {
             }
         }
         let text = report.text();
-        for title in ["8/8 bytes: space", "16/256 bytes: latency", "by fill", "look-up by size"] {
+        for title in [
+            "8/8 bytes: space",
+            "16/256 bytes: latency",
+            "by fill",
+            "look-up by size",
+            "a thread grows",
+        ] {
             assert!(text.contains(title), "no `{title}` in {text}");
         }
     }

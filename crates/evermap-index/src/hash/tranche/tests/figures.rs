@@ -254,6 +254,23 @@ fn growth_and_shrinking_are_apart() {
     assert_eq!(index.check(), Vec::<String>::new());
 }
 
+/// A thread that does the growth that is due soon leaves none to the insertions that follow.
+#[test]
+fn growth_ahead_leaves_none_to_insertions() {
+    let pool = in_memory(64 << 20);
+    let config = Config { initial_depth: 0 };
+    let index = Tranche256::<u64, Sim>::create(pool.clone(), pool.root(0), config).unwrap();
+    let mut done = 0;
+    for key in 0..10_000 {
+        done += index.rehash_step(u64::MAX).unwrap();
+        let state = index.table.arrays.state();
+        assert!(index.insert(key, key, &pool.pin()).unwrap().inserted());
+        assert_eq!(index.table.arrays.state(), state, "after {key}");
+    }
+    assert!(done > 1000 && index.table.arrays.state().count() > 50);
+    assert_eq!(index.check(), Vec::<String>::new());
+}
+
 /// Every geometry of the laboratory stores, finds and removes, through growth.
 #[test]
 fn all_sizes_work() {
