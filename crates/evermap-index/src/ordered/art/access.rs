@@ -49,7 +49,7 @@ impl<M: Medium> Art<M> {
     #[inline(always)]
     pub(super) fn node(&self, child: Child, above: Option<usize>) -> Result<Node<'_>> {
         let (m, node) = (self.medium(), self.node_as_it_is(child, above)?);
-        if !Lock(m.load(&node.header.lock)).is_of(self.generation) {
+        if !Lock(m.load(&node.header.lock)).is_of(self.memory.generation) {
             self.recover(&node)?;
         }
         Ok(node)
@@ -124,17 +124,14 @@ impl<M: Medium> Art<M> {
     /// `Poisoned`, `Damaged`: the lock is never released.
     pub(super) fn lock<'m>(&self, node: Node<'m>) -> Result<Option<Locked<'m>>> {
         let ignores = self.medium().mutant("AR-4");
-        Locked::acquire(&self.region, node, &node.header.lock, ignores)
+        Locked::acquire(&self.memory.region, node, &node.header.lock, ignores)
     }
 
     /// Recovers a node that an earlier process used: references that may not be durable are made
     /// so, and the hints are computed anew.
     #[cold]
     fn recover(&self, node: &Node<'_>) -> Result<()> {
-        recipe::resume(&self.region, &node.header.lock, self.generation, || {
-            self.recover_contents(node);
-            self.events.recovered();
-        })
+        self.memory.recover(&node.header.lock, || self.recover_contents(node))
     }
 
     fn recover_contents(&self, node: &Node<'_>) {

@@ -230,7 +230,7 @@ impl<M: Medium> Art<M> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Option<Change>> {
         let m = self.medium();
-        let mut blocks = Fresh::new(&self.pool);
+        let mut blocks = Fresh::new(&self.memory.pool);
         let block = blocks.allocate_fixed(leaf_bytes(key.len()))?;
         let Some(locked) = self.lock_end(key, end)? else { return Ok(None) };
         let (node, symbol) = (end.node, key.get(end.node.level).copied());
@@ -285,12 +285,12 @@ impl<M: Medium> Art<M> {
         guard: &Guard<'_>,
     ) {
         let (m, node) = (self.medium(), old.node);
-        Node::write(m, block, (kind, node.level), key, self.generation, children);
+        Node::write(m, block, (kind, node.level), key, self.memory.generation, children);
         m.fence();
         self.publish_at(&parent, cell, Child::node(block, kind), child);
         parent.changed(m);
         old.obsolete(m);
-        self.pool.retire(child.offset(), node.kind.bytes(), guard);
+        self.memory.pool.retire(child.offset(), node.kind.bytes(), guard);
     }
 
     /// Stores another child durably where `before` was.
@@ -310,7 +310,7 @@ impl<M: Medium> Art<M> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Option<Change>> {
         let m = self.medium();
-        let mut blocks = Fresh::new(&self.pool);
+        let mut blocks = Fresh::new(&self.memory.pool);
         let leaf = blocks.allocate_fixed(leaf_bytes(key.len()))?;
         let block = blocks.allocate_fixed(Kind::N4.bytes())?;
         let Some(locked) = self.lock_end(key, end)? else { return Ok(None) };
@@ -324,7 +324,7 @@ impl<M: Medium> Art<M> {
         let leaf = Child::leaf(leaf);
         let children = [(symbol, child), (key.get(level).copied(), leaf)];
         let shape = (Kind::N4, level);
-        Node::write(m, block, shape, key, self.generation, children.into_iter());
+        Node::write(m, block, shape, key, self.memory.generation, children.into_iter());
         m.fence();
         self.publish_at(&locked, cell, Child::node(block, Kind::N4), child);
         locked.changed(m);
@@ -352,7 +352,7 @@ impl<M: Medium> Art<M> {
             }
             Action::Remove => {
                 self.remove(key, end, locked, guard)?;
-                self.pool.retire(leaf.offset, leaf.bytes(), guard);
+                self.memory.pool.retire(leaf.offset, leaf.bytes(), guard);
                 return Ok(Some(Change { old: Some(old), new: None }));
             }
         };
@@ -380,11 +380,14 @@ impl<M: Medium> Art<M> {
         let count = left().count();
         if end.parent.is_some() && (count == 1 || count <= node.kind.shrinks_at()) {
             let kind = Kind::for_symbols(count);
-            let smaller = (count != 1).then(|| self.pool.allocate_fixed(kind.bytes()));
+            let smaller = (count != 1).then(|| self.memory.pool.allocate_fixed(kind.bytes()));
             let parent = match self.lock_parent(key, end) {
                 Ok(parent) => parent,
                 Err(error) => {
-                    smaller.into_iter().flatten().for_each(|it| self.pool.free_unpublished(it));
+                    smaller
+                        .into_iter()
+                        .flatten()
+                        .for_each(|it| self.memory.pool.free_unpublished(it));
                     locked.release(m);
                     return Err(error);
                 }
@@ -402,7 +405,7 @@ impl<M: Medium> Art<M> {
                     self.publish_at(&parent, cell, only, child);
                     parent.changed(m);
                     locked.obsolete(m);
-                    self.pool.retire(child.offset(), node.kind.bytes(), guard);
+                    self.memory.pool.retire(child.offset(), node.kind.bytes(), guard);
                     return Ok(());
                 }
             }

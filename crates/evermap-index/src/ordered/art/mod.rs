@@ -47,13 +47,12 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use evermap_pm::region::Region;
 use evermap_pm::{Guard, Medium, PmU64, Pool, Result};
 
 use super::leaf::LeafRef;
-use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
+use super::memory::TreeMemory;
+use super::{Direction, OrderedIndex, Page, PersistentOrdered};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
 use crate::node_lock::Lock;
@@ -74,27 +73,9 @@ use node::Node;
 
 /// P-ART in medium `M`. See the [module](self).
 pub struct Art<M: Medium> {
-    pool: Arc<Pool<M>>,
-    /// A copy of the pool's region, which every operation needs, to save an indirection.
-    region: Arc<Region<M>>,
-    generation: u64,
-    /// The offset of the [`Root`].
-    root: u64,
+    memory: TreeMemory<M>,
     /// The offset of the root node.
     tree: u64,
-    events: Events,
-}
-
-/// Counters of events since opening.
-#[derive(Default)]
-struct Events {
-    recovered: AtomicU64,
-}
-
-impl Events {
-    fn recovered(&self) {
-        self.recovered.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 /// Mistakes that can be planted, and that the crash campaign notices.
@@ -112,23 +93,16 @@ const KIND: u64 = u64::from_le_bytes(*b"P-ART\0\0\x01");
 impl<M: Medium> Art<M> {
     #[inline(always)]
     fn medium(&self) -> &M {
-        self.region.medium()
+        self.memory.medium()
     }
 
     /// Returns the pool of the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.pool
+        &self.memory.pool
     }
 
     fn assemble(pool: Arc<Pool<M>>, root: u64, tree: u64) -> Self {
-        Art {
-            region: pool.share_region(),
-            generation: pool.generation(),
-            root,
-            tree,
-            events: Events::default(),
-            pool,
-        }
+        Art { memory: TreeMemory::new(pool, root), tree }
     }
 
     /// Returns the leaf of a key. The caller has a guard.
@@ -154,7 +128,7 @@ impl<M: Medium> Art<M> {
     /// Makes all nodes stale, so that they are recovered when they are first used.
     fn make_stale(&self) -> Result<()> {
         let m = self.medium();
-        let stale = Lock::stale(self.generation);
+        let stale = Lock::stale(self.memory.generation);
         let mut left = vec![(Child::node(self.tree, Kind::N256), None)];
         while let Some((child, above)) = left.pop() {
             let node = self.node_as_it_is(child, above)?;
@@ -178,20 +152,13 @@ impl<M: Medium> Art<M> {
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.region.ensure_writable()?;
-        if let Some(refused) = refuse_too_long(key, mode) {
-            return refused;
-        }
-        let poison = self.region.poison_on_panic();
-        let change = self.change(key, mode, guard, decide);
-        poison.disarm();
-        change
+        self.memory.change(key, mode, || self.change(key, mode, guard, decide))
     }
 }
 
 impl<M: Medium> OrderedIndex for Art<M> {
     fn get(&self, key: &[u8]) -> Result<Option<u64>> {
-        let _guard = self.pool.pin();
+        let _guard = self.memory.pool.pin();
         Ok(self.find(key)?.map(|leaf| leaf.word(self.medium())))
     }
 
@@ -201,11 +168,11 @@ impl<M: Medium> OrderedIndex for Art<M> {
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.mutate_under(key, mode, &self.pool.pin(), decide)
+        self.mutate_under(key, mode, &self.memory.pool.pin(), decide)
     }
 
     fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
-        let _guard = self.pool.pin();
+        let _guard = self.memory.pool.pin();
         self.read_page(from, direction, page)
     }
 
@@ -216,7 +183,7 @@ impl<M: Medium> OrderedIndex for Art<M> {
 
     fn stats(&self) -> Stats {
         let stats = self.count().unwrap_or_default();
-        Stats { recovered: self.events.recovered.load(Ordering::Relaxed), ..stats }
+        Stats { recovered: self.memory.recovered(), ..stats }
     }
 
     fn check(&self) -> Vec<String> {

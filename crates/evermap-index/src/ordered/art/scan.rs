@@ -225,7 +225,7 @@ impl<M: Medium> Art<M> {
         let mut backoff = Backoff::default();
         let (mut most, mut last) = (page.most(PAGE), LastObsolete::default());
         while !self.try_page(from, direction, most, page, &mut last)? {
-            self.region.ensure_sound()?;
+            self.memory.region.ensure_sound()?;
             most = (most / 2).max(1);
             backoff.wait();
         }

@@ -18,7 +18,7 @@ impl<M: Medium> Art<M> {
     /// to it. A node that is replaced meanwhile keeps its children as they were, so what is
     /// reachable throughout is found below it.
     pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        visitor.block(self.root);
+        visitor.block(self.memory.root);
         visitor.block(self.tree);
         self.show(&mut |item, _| {
             match item {
@@ -38,7 +38,7 @@ impl<M: Medium> Art<M> {
     /// Calls `each` with every node but the root and every leaf, and the number of nodes above it,
     /// until it returns `Break`.
     pub(super) fn show(&self, each: &mut Each<'_>) -> Result<()> {
-        leaf::for_units(&self.pool, |from| {
+        leaf::for_units(&self.memory.pool, |from| {
             let mut walk = Walk::new(self, from, Direction::Ascending)?;
             for _ in 1..leaf::UNIT {
                 let ControlFlow::Continue(Some(_)) = walk.next_leaf(each)? else {

@@ -189,7 +189,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Returns the hash of a key.
     #[inline(always)]
     pub(super) fn hash(&self, key: &[u8]) -> u64 {
-        xxh3_64_with_seed(key, self.pool.seed())
+        xxh3_64_with_seed(key, self.memory.pool.seed())
     }
 
     /// Returns a word that was loaded from `cell`, without its mark, once it is durable.
@@ -421,7 +421,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// before that began, so the search will come from the left neighbour.
     #[cold]
     fn restart(&self, node: &Node<'_>, restarts: &mut u32) -> Result<()> {
-        self.region.ensure_sound()?;
+        self.memory.region.ensure_sound()?;
         Backoff::new().wait();
         *restarts += 1;
         if *restarts > RESTARTS_MAX {

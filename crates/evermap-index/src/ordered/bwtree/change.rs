@@ -44,7 +44,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         match self.locks.0[self.hash(key) as usize % LOCKS].lock() {
             Ok(lock) => Ok(lock),
             Err(poisoned) => {
-                self.region.ensure_sound()?;
+                self.memory.region.ensure_sound()?;
                 Ok(poisoned.into_inner())
             }
         }
@@ -125,7 +125,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if end.node.word.depth() >= DEPTH_LIMIT {
             return Err(Error::no_space("a node of a tree", Self::NODE_BYTES));
         }
-        let mut blocks = Fresh::new(&self.pool);
+        let mut blocks = Fresh::new(&self.memory.pool);
         let block = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(key.len()))?;
         let Action::Put(word) = decide(None) else {
             return Ok((Change::default(), unfinished(&end)));

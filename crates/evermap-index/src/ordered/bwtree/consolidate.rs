@@ -268,7 +268,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         entries: &mut [Entry],
     ) -> Result<Option<(u64, Option<u64>)>> {
         let (m, level) = (self.medium(), node.level());
-        let mut blocks = Fresh::new(&self.pool);
+        let mut blocks = Fresh::new(&self.memory.pool);
         let (mut left, mut new) = (entries, None);
         if left.len() > Self::capacity(level) {
             let right;
@@ -364,9 +364,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         guard: &Guard<'_>,
     ) {
         for node in nodes {
-            self.pool.retire(node.base.offset, node.base.bytes(), guard);
+            self.memory.pool.retire(node.base.offset, node.base.bytes(), guard);
             if let Some((intent, _)) = node.intent {
-                self.pool.retire(intent, INTENT_BYTES, guard);
+                self.memory.pool.retire(intent, INTENT_BYTES, guard);
             }
         }
     }
@@ -382,7 +382,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Retires a record that no node refers to any more.
     fn retire_record(&self, at: u64, guard: &Guard<'_>) {
         if let Ok(leaf) = self.record(at) {
-            self.pool.retire(at, RECORD_HEADER + leaf.bytes(), guard);
+            self.memory.pool.retire(at, RECORD_HEADER + leaf.bytes(), guard);
         }
     }
 
@@ -402,13 +402,16 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Takes the block that is kept in reserve.
     fn take_reserve(&self) -> Result<Option<u64>> {
         // A sweep that runs now would not come to the block where it is used.
-        if !self.pool.is_swept() {
+        if !self.memory.pool.is_swept() {
             return Ok(None);
         }
         let (m, cell) = (self.medium(), &self.root_block()?.reserve);
         let block = m.load(cell);
-        let bytes = Some(self.pool.block_size(Self::NODE_BYTES));
-        if block == 0 || self.pool.block_size_at(block) != bytes || m.cas(cell, block, 0).is_err() {
+        let bytes = Some(self.memory.pool.block_size(Self::NODE_BYTES));
+        if block == 0
+            || self.memory.pool.block_size_at(block) != bytes
+            || m.cas(cell, block, 0).is_err()
+        {
             return Ok(None);
         }
         // Before the block is part of the tree.
@@ -422,10 +425,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if m.load(cell) != 0 {
             return Ok(());
         }
-        let Ok(block) = self.pool.allocate_fixed(Self::NODE_BYTES) else { return Ok(()) };
+        let Ok(block) = self.memory.pool.allocate_fixed(Self::NODE_BYTES) else { return Ok(()) };
         match m.cas(cell, 0, block) {
             Ok(_) => m.persist(cell),
-            Err(_) => self.pool.free_unpublished(block),
+            Err(_) => self.memory.pool.free_unpublished(block),
         }
         Ok(())
     }

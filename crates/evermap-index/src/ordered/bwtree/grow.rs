@@ -49,7 +49,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             if above.node.word.depth() >= Link::DEPTH_MAX / 2 {
                 return Err(Error::no_space("a node of a tree", Self::NODE_BYTES));
             }
-            let mut blocks = Fresh::new(&self.pool);
+            let mut blocks = Fresh::new(&self.memory.pool);
             let block = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(low.len()))?;
             self.write_delta(&above.node, block, &low, id);
             if self.prepend(&above.node, Part::Insert, block, prefix(&low)) {
@@ -75,7 +75,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let level = level.ok_or_else(|| Error::damaged(root.base.offset, "a tree is too high"))?;
         let low = sibling.base.low(m);
         let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0, skip: 0 };
-        let mut blocks = Fresh::new(&self.pool);
+        let mut blocks = Fresh::new(&self.memory.pool);
         let at = blocks.allocate_fixed(RECORD_HEADER + leaf_bytes(low.len()))?;
         LeafRef::write(m, at + RECORD_HEADER, &low, sibling.id);
         let entries = [

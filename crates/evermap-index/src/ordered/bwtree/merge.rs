@@ -57,7 +57,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             if entries(&left) + entries(&node) > Self::capacity(level) as u64 {
                 return Ok(());
             }
-            let mut blocks = Fresh::new(&self.pool);
+            let mut blocks = Fresh::new(&self.memory.pool);
             let block = blocks.allocate_fixed(INTENT_BYTES)?;
             let intent = m.at::<Intent>(block).expect("just allocated");
             m.store(&intent.next, above.node.word.plain().0);

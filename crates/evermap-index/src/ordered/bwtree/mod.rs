@@ -60,11 +60,11 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use evermap_pm::region::Region;
 use evermap_pm::sync::Mutex;
-use evermap_pm::{Error, Medium, PmU64, Pool, Result};
+use evermap_pm::{Medium, PmU64, Pool, Result};
 
-use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
+use super::memory::TreeMemory;
+use super::{Direction, OrderedIndex, Page, PersistentOrdered};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
 use crate::root;
@@ -92,11 +92,7 @@ use table::Ids;
 /// P-BwTree in medium `M`, with up to `ITEMS` keys in a leaf node, which is an even number from 8
 /// to 254. See the [module](self).
 pub struct BwTree<M: Medium, const ITEMS: usize = 128> {
-    pool: Arc<Pool<M>>,
-    /// A copy of the pool's region, which every operation needs, to save an indirection.
-    region: Arc<Region<M>>,
-    /// The offset of the [`Root`].
-    root: u64,
+    memory: TreeMemory<M>,
     /// Which ids are free, once that is known.
     ids: OnceLock<Mutex<Ids>>,
     /// Held by the thread that finds out which ids are free.
@@ -182,30 +178,27 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     #[inline(always)]
     fn medium(&self) -> &M {
-        self.region.medium()
+        self.memory.medium()
     }
 
     /// Returns the pool of the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.pool
+        &self.memory.pool
     }
 
     fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
         BwTree {
-            region: pool.share_region(),
-            root,
+            memory: TreeMemory::new(pool, root),
             ids: OnceLock::new(),
             finding: Mutex::new(()),
             locks: KeyLocks::new(),
             events: Events::default(),
-            pool,
         }
     }
 
     #[inline(always)]
     fn root_block(&self) -> Result<&Root> {
-        let root = self.medium().at::<Root>(self.root);
-        root.ok_or_else(|| Error::damaged(self.root, "there is no root of a tree"))
+        self.memory.root_block()
     }
 }
 
@@ -213,7 +206,7 @@ impl<M: Medium, const ITEMS: usize> OrderedIndex for BwTree<M, ITEMS> {
     /// Returns the word bound to `key`. O(log n); takes no lock. Stores only to remove the mark
     /// of a word that it finds, and that is not durable yet.
     fn get(&self, key: &[u8]) -> Result<Option<u64>> {
-        let _guard = self.pool.pin();
+        let _guard = self.memory.pool.pin();
         let leaf = self.find(&self.descend(&Search::at(key), 0)?, key)?;
         Ok(leaf.and_then(|leaf| self.binding(&leaf)))
     }
@@ -224,30 +217,24 @@ impl<M: Medium, const ITEMS: usize> OrderedIndex for BwTree<M, ITEMS> {
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.region.ensure_writable()?;
-        if let Some(refused) = refuse_too_long(key, mode) {
-            return refused;
-        }
-        let lock = self.lock_key(key)?;
-        let guard = self.pool.pin();
-        let poison = self.region.poison_on_panic();
-        let changed = self.change(key, mode, decide);
-        // Other changes of the key need not wait for the maintenance of the structure.
-        drop(lock);
-        let result = changed.map(|(change, todo)| (change, self.work(todo, &guard)));
-        poison.disarm();
-        drop(guard);
-        result.map(|(change, done)| {
+        self.memory.change(key, mode, || {
+            let lock = self.lock_key(key)?;
+            let guard = self.memory.pool.pin();
+            let (change, todo) = self.change(key, mode, decide)?;
+            // Other changes of the key need not wait for the maintenance of the structure.
+            drop(lock);
+            let done = self.work(todo, &guard);
+            drop(guard);
             if !done {
                 // Space that was freed may be used for the next attempt.
-                self.pool.epoch().flush();
+                self.memory.pool.epoch().flush();
             }
-            change
+            Ok(change)
         })
     }
 
     fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
-        let _guard = self.pool.pin();
+        let _guard = self.memory.pool.pin();
         self.read_page(from, direction, page)
     }
 

@@ -27,7 +27,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let mut backoff = Backoff::default();
         let mut most = 2 * ITEMS;
         while !self.try_page(from, direction, most, page)? {
-            self.region.ensure_sound()?;
+            self.memory.region.ensure_sound()?;
             most = (most / 2).max(1);
             backoff.wait();
         }

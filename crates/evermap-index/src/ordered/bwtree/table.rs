@@ -68,7 +68,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             let at = m.load(&root.segments[segment]);
             m.at::<PmU64>(at.checked_add(8 * position)?).filter(|_| at != 0)
         };
-        cell().ok_or_else(|| Error::damaged(self.root, "there is no such id in a tree"))
+        cell().ok_or_else(|| Error::damaged(self.memory.root, "there is no such id in a tree"))
     }
 
     /// Returns the offsets and the sizes of the segments of the mapping table, in bytes.
@@ -178,7 +178,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let full = || Error::no_space("the mapping table of a tree", FIRST_SEGMENT);
         let mut ids = self.ids().ok_or_else(full)?;
         while let Some((period, id)) = ids.waiting.front().copied()
-            && self.pool.epoch().is_over(period)
+            && self.memory.pool.epoch().is_over(period)
         {
             ids.waiting.pop_front();
             let cell = self.cell(id)?;
@@ -197,7 +197,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
         let cell = &self.root_block()?.segments[segment];
         if m.load(cell) == 0 {
-            let block = self.pool.allocate_fixed(8 * segment_words(segment))?;
+            let block = self.memory.pool.allocate_fixed(8 * segment_words(segment))?;
             write_segment(m, block, segment);
             m.note(Note::Harmless(NO_WORDS));
             m.fence();
@@ -216,7 +216,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Gives back an id that no node refers to any more, when no thread knows it any more.
     pub(super) fn retire_id(&self, id: u64) {
-        let period = self.pool.epoch().start();
+        let period = self.memory.pool.epoch().start();
         if let Some(mut ids) = self.ids() {
             ids.waiting.push_back((period, id));
         }

@@ -29,13 +29,13 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// base node is new.
     pub(super) fn each_node(&self, each: &mut dyn FnMut(&Shown<'_>) -> Result<bool>) -> Result<()> {
         let top = {
-            let _guard = self.pool.pin();
+            let _guard = self.memory.pool.pin();
             self.root_node()?.level()
         };
         for level in (0..=top).rev() {
             let mut from = Vec::new();
             loop {
-                let _guard = self.pool.pin();
+                let _guard = self.memory.pool.pin();
                 let shown = self.shown(&from, level)?;
                 if !each(&shown)? {
                     return Ok(());
@@ -80,7 +80,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Shows every block and word.
     pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
         let m = self.medium();
-        visitor.block(self.root);
+        visitor.block(self.memory.root);
         self.segments()?.for_each(|(at, _)| visitor.block(at));
         let reserve = m.load(&self.root_block()?.reserve);
         if reserve != 0 {

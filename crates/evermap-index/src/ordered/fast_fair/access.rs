@@ -145,7 +145,7 @@ impl<M: Medium> FastFair<M> {
     #[inline(always)]
     pub(super) fn node(&self, offset: u64, level: Option<u8>) -> Result<NodeRef<'_>> {
         let node = self.node_as_it_is(offset, level)?;
-        if !Lock(self.medium().load(&node.header().lock)).is_of(self.generation) {
+        if !Lock(self.medium().load(&node.header().lock)).is_of(self.memory.generation) {
             self.recover(&node)?;
         }
         Ok(node)
@@ -176,7 +176,7 @@ impl<M: Medium> FastFair<M> {
     /// Those of `read`; `Poisoned` and `Damaged` if the node stays locked.
     #[inline(always)]
     pub(super) fn read<T>(&self, node: &NodeRef<'_>, read: impl Fn() -> Result<T>) -> Result<T> {
-        Ok(node_lock::read(&self.region, &node.header().lock, read)?.1)
+        Ok(node_lock::read(&self.memory.region, &node.header().lock, read)?.1)
     }
 
     /// Returns the lock word of a node as soon as it is not locked. Recovers the node if no thread
@@ -184,17 +184,17 @@ impl<M: Medium> FastFair<M> {
     #[inline(always)]
     pub(super) fn version(&self, node: &NodeRef<'_>) -> Result<Lock> {
         let lock = Lock(self.medium().load(&node.header().lock));
-        if lock.is_free_of(self.generation) { Ok(lock) } else { self.wait_for(node) }
+        if lock.is_free_of(self.memory.generation) { Ok(lock) } else { self.wait_for(node) }
     }
 
     /// Recovers a node, or waits until it is not locked.
     #[cold]
     fn wait_for(&self, node: &NodeRef<'_>) -> Result<Lock> {
         let lock = &node.header().lock;
-        if !Lock(self.medium().load(lock)).is_of(self.generation) {
+        if !Lock(self.medium().load(lock)).is_of(self.memory.generation) {
             self.recover(node)?;
         }
-        node_lock::unlocked(&self.region, lock)
+        node_lock::unlocked(&self.memory.region, lock)
     }
 
     /// Finds the place for a key in a node that is locked or [read](Self::read).
@@ -411,7 +411,7 @@ impl<M: Medium> FastFair<M> {
     ) -> Result<(Locked<'m>, Place)> {
         let m = self.medium();
         loop {
-            let locked = Locked::acquire(&self.region, node, &node.header().lock, false)?;
+            let locked = Locked::acquire(&self.memory.region, node, &node.header().lock, false)?;
             let locked = locked.ok_or_else(|| {
                 Error::damaged(node.offset, "a node of a tree says that it is not part of it")
             })?;

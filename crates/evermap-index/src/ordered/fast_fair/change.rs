@@ -49,7 +49,7 @@ impl<M: Medium> FastFair<M> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<(Change, Option<u64>)> {
         let (m, node) = (self.medium(), locked.node);
-        let mut blocks = Fresh::new(&self.pool);
+        let mut blocks = Fresh::new(&self.memory.pool);
         let mut allocate = || {
             let leaf = blocks.allocate_fixed(leaf_bytes(search.key.len()))?;
             let is_full = node.count(m) >= RECORDS_MAX;
@@ -112,7 +112,7 @@ impl<M: Medium> FastFair<M> {
             }
             Action::Remove => {
                 self.remove_record(&locked.node, place.position);
-                self.pool.retire(leaf.offset, leaf.bytes(), guard);
+                self.memory.pool.retire(leaf.offset, leaf.bytes(), guard);
                 None
             }
         };

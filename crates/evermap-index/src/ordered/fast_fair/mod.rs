@@ -44,16 +44,15 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use evermap_pm::region::Region;
-use evermap_pm::{Error, Medium, PmU64, Pool, Result};
+use evermap_pm::{Medium, PmU64, Pool, Result};
 
-use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
+use super::memory::TreeMemory;
+use super::{Direction, OrderedIndex, Page, PersistentOrdered};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
 use crate::node_lock::Lock;
-use crate::{recipe, root};
+use crate::root;
 
 mod access;
 mod change;
@@ -71,13 +70,7 @@ use layout::{NO_CHILD, Rest, Root};
 
 /// FAST & FAIR in medium `M`. See the [module](self).
 pub struct FastFair<M: Medium> {
-    pool: Arc<Pool<M>>,
-    /// A copy of the pool's region, which every operation needs, to save an indirection.
-    region: Arc<Region<M>>,
-    generation: u64,
-    /// The offset of the [`Root`].
-    root: u64,
-    recovered: AtomicU64,
+    memory: TreeMemory<M>,
 }
 
 /// Mistakes that can be planted, and that the crash campaign notices.
@@ -95,43 +88,33 @@ const KIND: u64 = u64::from_le_bytes(*b"FASTFAI\x02");
 impl<M: Medium> FastFair<M> {
     #[inline(always)]
     fn medium(&self) -> &M {
-        self.region.medium()
+        self.memory.medium()
     }
 
     /// Returns the pool of the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.pool
+        &self.memory.pool
     }
 
     fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
-        FastFair {
-            region: pool.share_region(),
-            generation: pool.generation(),
-            root,
-            recovered: AtomicU64::new(0),
-            pool,
-        }
+        FastFair { memory: TreeMemory::new(pool, root) }
     }
 
     #[inline(always)]
     fn root_block(&self) -> Result<&Root> {
-        let root = self.medium().at::<Root>(self.root);
-        root.ok_or_else(|| Error::damaged(self.root, "there is no root of a tree"))
+        self.memory.root_block()
     }
 
     /// Recovers a node that an earlier process used.
     #[cold]
     fn recover(&self, node: &NodeRef<'_>) -> Result<()> {
-        recipe::resume(&self.region, &node.header().lock, self.generation, || {
-            self.repair(node);
-            self.recovered.fetch_add(1, Ordering::Relaxed);
-        })
+        self.memory.recover(&node.header().lock, || self.repair(node))
     }
 
     /// Makes all nodes stale, so that they are recovered when they are first used.
     fn make_stale(&self) -> Result<()> {
         let m = self.medium();
-        let stale = Lock::stale(self.generation);
+        let stale = Lock::stale(self.memory.generation);
         self.each_node_as_it_is(&mut |node| {
             m.store_transient(&node.header().lock, stale.0);
         })
@@ -140,7 +123,7 @@ impl<M: Medium> FastFair<M> {
 
 impl<M: Medium> OrderedIndex for FastFair<M> {
     fn get(&self, key: &[u8]) -> Result<Option<u64>> {
-        let _guard = self.pool.pin();
+        let _guard = self.memory.pool.pin();
         let m = self.medium();
         Ok(self.find(&Search::new(key))?.map(|leaf| leaf.word(m)))
     }
@@ -151,19 +134,14 @@ impl<M: Medium> OrderedIndex for FastFair<M> {
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.region.ensure_writable()?;
-        if let Some(refused) = refuse_too_long(key, mode) {
-            return refused;
-        }
-        let guard = self.pool.pin();
-        let poison = self.region.poison_on_panic();
-        let change = self.change(key, mode, &guard, decide);
-        poison.disarm();
-        change
+        self.memory.change(key, mode, || {
+            let guard = self.memory.pool.pin();
+            self.change(key, mode, &guard, decide)
+        })
     }
 
     fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
-        let _guard = self.pool.pin();
+        let _guard = self.memory.pool.pin();
         self.read_page(from, direction, page)
     }
 
@@ -174,7 +152,7 @@ impl<M: Medium> OrderedIndex for FastFair<M> {
 
     fn stats(&self) -> Stats {
         let stats = self.measure().unwrap_or_default();
-        Stats { recovered: self.recovered.load(Ordering::Relaxed), ..stats }
+        Stats { recovered: self.memory.recovered(), ..stats }
     }
 
     fn check(&self) -> Vec<String> {

@@ -34,7 +34,7 @@ impl<M: Medium> FastFair<M> {
             if read {
                 return Ok(());
             }
-            self.region.ensure_sound()?;
+            self.memory.region.ensure_sound()?;
             most = 1;
             backoff.wait();
         }

@@ -115,7 +115,7 @@ impl<M: Medium> FastFair<M> {
         let m = self.medium();
         let node = m.at::<layout::Node>(offset).expect("just allocated");
         let header = &node.header;
-        m.store(&header.lock, Lock::fresh(self.generation).0);
+        m.store(&header.lock, Lock::fresh(self.memory.generation).0);
         m.store(&header.meta, Meta::new(level).0);
         m.store(&header.sibling, 0);
         m.store(&node.low().prefix, low_prefix);
@@ -163,7 +163,7 @@ impl<M: Medium> FastFair<M> {
                 locked.changed(m);
                 return Ok(());
             }
-            let mut blocks = Fresh::new(&self.pool);
+            let mut blocks = Fresh::new(&self.memory.pool);
             let new = self
                 .space_for_split(&above, &mut blocks)
                 .and_then(|space| self.split(&locked, place.position, space));
@@ -195,7 +195,7 @@ impl<M: Medium> FastFair<M> {
         let grown = self.node_as_it_is(sibling, Some(root.level)).and_then(|sibling| {
             let level = root.level.checked_add(1);
             let level = level.ok_or_else(|| Error::damaged(root.offset, "a tree is too high"))?;
-            let block = self.pool.allocate_fixed(layout::node_bytes(level))?;
+            let block = self.memory.pool.allocate_fixed(layout::node_bytes(level))?;
             let new = self.write_node(block, level, (0, Rest::None.word()), root.offset);
             m.store(&new.records()[0].prefix, m.load(&sibling.node.low().prefix));
             m.store(&new.records()[0].at, sibling.offset);

@@ -44,7 +44,7 @@ impl<M: Medium> FastFair<M> {
         loop {
             let (mut node, mut below) = (first, None);
             loop {
-                let _guard = self.pool.pin();
+                let _guard = self.memory.pool.pin();
                 let snapshot = self.snapshot(&node)?;
                 below.get_or_insert(snapshot.leftmost);
                 if !each(&node, &snapshot)? {
@@ -86,7 +86,7 @@ impl<M: Medium> FastFair<M> {
     /// Shows every block and word.
     pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
         let m = self.medium();
-        visitor.block(self.root);
+        visitor.block(self.memory.root);
         self.each_node(&mut |node, snapshot| {
             visitor.block(node.offset);
             if node.level > 0 {

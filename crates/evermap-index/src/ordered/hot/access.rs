@@ -1,7 +1,5 @@
 //! Following references: from words to leaves and nodes, and locks of nodes.
 
-use std::sync::atomic::Ordering;
-
 use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
 use super::Hot;
@@ -50,7 +48,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Held<'_, 'm, ENTRIES, M> {
     pub(super) fn lock(&mut self, step: &Step<'m>) -> Result<bool> {
         let (tree, node) = (self.tree, step.node);
         let ignores = tree.medium().mutant("HO-5");
-        let Some(lock) = node_lock::acquire(&tree.region, node.lock, ignores)? else {
+        let Some(lock) = node_lock::acquire(&tree.memory.region, node.lock, ignores)? else {
             return Ok(false);
         };
         self.nodes.push((node, lock));
@@ -86,7 +84,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Held<'_, 'm, ENTRIES, M> {
     /// Releases all nodes after a reference in `holder` was changed. The nodes below it, which that
     /// reference has led to, are not part of the tree any more.
     pub(super) fn changed(mut self, holder: &Node<'_>, guard: &Guard<'_>) {
-        let (m, pool) = (self.tree.medium(), &self.tree.pool);
+        let (m, pool) = (self.tree.medium(), &self.tree.memory.pool);
         while let Some((node, lock)) = self.nodes.pop() {
             if node.height > holder.height {
                 m.store_transient(node.lock, lock.unchanged().0);
@@ -120,7 +118,7 @@ impl<'m> Retries<'m> {
         locks: impl Iterator<Item = &'m PmU64>,
     ) -> Result<()> {
         self.obsolete.meet(tree.medium(), locks)?;
-        self.wait.wait_at(&tree.region, tree.root)
+        self.wait.wait_at(&tree.memory.region, tree.memory.root)
     }
 }
 
@@ -146,7 +144,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
 
     /// Returns the root block as a node.
     pub(super) fn root_node(&self) -> Result<Node<'_>> {
-        Ok(Node::root(self.root, self.root_block()?))
+        Ok(Node::root(self.memory.root, self.root_block()?))
     }
 
     /// Returns the node that a reference names, which must be lower than the node above it.
@@ -157,7 +155,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     #[inline(always)]
     pub(super) fn node(&self, child: Child, above: u32) -> Result<Node<'_>> {
         let (m, node) = (self.medium(), self.node_as_it_is(child, above)?);
-        if !Lock(m.load(node.lock)).is_of(self.generation) {
+        if !Lock(m.load(node.lock)).is_of(self.memory.generation) {
             self.recover(&node)?;
         }
         Ok(node)
@@ -184,9 +182,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     /// node is immutable and was durable before the node could be found, and references have marks.
     #[cold]
     pub(super) fn recover(&self, node: &Node<'_>) -> Result<()> {
-        recipe::resume(&self.region, node.lock, self.generation, || {
-            self.recovered.fetch_add(1, Ordering::Relaxed);
-        })
+        self.memory.recover(node.lock, || {})
     }
 
     /// Returns the leaf of a key. The caller has a guard.

@@ -81,7 +81,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     pub(super) fn retire_leaf(&self, leaf: Child, guard: &Guard<'_>) {
         // A damaged one stays, until a sweep finds that nothing refers to it.
         if let Ok(leaf) = self.leaf(leaf) {
-            self.pool.retire(leaf.offset, leaf.bytes(), guard);
+            self.memory.pool.retire(leaf.offset, leaf.bytes(), guard);
         }
     }
 
@@ -94,7 +94,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Option<Change>> {
         let m = self.medium();
-        let mut blocks = Fresh::new(&self.pool);
+        let mut blocks = Fresh::new(&self.memory.pool);
         let block = blocks.allocate_fixed(leaf_bytes(search.key.len()))?;
         let mut held = self.hold();
         if !held.lock(step)? {

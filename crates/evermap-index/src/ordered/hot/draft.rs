@@ -43,7 +43,7 @@ pub(super) enum Work {
 
 impl<'t, const ENTRIES: usize, M: Medium> Draft<'t, ENTRIES, M> {
     pub(super) fn new(tree: &'t Hot<M, ENTRIES>) -> Self {
-        let blocks = Fresh::new(&tree.pool);
+        let blocks = Fresh::new(&tree.memory.pool);
         Draft { tree, blocks, plans: Vec::new(), dead: Vec::new() }
     }
 
@@ -76,7 +76,7 @@ impl<'t, const ENTRIES: usize, M: Medium> Draft<'t, ENTRIES, M> {
         }
         match height {
             ..=Shape::HEIGHT_MAX => Ok(height),
-            _ => Err(Error::damaged(self.tree.root, "a tree is too high")),
+            _ => Err(Error::damaged(self.tree.memory.root, "a tree is too high")),
         }
     }
 
@@ -140,7 +140,7 @@ impl<'t, const ENTRIES: usize, M: Medium> Draft<'t, ENTRIES, M> {
     ) {
         let (tree, m) = (self.tree, self.tree.medium());
         for plan in &self.plans {
-            let cells = plan.write(m, tree.generation);
+            let cells = plan.write(m, tree.memory.generation);
             let refers =
                 |other: &Plan| plan.contents.children().contains(&Child::node(other.block));
             if !(m.mutant("HO-4") && self.plans.iter().any(refers)) {

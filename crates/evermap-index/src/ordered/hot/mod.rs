@@ -58,12 +58,11 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use evermap_pm::region::Region;
-use evermap_pm::{Error, Medium, PmU64, Pool, Result};
+use evermap_pm::{Medium, PmU64, Pool, Result};
 
-use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
+use super::memory::TreeMemory;
+use super::{Direction, OrderedIndex, Page, PersistentOrdered};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
 use crate::node_lock::Lock;
@@ -89,13 +88,7 @@ use layout::{Child, ENTRIES_MAX, Root};
 
 /// P-HOT in medium `M`, whose nodes have up to `ENTRIES` entries. See the [module](self).
 pub struct Hot<M: Medium, const ENTRIES: usize = ENTRIES_MAX> {
-    pool: Arc<Pool<M>>,
-    /// A copy of the pool's region, which every operation needs, to save an indirection.
-    region: Arc<Region<M>>,
-    generation: u64,
-    /// The offset of the [`Root`].
-    root: u64,
-    recovered: AtomicU64,
+    memory: TreeMemory<M>,
 }
 
 /// Mistakes that can be planted, and that tests notice.
@@ -125,34 +118,27 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
 
     #[inline(always)]
     fn medium(&self) -> &M {
-        self.region.medium()
+        self.memory.medium()
     }
 
     /// Returns the pool of the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.pool
+        &self.memory.pool
     }
 
     fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
-        Hot {
-            region: pool.share_region(),
-            generation: pool.generation(),
-            root,
-            recovered: AtomicU64::new(0),
-            pool,
-        }
+        Hot { memory: TreeMemory::new(pool, root) }
     }
 
     #[inline(always)]
     fn root_block(&self) -> Result<&Root> {
-        let root = self.medium().at::<Root>(self.root);
-        root.ok_or_else(|| Error::damaged(self.root, "there is no root of a tree"))
+        self.memory.root_block()
     }
 
     /// Makes all nodes stale, so that they are recovered when they are first used.
     fn make_stale(&self) -> Result<()> {
         let m = self.medium();
-        let stale = Lock::stale(self.generation);
+        let stale = Lock::stale(self.memory.generation);
         let mut left = vec![self.root_node()?];
         while let Some(node) = left.pop() {
             m.store_transient(node.lock, stale.0);
@@ -169,7 +155,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
 
 impl<const ENTRIES: usize, M: Medium> OrderedIndex for Hot<M, ENTRIES> {
     fn get(&self, key: &[u8]) -> Result<Option<u64>> {
-        let _guard = self.pool.pin();
+        let _guard = self.memory.pool.pin();
         Ok(self.find(&Search::new(key))?.map(|leaf| leaf.word(self.medium())))
     }
 
@@ -179,19 +165,14 @@ impl<const ENTRIES: usize, M: Medium> OrderedIndex for Hot<M, ENTRIES> {
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.region.ensure_writable()?;
-        if let Some(refused) = refuse_too_long(key, mode) {
-            return refused;
-        }
-        let guard = self.pool.pin();
-        let poison = self.region.poison_on_panic();
-        let change = self.change(key, mode, &guard, decide);
-        poison.disarm();
-        change
+        self.memory.change(key, mode, || {
+            let guard = self.memory.pool.pin();
+            self.change(key, mode, &guard, decide)
+        })
     }
 
     fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
-        let _guard = self.pool.pin();
+        let _guard = self.memory.pool.pin();
         self.read_page(from, direction, page)
     }
 
@@ -202,7 +183,7 @@ impl<const ENTRIES: usize, M: Medium> OrderedIndex for Hot<M, ENTRIES> {
 
     fn stats(&self) -> Stats {
         let stats = self.measure().unwrap_or_default();
-        Stats { recovered: self.recovered.load(Ordering::Relaxed), ..stats }
+        Stats { recovered: self.memory.recovered(), ..stats }
     }
 
     fn check(&self) -> Vec<String> {
@@ -239,7 +220,7 @@ impl<const ENTRIES: usize, M: Medium> PersistentOrdered<M> for Hot<M, ENTRIES> {
             index.make_stale()?;
         }
         let root = index.root_node()?;
-        if !Lock(pool.medium().load(root.lock)).is_of(index.generation) {
+        if !Lock(pool.medium().load(root.lock)).is_of(index.memory.generation) {
             index.recover(&root)?;
         }
         Ok(index)

@@ -158,7 +158,7 @@ impl<M: Medium> Masstree<M> {
         // All lines of it are wanted soon.
         m.prefetch_bytes(offset, size_of::<layout::Node>() as u64);
         let node = self.node_as_it_is(offset, level, depth)?;
-        if !Lock(m.load(&node.header().lock)).is_of(self.generation) {
+        if !Lock(m.load(&node.header().lock)).is_of(self.memory.generation) {
             self.recover(&node)?;
         }
         Ok(node)
@@ -196,12 +196,12 @@ impl<M: Medium> Masstree<M> {
     /// Those of `read`; `Poisoned` and `Damaged` if the node stays locked.
     #[inline(always)]
     fn read<T>(&self, node: &NodeRef<'_>, read: impl Fn() -> Result<T>) -> Result<T> {
-        Ok(node_lock::read(&self.region, &node.header().lock, read)?.1)
+        Ok(node_lock::read(&self.memory.region, &node.header().lock, read)?.1)
     }
 
     /// Returns what a node has, and its lock word at that moment.
     pub(super) fn snapshot(&self, node: &NodeRef<'_>) -> Result<(Lock, Contents)> {
-        node_lock::read(&self.region, &node.header().lock, || self.contents(node))
+        node_lock::read(&self.memory.region, &node.header().lock, || self.contents(node))
     }
 
     /// Returns what a node has that is locked, or [read](Self::read).
@@ -324,7 +324,7 @@ impl<M: Medium> Masstree<M> {
 
     /// Locks one node.
     pub(super) fn lock_node<'m>(&self, node: NodeRef<'m>) -> Result<Locked<'m>> {
-        let locked = Locked::acquire(&self.region, node, &node.header().lock, false)?;
+        let locked = Locked::acquire(&self.memory.region, node, &node.header().lock, false)?;
         locked.ok_or_else(|| node.damaged("a node of a tree says that it is not part of it"))
     }
 

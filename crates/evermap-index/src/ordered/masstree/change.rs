@@ -167,7 +167,7 @@ impl<M: Medium> Masstree<M> {
     ) -> Worked<(Change, Option<u64>)> {
         let m = self.medium();
         let Target { key, slice, .. } = *target;
-        let mut blocks = Fresh::new(&self.pool);
+        let mut blocks = Fresh::new(&self.memory.pool);
         let leaf = slice.goes_on().then(|| blocks.allocate_fixed(leaf_bytes(key.len())));
         let leaf = leaf.transpose()?;
         let full = node.permutation(m).is_full().then(|| self.contents(node)).transpose()?;
@@ -236,7 +236,7 @@ impl<M: Medium> Masstree<M> {
                 let order = node.permutation(m).without(place.rank);
                 recipe::commit(m, &node.header().permutation, order.0);
                 if let Found::Leaf(leaf) = found {
-                    self.pool.retire(leaf.offset, leaf.bytes(), guard);
+                    self.memory.pool.retire(leaf.offset, leaf.bytes(), guard);
                 }
                 None
             }

@@ -32,7 +32,7 @@ impl<M: Medium> Masstree<M> {
         let last = self.depth_of_difference(target, &other)?;
         let of_key = Slice::of(key, last);
         let of_other = Slice::of(&other.key(m), last);
-        let mut blocks = Fresh::new(&self.pool);
+        let mut blocks = Fresh::new(&self.memory.pool);
         let leaf = of_key.goes_on().then(|| blocks.allocate_fixed(leaf_bytes(key.len())));
         let leaf = leaf.transpose()?;
         let layers = (target.depth..last).map(|_| blocks.allocate_fixed(size_of::<Node>() as u64));
@@ -56,7 +56,7 @@ impl<M: Medium> Masstree<M> {
         }
         recipe::commit(m, &entry.value, Below::Layer(top).word());
         if !of_other.goes_on() {
-            self.pool.retire(other.offset, other.bytes(), guard);
+            self.memory.pool.retire(other.offset, other.bytes(), guard);
         }
         Ok((Change { old: None, new: Some(word) }, true))
     }

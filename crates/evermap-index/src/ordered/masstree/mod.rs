@@ -53,15 +53,14 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use evermap_pm::region::Region;
-use evermap_pm::{Error, Medium, PmU64, Pool, Result};
+use evermap_pm::{Medium, PmU64, Pool, Result};
 
-use super::{Direction, OrderedIndex, Page, PersistentOrdered, refuse_too_long};
+use super::memory::TreeMemory;
+use super::{Direction, OrderedIndex, Page, PersistentOrdered};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
-use crate::{recipe, root};
+use crate::root;
 
 mod access;
 mod change;
@@ -79,13 +78,7 @@ use layout::Root;
 
 /// P-Masstree in medium `M`. See the [module](self).
 pub struct Masstree<M: Medium> {
-    pool: Arc<Pool<M>>,
-    /// A copy of the pool's region, which every operation needs, to save an indirection.
-    region: Arc<Region<M>>,
-    generation: u64,
-    /// The offset of the [`Root`].
-    root: u64,
-    recovered: AtomicU64,
+    memory: TreeMemory<M>,
 }
 
 /// Mistakes that can be planted, and that the crash campaign notices.
@@ -103,44 +96,33 @@ const KIND: u64 = u64::from_le_bytes(*b"P-MASST\x01");
 impl<M: Medium> Masstree<M> {
     #[inline(always)]
     fn medium(&self) -> &M {
-        self.region.medium()
+        self.memory.medium()
     }
 
     /// Returns the pool of the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.pool
+        &self.memory.pool
     }
 
     fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
-        Masstree {
-            region: pool.share_region(),
-            generation: pool.generation(),
-            root,
-            recovered: AtomicU64::new(0),
-            pool,
-        }
+        Masstree { memory: TreeMemory::new(pool, root) }
     }
 
     #[inline(always)]
     fn root_block(&self) -> Result<&Root> {
-        let root = self.medium().at::<Root>(self.root);
-        root.ok_or_else(|| Error::damaged(self.root, "there is no root of a tree"))
+        self.memory.root_block()
     }
 
     /// Recovers a node that an earlier process used.
     #[cold]
     fn recover(&self, node: &NodeRef<'_>) -> Result<()> {
-        recipe::resume(&self.region, &node.header().lock, self.generation, || {
-            self.repair(node);
-            // Relaxed: a count for information.
-            self.recovered.fetch_add(1, Ordering::Relaxed);
-        })
+        self.memory.recover(&node.header().lock, || self.repair(node))
     }
 }
 
 impl<M: Medium> OrderedIndex for Masstree<M> {
     fn get(&self, key: &[u8]) -> Result<Option<u64>> {
-        let _guard = self.pool.pin();
+        let _guard = self.memory.pool.pin();
         Ok(self.find(key)?.map(|found| found.word(self.medium())))
     }
 
@@ -150,19 +132,14 @@ impl<M: Medium> OrderedIndex for Masstree<M> {
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.region.ensure_writable()?;
-        if let Some(refused) = refuse_too_long(key, mode) {
-            return refused;
-        }
-        let guard = self.pool.pin();
-        let poison = self.region.poison_on_panic();
-        let change = self.change(key, mode, &guard, decide);
-        poison.disarm();
-        change
+        self.memory.change(key, mode, || {
+            let guard = self.memory.pool.pin();
+            self.change(key, mode, &guard, decide)
+        })
     }
 
     fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
-        let _guard = self.pool.pin();
+        let _guard = self.memory.pool.pin();
         self.read_page(from, direction, page)
     }
 
@@ -173,7 +150,7 @@ impl<M: Medium> OrderedIndex for Masstree<M> {
 
     fn stats(&self) -> Stats {
         let stats = self.measure().unwrap_or_default();
-        Stats { recovered: self.recovered.load(Ordering::Relaxed), ..stats }
+        Stats { recovered: self.memory.recovered(), ..stats }
     }
 
     fn check(&self) -> Vec<String> {

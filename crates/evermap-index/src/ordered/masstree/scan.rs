@@ -250,7 +250,7 @@ impl<M: Medium> Masstree<M> {
         let mut backoff = Backoff::default();
         let mut most = PAGE;
         while !self.try_page(from, direction, most, page)? {
-            self.region.ensure_sound()?;
+            self.memory.region.ensure_sound()?;
             most = (most / 2).max(1);
             backoff.wait();
         }

@@ -101,7 +101,7 @@ impl<M: Medium> Masstree<M> {
             m.store(&node.entries[position].value, value);
             classes = classes.with(position, slice.class);
         }
-        m.store(&header.lock, Lock::fresh(self.generation).0);
+        m.store(&header.lock, Lock::fresh(self.memory.generation).0);
         m.store(&header.meta, Meta::new(new.level, new.depth, new.low).0);
         m.store(&header.permutation, Permutation::identity(count).0);
         m.store(&header.classes, classes.0);
@@ -162,7 +162,7 @@ impl<M: Medium> Masstree<M> {
             if place.child == child.offset {
                 return Ok((None, false));
             }
-            let mut blocks = Fresh::new(&self.pool);
+            let mut blocks = Fresh::new(&self.memory.pool);
             let full = above.permutation(m).is_full().then(|| self.contents(&above)).transpose()?;
             let half =
                 full.is_some().then(|| blocks.allocate_fixed(size_of::<layout::Node>() as u64));
@@ -200,7 +200,7 @@ impl<M: Medium> Masstree<M> {
     /// Does the same under the lock of the root. That of the node which refers to the layer is
     /// waited for only with this one, so no two threads wait for each other.
     fn grow_locked(&self, key: &[u8], root: &NodeRef<'_>) -> Result<()> {
-        let mut blocks = Fresh::new(&self.pool);
+        let mut blocks = Fresh::new(&self.memory.pool);
         let block = blocks.allocate_fixed(size_of::<layout::Node>() as u64)?;
         let Some(depth) = root.depth().checked_sub(1) else {
             let cell = &self.root_block()?.tree;

@@ -88,7 +88,7 @@ impl<'m, M: Medium> Walk<'_, 'm, M> {
 
     /// Shows a leaf node. Returns `false` to end the walk.
     fn leaf_node(&mut self, offset: u64, depth: usize, height: u32) -> Result<bool> {
-        let _guard = self.tree.pool.pin();
+        let _guard = self.tree.memory.pool.pin();
         let here = (self.follow)(offset, Some(0), depth)?;
         let contents = self.tree.snapshot(&here)?.1;
         if !(self.each)(&here, &contents, &Way { prefix: &self.prefix, height })? {
@@ -132,7 +132,7 @@ impl<M: Medium> Masstree<M> {
     /// uses the index.
     pub(super) fn make_stale(&self) -> Result<()> {
         let m = self.medium();
-        let stale = Lock::stale(self.generation);
+        let stale = Lock::stale(self.memory.generation);
         // Whatever the locks are, no thread has any. So they are not waited for.
         let as_it_is = |offset, level, depth| {
             let node = self.node_as_it_is(offset, level, depth)?;
@@ -149,7 +149,7 @@ impl<M: Medium> Masstree<M> {
     /// Shows every block and word.
     pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
         let m = self.medium();
-        visitor.block(self.root);
+        visitor.block(self.memory.root);
         self.each_node(&mut |node, contents, _| {
             visitor.block(node.offset);
             if node.level() > 0 {
