@@ -173,6 +173,7 @@ impl<T: OrderedIndex, H: Home> Tree<T, H> {
         self.operate(|tree| {
             let range = (Bound::Included(from), Bound::Unbounded);
             let mut cursor = Cursor::new(tree, range, Direction::Ascending);
+            cursor.expect(count);
             for _ in 0..count {
                 let Some((key, word)) = cursor.next()? else { break };
                 each(key, word);

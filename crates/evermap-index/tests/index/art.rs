@@ -8,7 +8,7 @@ use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{Visitor, conformance, crash_campaign, ordered_conformance};
 use evermap_pm::sim::{Sim, mutants::Fate};
 
-use crate::trees::{Costs, Make, SOUND, in_memory, nodes_stay_stale};
+use crate::trees::{Costs, Make, SOUND, in_memory, nodes_stay_stale, pages_have_what_is_expected};
 
 ordered_conformance!(ordered, Make::<Art<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
@@ -126,4 +126,9 @@ fn inserts_flush_a_leaf_and_a_reference() {
     assert_eq!((costs.found.lines_flushed, costs.found.fences), (0, 0));
     let (_, fences) = Costs::of_each("update", &costs.updated);
     assert!(fences <= 1.1, "{:?}", costs.updated);
+}
+
+#[test]
+fn pages_are_as_long_as_the_caller_expects() {
+    pages_have_what_is_expected::<Art<Sim>>(1);
 }

@@ -8,7 +8,9 @@ use evermap_index::testkit::{Coarse, Plain};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_pm::sim::{Sim, mutants::Fate};
 
-use crate::trees::{Costs, Make, SOUND, in_memory, keys_with_equal_prefixes};
+use crate::trees::{
+    Costs, Make, SOUND, in_memory, keys_with_equal_prefixes, pages_have_what_is_expected,
+};
 
 ordered_conformance!(ordered, Make::<Tiny<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
@@ -84,4 +86,9 @@ fn inserts_flush_a_record_and_a_word() {
     assert!(fences <= 1.5, "{:?}", costs.updated);
     let (lines, _) = Costs::of_each("a removal", &costs.removed);
     assert!(lines <= 2.6, "{:?}", costs.removed);
+}
+
+#[test]
+fn pages_are_as_long_as_the_caller_expects() {
+    pages_have_what_is_expected::<BwTree<Sim>>(1);
 }

@@ -8,7 +8,10 @@ use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_pm::sim::{Sim, mutants::Fate};
 
-use crate::trees::{Costs, Make, SOUND, in_memory, keys_with_equal_prefixes, nodes_stay_stale};
+use crate::trees::{
+    Costs, Make, SOUND, in_memory, keys_with_equal_prefixes, nodes_stay_stale,
+    pages_have_what_is_expected,
+};
 
 ordered_conformance!(ordered, Make::<FastFair<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
@@ -78,4 +81,9 @@ fn inserts_flush_what_they_shift() {
     assert_eq!((found.lines_flushed, found.fences, found.stores, found.cas), (0, 0, 0, 0));
     let (lines, _) = Costs::of_each("removal", &costs.removed);
     assert!(lines <= 5.0, "{:?}", costs.removed);
+}
+
+#[test]
+fn pages_are_as_long_as_the_caller_expects() {
+    pages_have_what_is_expected::<FastFair<Sim>>(40);
 }

@@ -8,7 +8,7 @@ use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_pm::sim::{Sim, mutants::Fate};
 
-use crate::trees::{Costs, Make, SOUND, in_memory, nodes_stay_stale};
+use crate::trees::{Costs, Make, SOUND, in_memory, nodes_stay_stale, pages_have_what_is_expected};
 
 ordered_conformance!(ordered, Make::<Hot<Sim, 5>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
@@ -182,4 +182,9 @@ fn inserts_flush_a_node() {
     assert!(fences <= 1.1, "{:?}", costs.updated);
     let (lines, fences) = Costs::of_each("a removal", &costs.removed);
     assert!(lines <= 7.0 && fences <= 2.01, "{:?}", costs.removed);
+}
+
+#[test]
+fn pages_are_as_long_as_the_caller_expects() {
+    pages_have_what_is_expected::<Hot<Sim>>(1);
 }

@@ -13,7 +13,9 @@ use evermap_index::testkit::{Coarse, Plain};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_pm::sim::{Access, Observer, Sim, mutants::Fate};
 
-use crate::trees::{Costs, Make, SOUND, in_memory, keys, nodes_stay_stale, tree_in};
+use crate::trees::{
+    Costs, Make, SOUND, in_memory, keys, nodes_stay_stale, pages_have_what_is_expected, tree_in,
+};
 
 ordered_conformance!(ordered, Make::<Masstree<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
@@ -322,4 +324,9 @@ fn changes_that_are_overtaken_take_effect_once() {
         });
         assert!(times > 10);
     }
+}
+
+#[test]
+fn pages_are_as_long_as_the_caller_expects() {
+    pages_have_what_is_expected::<Masstree<Sim>>(16);
 }

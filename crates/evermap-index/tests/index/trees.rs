@@ -1,9 +1,10 @@
 //! Trees in memory, for the tests of several ordered indexes.
 
 use std::marker::PhantomData;
+use std::ops::Bound;
 use std::sync::Arc;
 
-use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
+use evermap_index::ordered::{Cursor, Direction, OrderedIndex, Page, PersistentOrdered};
 use evermap_index::testkit::ordered::OrderedSubject;
 use evermap_pm::medium::{Counter, Counts};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
@@ -39,6 +40,31 @@ pub(crate) fn keys(tree: &dyn OrderedIndex, direction: Direction) -> Vec<Vec<u8>
         keys.push(key.to_vec());
     }
     keys
+}
+
+/// What the caller expects bounds a page, and not what a scan shows: of a thousand keys, a page for
+/// one pair has at most `most`.
+pub(crate) fn pages_have_what_is_expected<T: PersistentOrdered<Sim>>(most: usize) {
+    let tree: T = in_memory();
+    for key in 0..1_000u64 {
+        tree.insert(&key.to_be_bytes(), key).unwrap();
+    }
+    for direction in [Direction::Ascending, Direction::Descending] {
+        let mut page = Page::default();
+        page.expect(1);
+        tree.page(Bound::Unbounded, direction, &mut page).unwrap();
+        let pairs = page.pairs.iter().count();
+        assert!((1..=most).contains(&pairs), "{direction:?}: {pairs}");
+        for expected in [0, 1, 7, usize::MAX] {
+            let mut cursor = Cursor::new(&tree, .., direction);
+            cursor.expect(expected);
+            for number in 0..1_000 {
+                let key = if direction == Direction::Ascending { number } else { 999 - number };
+                assert_eq!(cursor.next().unwrap().map(|(_, word)| word), Some(key));
+            }
+            assert_eq!(cursor.next().unwrap(), None);
+        }
+    }
 }
 
 /// Keys that only differ after their prefixes, some of which are the beginning of others.

@@ -212,25 +212,3 @@ fn pages_begin_at_their_bounds() {
         }
     }
 }
-
-/// What the caller expects bounds a page, and not what a scan shows.
-#[test]
-fn a_page_has_as_many_pairs_as_are_expected() {
-    let (_sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
-    let tree = &*index.index;
-    for key in 0..1_000u64 {
-        tree.insert(&key.to_be_bytes(), key).unwrap();
-    }
-    let mut page = Page::default();
-    page.expect(3);
-    tree.page(Bound::Unbounded, Direction::Descending, &mut page).unwrap();
-    assert!(page.pairs.iter().map(|(_, word)| word).eq(997..1_000));
-    for expected in [0, 1, 7, usize::MAX] {
-        let mut cursor = Cursor::new(tree, .., Direction::Ascending);
-        cursor.expect(expected);
-        for key in 0..1_000 {
-            assert_eq!(cursor.next().unwrap().map(|(_, word)| word), Some(key));
-        }
-        assert_eq!(cursor.next().unwrap(), None);
-    }
-}

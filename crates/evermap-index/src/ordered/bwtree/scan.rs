@@ -25,7 +25,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         page: &mut Page,
     ) -> Result<()> {
         let mut backoff = Backoff::default();
-        let mut most = 2 * ITEMS;
+        let mut most = page.most(2 * ITEMS);
         while !self.try_page(from, direction, most, page)? {
             self.memory.region.ensure_sound()?;
             most = (most / 2).max(1);

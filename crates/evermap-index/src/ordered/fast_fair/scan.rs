@@ -25,7 +25,7 @@ impl<M: Medium> FastFair<M> {
         page: &mut Page,
     ) -> Result<()> {
         let mut backoff = Backoff::default();
-        let mut most = PAGE;
+        let mut most = page.most(PAGE);
         loop {
             let read = match direction {
                 Direction::Ascending => self.try_ascending(from, most, page)?,

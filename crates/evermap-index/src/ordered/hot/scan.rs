@@ -14,8 +14,8 @@ use crate::node_lock::Lock;
 use crate::ordered::leaf::{LeafRef, fill_page, leaf_bytes};
 use crate::ordered::{Direction, Page};
 
-/// The number of pairs in a page, if no other thread changes the tree meanwhile.
-const PAGE: usize = 64;
+/// The largest number of pairs in a page.
+const PAGE: usize = 128;
 
 /// A walk in one direction.
 pub(super) struct Walk<'m, const ENTRIES: usize, M: Medium> {
@@ -163,7 +163,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         page: &mut Page,
     ) -> Result<()> {
         let mut retries = Retries::default();
-        let mut most = PAGE;
+        let mut most = page.most(PAGE);
         while !self.try_page(from, direction, most, page, &mut retries)? {
             most = (most / 2).max(1);
         }

@@ -248,7 +248,7 @@ impl<M: Medium> Masstree<M> {
         page: &mut Page,
     ) -> Result<()> {
         let mut backoff = Backoff::default();
-        let mut most = PAGE;
+        let mut most = page.most(PAGE);
         while !self.try_page(from, direction, most, page)? {
             self.memory.region.ensure_sound()?;
             most = (most / 2).max(1);
