@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use evermap_pm::region::Region;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
-use super::layout::{ARRAYS, Named, Root, Version};
+use super::layout::{ARRAYS, COMMIT, Commit, GROUP_WORD, Named, Root, Version};
 use super::place::{DEPTH_MAX, Geometry, State};
 
 /// The memory of a group: its number, and the words of its tranches.
@@ -252,10 +252,15 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
         // A thread that still has an earlier state may look here for a group that has left the
         // table. It must not take what it finds for a version.
         for group in 0..self.chunk_bytes(array) / Self::GROUP {
-            let cell = self.medium().at::<PmU64>(block + group * Self::GROUP);
-            let cell = cell.ok_or_else(|| outside(block))?;
-            let version = Version(self.medium().load(cell)).of_no_group(self.pool.generation());
-            self.medium().store_transient(cell, version.0);
+            let m = self.medium();
+            let tranche = m.slice(block + group * Self::GROUP, T as u64 / 8);
+            let tranche: &[PmU64] = tranche.ok_or_else(|| outside(block))?;
+            // Before the first load: a page that is new to the process and is read gets memory only
+            // when it is written, and then all threads are interrupted.
+            m.store_transient(&tranche[COMMIT], Commit::empty(tranche.len()).encode());
+            let version = Version(m.load(&tranche[GROUP_WORD]));
+            let version = version.of_no_group(self.pool.generation());
+            m.store_transient(&tranche[GROUP_WORD], version.0);
         }
         let name = Named::Chunk(self.first(array) + (chunk << self.chunk_log(array)));
         self.medium().store(entry, name.encode(block));
