@@ -16,12 +16,12 @@
 //! recovery drops one.
 
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::additions::Additions;
-use super::arrays::Arrays;
+use super::arrays::{Arrays, Group};
 use super::batch::{LINE, prefetch_word};
 use super::group::Stored;
 use super::image::{Item, home};
@@ -46,6 +46,9 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// The same for growth that a program asks for. Insertions find so much room then that they
     /// have none to do if another thread keeps asking.
     const AHEAD: f64 = Self::FULL * 127.0 / 128.0;
+    /// The same at which insertions wait for each other's growth: one thread grows the table at a
+    /// time, and others could fill it faster than that.
+    pub(super) const OVERFULL: f64 = Self::FULL * 65.0 / 64.0;
     /// The same while it shrinks. Far enough from the other that removals and insertions in turn
     /// move nothing.
     pub(super) const SPARSE: f64 = 0.8 * Self::FULL;
@@ -72,9 +75,11 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         }
     }
 
-    /// Does up to `looks` pieces of growth, as far as they are due, unless another thread does.
+    /// Does up to `looks` pieces of growth, as far as they are due, unless another thread does and
+    /// is not too late.
     fn grow(&self, looks: u64, guard: &Guard<'_>) -> Result<()> {
-        self.work(looks, || self.growth_is_due(), || self.advance(guard))
+        let waits = || self.ratio() >= Self::OVERFULL;
+        self.work(looks, || self.growth_is_due(), waits, || self.advance(guard))
     }
 
     /// Returns whether the table is as full as it becomes.
@@ -126,7 +131,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 
     fn shrink(&self, looks: u64, guard: &Guard<'_>) -> Result<()> {
         let due = || self.ratio() < Self::SPARSE && self.can_shrink();
-        self.work(looks, due, || self.retreat(guard))
+        self.work(looks, due, || false, || self.retreat(guard))
     }
 
     /// Takes note that a record was removed from a group.
@@ -135,16 +140,24 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         self.fill.remove(group, bytes, Self::PACE)
     }
 
+    /// Does up to `looks` pieces of work while they are due. If another thread does such work, it
+    /// is left to that, unless `waits`.
     fn work(
         &self,
         looks: u64,
         due: impl Fn() -> bool,
+        waits: impl Fn() -> bool,
         piece: impl Fn() -> Result<()>,
     ) -> Result<()> {
         if !due() {
             return Ok(());
         }
-        let Ok(_growth) = self.growth.try_lock() else { return Ok(()) };
+        let _growth = match self.growth.try_lock() {
+            Ok(growth) => growth,
+            // A panic under the lock poisons the region, which every caller checks.
+            Err(_) if waits() => self.growth.lock().unwrap_or_else(PoisonError::into_inner),
+            Err(_) => return Ok(()),
+        };
         for _ in 0..looks.min(Self::PIECES_MAX) {
             if !due() {
                 break;
@@ -191,13 +204,20 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             Error::no_space("the greatest number of groups", Arrays::<M, T, G, C>::GROUP)
         })?;
         let (source, part) = state.next_part(Self::GEOMETRY);
+        let moves = |hash| state.moves(hash, Self::GEOMETRY);
+        let ahead = self.part_of_unlocked(source, part, moves)?;
         let mut new = match state.moved {
             0 => self.new_group(state.target())?,
             _ => self.lock_group(state.target())?,
         };
         let mut old = self.lock_group(source)?;
-        let moves = |hash| state.moves(hash, Self::GEOMETRY);
-        let moved = self.move_part(&mut old, &mut new, (part, moves), (state.set, next), guard);
+        let moved = match ahead {
+            Some((version, records)) if version == old.version => Ok(records),
+            _ => self.part_of(old.group, part, moves),
+        };
+        let moved = moved.and_then(|records| {
+            self.move_part(&mut old, &mut new, (part, records), (state.set, next), guard)
+        });
         if let Err(error) = moved {
             if state.moved == 0 && self.arrays.state() == state {
                 new.leave(self.generation);
@@ -262,7 +282,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let mut new = self.lock_group(last.target())?;
         let mut old = self.lock_group(target)?;
         let moves = |hash| last.old_group_of(hash, Self::GEOMETRY) == target;
-        self.move_part(&mut new, &mut old, (part, moves), (last.set, last), guard)?;
+        let records = self.part_of(new.group, part, moves)?;
+        self.move_part(&mut new, &mut old, (part, records), (last.set, last), guard)?;
         drop(old);
         if last.moved == 0 {
             self.remove_group(new, guard)?;
@@ -305,8 +326,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         Ok(locked)
     }
 
-    /// Moves those records of one part whose hashes `moves` accepts from one locked group of a set
-    /// to another, and commits the state `next`, which leads to them there.
+    /// Moves the first ones of these records of one part from one locked group of a set to another,
+    /// and commits the state `next`, which leads to them there. The others go to their homes.
     ///
     /// # Errors
     /// `NoSpace`, `Damaged`; then nothing has changed.
@@ -314,12 +335,11 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         &'t self,
         from: &mut Locked<'t, M>,
         to: &mut Locked<'t, M>,
-        (part, moves): (u64, impl Fn(u64) -> bool),
+        (part, (moving, displaced)): (u64, (Records<'t>, Records<'t>)),
         (set, next): (u64, State),
         guard: &Guard<'_>,
     ) -> Result<()> {
         let m = self.medium();
-        let (moving, displaced) = self.part_of(from, part, moves)?;
         let added = self.additions(to, &moving, guard)?;
         // Before the state is published: nobody may look for these keys where they were.
         for home in Self::GEOMETRY.homes_of(part) {
@@ -380,16 +400,37 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         groups.kill_all(locked.group, &displaced)
     }
 
+    /// Returns the same as [`part_of`](Self::part_of) of a group that is not locked, and the version
+    /// for which that is true. Returns `None` if the group was changed meanwhile. That takes most
+    /// of the time of a piece, and other threads need not wait for it.
+    fn part_of_unlocked(
+        &self,
+        index: u64,
+        part: u64,
+        moves: impl Fn(u64) -> bool,
+    ) -> Result<Option<(Version, (Records<'_>, Records<'_>))>> {
+        let group = self.arrays.group(index)?;
+        let version = Version(self.medium().load(&group.words[GROUP_WORD]));
+        if !version.is_readable(self.generation) {
+            return Ok(None);
+        }
+        // What cannot be read may be changing.
+        let records = self.part_of(group, part, moves).ok();
+        // Acquire: everything above is read before the group is locked with this version.
+        fence(Ordering::Acquire);
+        Ok(records.map(|records| (version, records)))
+    }
+
     /// Returns the records of a part that move, and those that stay and are not in their homes.
     fn part_of<'t>(
         &'t self,
-        from: &Locked<'t, M>,
+        group: Group<'t>,
         part: u64,
         moves: impl Fn(u64) -> bool,
     ) -> Result<(Records<'t>, Records<'t>)> {
         let (mut moving, mut displaced) = (Vec::new(), Vec::new());
         let hash_of = |stored: &Stored<'_>| self.hash_of(stored);
-        self.groups().part(from.group, (Self::GEOMETRY, part), hash_of, |stored, hash| {
+        self.groups().part(group, (Self::GEOMETRY, part), hash_of, |stored, hash| {
             if moves(hash) {
                 moving.push((stored, hash));
             } else if stored.place != home::<G>(hash) {

@@ -6,7 +6,8 @@ use evermap_pm::sim::rng::Rng;
 use super::super::group::Stored;
 use super::super::image::{home, nth, steps_to};
 use super::super::layout::Kind;
-use super::super::{Config, Tranche, Tranche4K, Tranche32K, Tranche256, Tranche512};
+use super::super::table::Table;
+use super::super::{Config, Pairs, Tranche, Tranche4K, Tranche32K, Tranche256, Tranche512};
 use super::in_memory;
 use crate::key::Key;
 use crate::testkit::tier;
@@ -269,6 +270,33 @@ fn growth_ahead_leaves_none_to_insertions() {
     }
     assert!(done > 1000 && index.table.arrays.state().count() > 50);
     assert_eq!(index.check(), Vec::<String>::new());
+}
+
+/// Insertions fill the table no further than a little beyond the point at which it grows, even if
+/// the thread that grows it is late.
+#[test]
+fn insertions_wait_for_growth_that_is_late() {
+    let pool = in_memory(64 << 20);
+    let config = Config { initial_depth: 2 };
+    let index = Tranche256::<u64, Sim>::create(pool.clone(), pool.root(0), config).unwrap();
+    let table = &index.table;
+    let full = Table::<Pairs<u64>, Sim, 256, 16, 7>::OVERFULL;
+    std::thread::scope(|scope| {
+        let growth = table.growth.lock().unwrap();
+        let inserts = scope.spawn(|| {
+            (0..20_000).for_each(|key| {
+                assert!(index.insert(key, key, &pool.pin()).unwrap().inserted());
+            });
+        });
+        while table.ratio() < full && !inserts.is_finished() {
+            std::thread::yield_now();
+        }
+        // Time for the mistake to show: thousands of insertions.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(table.ratio() < full + 0.02 && !inserts.is_finished(), "{}", table.ratio());
+        drop(growth);
+    });
+    assert!(table.ratio() < full && index.check().is_empty());
 }
 
 /// Every geometry of the laboratory stores, finds and removes, through growth.
