@@ -400,9 +400,9 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         groups.kill_all(locked.group, &displaced)
     }
 
-    /// Returns the same as [`part_of`](Self::part_of) of a group that is not locked, and the version
-    /// for which that is true. Returns `None` if the group was changed meanwhile. That takes most
-    /// of the time of a piece, and other threads need not wait for it.
+    /// Returns the same as [`part_of`](Self::part_of) of a group that is not locked, and the
+    /// version for which that is true. Returns `None` if another thread has it locked. This takes
+    /// most of the time of a piece, and other threads need not wait for it.
     fn part_of_unlocked(
         &self,
         index: u64,
