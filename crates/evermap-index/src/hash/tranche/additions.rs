@@ -1,11 +1,13 @@
 //! Additions of several records to a group, with two fences for all.
 
+use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, Result};
 
 use super::arrays::Group;
 use super::group::Groups;
 use super::image::{Item, fingerprint, home, nth};
 use super::layout::{COMMIT, Commit, Entry, Shape};
+use crate::recipe::share_line;
 
 /// A tranche of the group.
 #[derive(Clone, Copy)]
@@ -93,7 +95,10 @@ impl<'m, M: Medium, const T: usize, const G: usize> Additions<'m, M, T, G> {
         let Some((at, dead)) = dead else { return Ok(false) };
         self.write(words, at, dead.start, item);
         self.groups.0.flush(&words[dead.start..][..item.payload.len()]);
-        self.groups.0.flush(&words[Shape::<T>::fingerprint_word(at)]);
+        let fingerprints = &words[Shape::<T>::fingerprint_word(at)];
+        if !share_line(fingerprints, &words[Shape::<T>::entry_word(at)]) {
+            self.groups.0.flush(fingerprints);
+        }
         let entry = Entry { start: dead.start, kind: item.kind, dead: false };
         self.reused.push(Reused { tranche: number, words, at, entry });
         self.tranches[tranche].after.dead -= 1;
@@ -112,6 +117,9 @@ impl<'m, M: Medium, const T: usize, const G: usize> Additions<'m, M, T, G> {
 
     fn write_entry(&self, tranche: &[PmU64], at: usize, entry: Entry) {
         let cell = &tranche[Shape::<T>::entry_word(at)];
+        self.groups.0.note(Note::Harmless(
+            "torn, it is complete before it counts; of a dead record, one bit changes",
+        ));
         self.groups.0.store(cell, self.groups.with_entry(cell, at, entry));
     }
 

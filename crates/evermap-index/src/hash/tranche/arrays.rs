@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evermap_pm::medium::Note;
 use evermap_pm::region::Region;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
@@ -171,7 +172,8 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
         }
     }
 
-    /// Ensures that there is space for a group behind the last one.
+    /// Ensures that there is space for a group behind the last one. What leads to it is flushed,
+    /// without a fence.
     ///
     /// # Errors
     /// `NoSpace`, `Damaged`.
@@ -181,9 +183,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
             let table = self.new_table(array)?;
             // The zeros are durable before the table is reachable.
             m.fence();
-            let entry = &self.root().arrays[array];
-            m.store(entry, Named::Table(array).encode(table));
-            m.persist(entry);
+            m.store(&self.root().arrays[array], Named::Table(array).encode(table));
             // Release: pairs with the acquire in `blocks`, so that the zeros are visible.
             self.tables[array].store(table, Ordering::Release);
         }
@@ -192,10 +192,14 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
         if m.load(entry) == 0 {
             self.new_chunk(array, at >> log, entry)?;
         }
-        // Also if an earlier process has stored it: that may have died before it was durable, and
-        // no group of the chunk may count before it is.
+        // Also if another thread has stored these words and then failed, or an earlier process,
+        // which may have died before they were durable: no group that they lead to may count before
+        // they are.
+        if at == 0 {
+            m.flush(&self.root().arrays[array]);
+        }
         if at.is_multiple_of(1 << log) {
-            m.persist(entry);
+            m.flush(entry);
         }
         Ok(())
     }
@@ -272,6 +276,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
         let (m, entries) = (self.medium(), self.chunks(array));
         let table = self.pool.allocate_fixed(entries * 8)?;
         let entries = m.slice::<PmU64>(table, entries).ok_or_else(|| outside(table))?;
+        m.note(Note::Harmless("torn, it is complete before the table is reachable"));
         entries.iter().for_each(|entry| m.store(entry, 0));
         m.flush(entries);
         Ok(table)

@@ -6,13 +6,15 @@ use evermap_pm::error::ErrorKind;
 use evermap_pm::sim::{Mutation, Sim};
 use evermap_pm::{Medium, PmU64, Pool};
 
+use super::super::additions::Additions;
 use super::super::group::Stored;
-use super::super::layout::{COMMIT, Kind, Named, Root, Shape};
+use super::super::image::{Item, home};
+use super::super::layout::{COMMIT, GROUP_WORD, Kind, LINK, Named, Root, Shape};
 use super::super::place::{Geometry, State};
-use super::super::{Config, Tiny};
-use crate::crash_states::{self, for_each_image, is_durable_once_served, record, word_in};
+use super::super::{Config, Tiny, Tranche};
+use crate::crash_states::{self, for_each_image, is_durable_once_served, is_kept, record, word_in};
 use crate::key::Key;
-use crate::{Index, Persistent};
+use crate::{Action, Index, MutateMode, Persistent};
 
 const CAPACITY: u64 = 128 << 10;
 
@@ -176,6 +178,100 @@ fn a_chunk_that_a_process_left_is_durable_before_a_group_in_it_counts() {
         }
     });
     assert!(split.get() > 0);
+}
+
+/// A thread has allocated the table of an array, and failed then. Another thread adds the first
+/// group of the array.
+#[test]
+fn a_table_that_a_thread_left_is_durable_before_a_group_in_it_counts() {
+    let (sim, pool, index) = created();
+    index.insert(7, 7, &pool.pin()).unwrap();
+    let header = sim.at::<Root>(sim.load(pool.root(0))).unwrap();
+    sim.checkpoint();
+    std::thread::scope(|scope| {
+        scope.spawn(|| index.table.arrays.extend_to(1).unwrap());
+    });
+    let table = sim.load(&header.arrays[1]);
+    assert!(Named::Table(1).decode(table).is_some());
+    crash_states::as_operation(&sim, || index.table.advance(&pool.pin()).unwrap());
+    let counted = std::cell::Cell::new(0);
+    for_each_image(&sim, false, |image| {
+        let word = word_in(image, sim.offset_of(&header.state));
+        if State::decode(word, Geometry::of(256, 2)).unwrap().count() > 1 {
+            assert_eq!(word_in(image, sim.offset_of(&header.arrays[1])), table);
+            counted.set(counted.get() + 1);
+        }
+    });
+    assert!(counted.get() > 0);
+}
+
+/// A group gets an overflow block for a record that is then not inserted. Other threads may insert
+/// records there as soon as the group is unlocked, so the link is durable by then.
+#[test]
+fn a_link_to_an_overflow_block_is_durable_whatever_comes_of_the_record() {
+    use crate::testkit::Coarse;
+    type Crowded = Tiny<Coarse, Sim>;
+    let (sim, pool, index) =
+        crash_states::created::<Crowded>(CAPACITY, Config { initial_depth: 0 });
+    let group = || index.table.arrays.group(index.table.group_of(0)).unwrap();
+    for key in 0..100 {
+        let guard = pool.pin();
+        record(&sim, || {
+            let keep = &mut |_| Action::Keep;
+            index.mutate(key, MutateMode::MayInsert, &guard, keep).unwrap();
+        });
+        let word = &group().words[LINK * Shape::<256>::WORDS + GROUP_WORD];
+        if sim.load(word) != 0 {
+            return is_kept(&sim, word);
+        }
+        index.insert(key, key, &guard).unwrap();
+    }
+    unreachable!("a hundred records with one hash need an overflow block");
+}
+
+/// A record takes the place of a dead one in a tranche whose fingerprints and entries are in
+/// different lines. The fingerprint is durable before the entry.
+#[test]
+fn a_fingerprint_is_durable_before_a_dead_record_is_replaced() {
+    type Large = Tranche<u64, Sim, 4096, 2, 0>;
+    /// The first records whose entries are in the line behind that of their fingerprints.
+    const AT: usize = 36;
+    let (sim, pool, index) = crash_states::created::<Large>(256 << 10, Config { initial_depth: 0 });
+    let (table, groups) = (&index.table, index.table.groups());
+    let hash_of = |key: u64| <u64 as Key>::hash(key, table.seed);
+    // Keys of one home, which the table does not grow for.
+    let mut keys = (0..).filter(|&key| home::<2>(hash_of(key)) == 0);
+    let mut locked = table.lock_group(0).unwrap();
+    let payload = |key: u64| [key, key];
+    for key in keys.by_ref().take(Shape::<4096>::PAIRS) {
+        let room = groups.room(locked.group, hash_of(key), Kind::Pair, 2).unwrap().unwrap();
+        groups.add(locked.group, &room, hash_of(key), Kind::Pair, &payload(key)).unwrap();
+    }
+    let tranche = groups.tranche(locked.group, 0).unwrap().unwrap();
+    let commit = groups.commit(tranche).unwrap();
+    let dead = groups.record(tranche, 0, commit, AT).unwrap();
+    let (_, spare) = (groups.kill(locked.group, &dead, table.hash_of(&dead).unwrap()), keys.next());
+    let other = groups.record(tranche, 0, commit, 0).unwrap();
+    let hash = hash_of(spare.unwrap());
+    let before = sim.load(&tranche[Shape::<4096>::entry_word(AT)]);
+    record(&sim, || {
+        let mut added = Additions::new(table.groups(), locked.group);
+        assert!(added.add(&Item::of(&other, hash), 1).unwrap());
+        added.flush();
+        sim.fence();
+        added.commit();
+        sim.fence();
+    });
+    locked.changed = true;
+    let (words, entries) = (Shape::<4096>::fingerprint_word(AT), Shape::<4096>::entry_word(AT));
+    assert_ne!(sim.load(&tranche[entries]), before, "the dead record was replaced");
+    let fingerprints = sim.load(&tranche[words]);
+    for_each_image(&sim, false, |image| {
+        if word_in(image, sim.offset_of(&tranche[entries])) != before {
+            assert_eq!(word_in(image, sim.offset_of(&tranche[words])), fingerprints);
+        }
+    });
+    drop(pool);
 }
 
 /// Chunks that processes have left behind the last group are freed when the table shrinks.
