@@ -27,7 +27,7 @@ fn nodes_of_an_opener_that_died_are_recovered() {
 fn planted_mistakes_are_noticed() {
     evermap_pm::sim::keep_panics_quiet();
     let battery = battery("fast-fair", MUTANTS, tiny::FastFair);
-    for mistake in &MUTANTS[tier().choose(3..4, 0..5)] {
+    for mistake in &MUTANTS[tier().choose(3..4, 0..6)] {
         let (fate, trial) = battery.fate_of_planted(mistake, 2);
         println!("{mistake}: {fate} {trial:?}");
         assert!(!matches!(fate, Fate::Survived(_)), "{mistake}: {fate}");

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
+use super::copies::{Copies, WHOLE};
 use super::layout::{self, Header, LINE_RECORDS, Meta, RECORDS, RECORDS_MAX, Record, Rest, VACANT};
 use crate::node_lock::{self, Lock};
 use crate::ordered::leaf::LeafRef;
@@ -66,12 +67,24 @@ impl<'m> NodeRef<'m> {
     /// it has no end.
     #[inline(always)]
     pub(super) fn count<M: Medium>(&self, m: &M) -> usize {
-        (m.load(&self.header().count) as usize).min(RECORDS)
+        (m.load(&self.header().count) as u32 as usize).min(RECORDS)
     }
 
     /// Sets the number of records of a node that this thread has locked.
     pub(super) fn set_count<M: Medium>(&self, m: &M, count: usize) {
-        m.store_transient(&self.header().count, count as u64);
+        m.store_transient(&self.header().count, self.copied(m) << 32 | count as u64);
+    }
+
+    /// Returns for which records the node has copies.
+    #[inline(always)]
+    pub(super) fn copied<M: Medium>(&self, m: &M) -> u64 {
+        m.load(&self.header().count) >> 32
+    }
+
+    /// Sets for which records a node that this thread has locked has copies.
+    pub(super) fn set_copied<M: Medium>(&self, m: &M, copied: u64) {
+        let count = m.load(&self.header().count) & u64::from(u32::MAX);
+        m.store_transient(&self.header().count, copied << 32 | count);
     }
 
     /// As [`set_count`](Self::set_count), if there were more records: makes the places of the
@@ -367,40 +380,54 @@ impl<M: Medium> FastFair<M> {
         }
     }
 
-    /// Returns the leaf of a key. The caller has a guard.
+    /// Returns the word that a key is bound to. The caller has a guard.
     #[inline(always)]
-    pub(super) fn find(&self, search: &Search<'_>) -> Result<Option<LeafRef<'_>>> {
+    pub(super) fn find(&self, search: &Search<'_>) -> Result<Option<u64>> {
         let m = self.medium();
         let end = self.descend(search, 1)?;
         let node = match end.node.level {
             0 => end.node,
             level => self.node_as_it_is(end.place.child, Some(level - 1))?,
         };
+        // Read beside the lines of records.
+        m.prefetch_bytes(
+            node.offset + size_of::<layout::Node>() as u64,
+            size_of::<Copies>() as u64,
+        );
         let version = self.version(&node)?;
-        let record = &node.records()[node.less(m, search.prefix)];
+        let position = node.less(m, search.prefix);
+        let record = &node.records()[position];
         let (prefix, at) = (m.load(&record.prefix), m.load(&record.at));
+        let copied = match self.copies(&node) {
+            Some(copies) if search.key.len() == WHOLE => copies.get(m, position),
+            _ => None,
+        };
         let is_here = search.prefix < m.load(&node.header().next_prefix);
         // Acquire: all words of the node have been loaded before.
         if m.load(&node.header().lock) == version.0 && is_here {
             if prefix != search.prefix {
                 return Ok(None);
             }
-            // It is not vacant: `VACANT` is not less than the next prefix. The key of a leaf is
-            // immutable.
+            // It is not vacant: `VACANT` is not less than the next prefix. No other key of eight
+            // bytes has the same prefix.
+            if copied.is_some() {
+                return Ok(copied);
+            }
+            // The key of a leaf is immutable.
             let leaf = LeafRef::at(m, at)?;
             if leaf.is_of(m, search.key) {
-                return Ok(Some(leaf));
+                return Ok(Some(leaf.word(m)));
             }
         }
         self.find_among_equal(search)
     }
 
-    /// Returns the leaf of a key whose prefix alone does not tell where it is, or whose node
+    /// Returns the word of a key whose prefix alone does not tell where it is, or whose node
     /// another thread changes.
     #[inline(never)]
-    fn find_among_equal(&self, search: &Search<'_>) -> Result<Option<LeafRef<'_>>> {
-        let found = self.descend(search, 0)?.place.found;
-        found.map(|leaf| LeafRef::at(self.medium(), leaf)).transpose()
+    fn find_among_equal(&self, search: &Search<'_>) -> Result<Option<u64>> {
+        let (m, found) = (self.medium(), self.descend(search, 0)?.place.found);
+        found.map(|leaf| Ok(LeafRef::at(m, leaf)?.word(m))).transpose()
     }
 
     /// Locks the node of a level into which a key belongs, beginning at one that is not after it.

@@ -4,6 +4,7 @@ use evermap_pm::{Guard, Medium, Result};
 
 use super::FastFair;
 use super::access::{Locked, Place, Search};
+use super::copies::WHOLE;
 use super::layout::RECORDS_MAX;
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode};
@@ -82,6 +83,10 @@ impl<M: Medium> FastFair<M> {
         blocks.keep();
         LeafRef::write(m, leaf, search.key, word);
         self.insert_record(&half, position, search.prefix, leaf);
+        if let Some(copies) = self.copies(&half) {
+            let copied = (search.key.len() == WHOLE).then_some(word);
+            copies.insert(m, position, half.count(m), copied);
+        }
         locked.changed(m);
         Ok((Change { old: None, new: Some(word) }, new))
     }
@@ -103,15 +108,21 @@ impl<M: Medium> FastFair<M> {
                 return Err(error);
             }
         };
-        let old = leaf.word(m);
+        let (copies, old) = (self.copies(&locked.node), leaf.word(m));
         let new = match decide(Some(old)) {
             Action::Keep => Some(old),
             Action::Put(word) => {
                 leaf.put(m, word);
+                if let Some(copies) = copies {
+                    copies.replace(m, place.position, word);
+                }
                 Some(word)
             }
             Action::Remove => {
                 self.remove_record(&locked.node, place.position);
+                if let Some(copies) = copies {
+                    copies.remove(m, place.position, locked.node.count(m));
+                }
                 self.memory.pool.retire(leaf.offset, leaf.bytes(), guard);
                 None
             }

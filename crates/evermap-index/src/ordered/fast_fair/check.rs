@@ -75,8 +75,12 @@ impl<M: Medium> FastFair<M> {
         }
         if node.level == 0 {
             for (key, &leaf) in keys.iter().zip(&snapshot.records) {
-                if self.find(&Search::new(key))?.is_none_or(|found| found.offset != leaf) {
+                let search = Search::new(key);
+                if self.descend(&search, 0)?.place.found != Some(leaf) {
                     wrong("a search for a key does not find it");
+                }
+                if self.find(&search)? != Some(LeafRef::at(m, leaf)?.word(m)) {
+                    wrong("a lookup of a key does not find its word");
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! The structures of FAST & FAIR in the region.
 
-use evermap_pm::{PmU64, pod};
+use evermap_pm::{Medium, PmU64, Pool, pod};
 
+use super::copies::Copies;
 pub use crate::ordered::leaf::prefix;
 
 /// The number of records that a node has space for. The last one is never used: a node ends with a
@@ -36,7 +37,8 @@ pod! {
         pub sibling: PmU64,
         /// The rest of the least key.
         pub low_rest: PmU64,
-        /// The number of records.
+        /// The number of records in the low half. In the high half, for each record from the
+        /// lowest bit, whether its key has eight bytes and [`Copies`] has its word.
         pub count: PmU64,
         /// What no prefix of a key of this node exceeds, which spares searches the next node. Less
         /// than that if the next node is damaged.
@@ -58,14 +60,14 @@ pod! {
 }
 
 pod! {
-    /// A node: eight cache lines.
+    /// A node: eight cache lines. Behind a leaf node, its block has [`Copies`].
     ///
     /// ```text
     /// byte  0  lock         see `Lock`; never flushed
     /// byte  8  meta         see `Meta`; immutable
     /// byte 16  sibling      offset of the next node of the level, 0 if this is the last
     /// byte 24  low_rest     the least key that belongs into the node: see `Rest`; immutable
-    /// byte 32  count        the number of records
+    /// byte 32  count        the number of records, and which words are copied
     /// byte 40  next_prefix  the prefix of the least key of the next node; all ones if this is the
     ///                       last node of the level
     /// byte 48  low          its prefix is that of the least key, and is immutable; its reference
@@ -101,15 +103,18 @@ impl Node {
     }
 }
 
-/// Returns the size of the block of a node of this level, in bytes.
+/// Returns the size of the block of a node of this level, in bytes, which begins with a line.
 ///
 /// Nodes above the lowest ones, which every search passes, are few. Blocks of another size put
 /// them into pages of their own, which are few too: so the processor knows where they are.
-pub fn node_bytes(level: u8) -> u64 {
-    match level {
-        0 => size_of::<Node>() as u64,
+pub fn node_bytes<M: Medium>(pool: &Pool<M>, level: u8) -> u64 {
+    let bytes = match level {
+        0 => (size_of::<Node>() + size_of::<Copies>()).next_multiple_of(64) as u64,
         _ => size_of::<Node>() as u64 + 64,
-    }
+    };
+    // Very small extents have blocks of sizes of their own.
+    let is_aligned = pool.block_size(bytes).is_multiple_of(64);
+    if is_aligned { bytes } else { bytes.next_power_of_two() }
 }
 
 /// The prefix of what is behind the last record. No prefix is greater, so searches in a node need

@@ -49,7 +49,10 @@ impl<M: Medium> FastFair<M> {
             _ => 0,
         };
         let low = (low > 8).then(|| blocks.allocate_fixed(leaf_bytes(low))).transpose()?;
-        Ok(Space { node: blocks.allocate_fixed(layout::node_bytes(node.level))?, low })
+        Ok(Space {
+            node: blocks.allocate_fixed(layout::node_bytes(&self.memory.pool, node.level))?,
+            low,
+        })
     }
 
     /// Splits a full node that this thread has locked. Returns the new node, which no other thread
@@ -86,7 +89,10 @@ impl<M: Medium> FastFair<M> {
             m.store(&to.prefix, m.load(&from.prefix));
             m.store(&to.at, m.load(&from.at));
         }
-        m.store(&new.header().count, moved.len() as u64);
+        if let Some((to, from)) = self.copies(&new).zip(self.copies(&old)) {
+            to.take(m, &from, first);
+        }
+        new.set_count(m, moved.len());
         m.store(&new.header().next_prefix, m.load(&old.header().next_prefix));
         m.store(&new.header().sibling, m.load(&old.header().sibling));
         m.flush(new.node);
@@ -99,6 +105,9 @@ impl<M: Medium> FastFair<M> {
             m.note(Note::Harmless(BEHIND_THE_END));
             m.flush(middle);
             old.end_at(m, MIDDLE);
+            if let Some(copies) = self.copies(&old) {
+                copies.end_at(m, MIDDLE);
+            }
         }
         let place = if position > MIDDLE { (new, position - first) } else { (old, position) };
         Ok((new, place))
@@ -195,7 +204,8 @@ impl<M: Medium> FastFair<M> {
         let grown = self.node_as_it_is(sibling, Some(root.level)).and_then(|sibling| {
             let level = root.level.checked_add(1);
             let level = level.ok_or_else(|| Error::damaged(root.offset, "a tree is too high"))?;
-            let block = self.memory.pool.allocate_fixed(layout::node_bytes(level))?;
+            let block =
+                self.memory.pool.allocate_fixed(layout::node_bytes(&self.memory.pool, level))?;
             let new = self.write_node(block, level, (0, Rest::None.word()), root.offset);
             m.store(&new.records()[0].prefix, m.load(&sibling.node.low().prefix));
             m.store(&new.records()[0].at, sibling.offset);
@@ -240,6 +250,9 @@ impl<M: Medium> FastFair<M> {
         }
         if !m.mutant("FF-5") {
             self.end_before_sibling(node);
+        }
+        if !m.mutant("FF-6") {
+            self.copy_words(node);
         }
     }
 

@@ -6,7 +6,7 @@ use evermap_pm::sim::{Mutation, Sim};
 use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::FastFair;
-use super::layout::{Node, RECORDS_MAX};
+use super::layout::{Node, RECORDS_MAX, node_bytes};
 use crate::crash_states::{created, is_durable_once_served, is_kept, record, reopened};
 use crate::node_lock::Lock;
 use crate::testkit::ordered::encoded::InOrder;
@@ -114,8 +114,13 @@ fn a_root_that_was_split_gets_one_above() {
 fn a_split_without_space_for_a_root_is_complete() {
     let (_sim, pool, index): (_, _, Tree) = created(1 << 20, ());
     insert(&index, 0..FULL);
-    let bytes = size_of::<Node>() as u64;
-    let mut taken: Vec<u64> = std::iter::from_fn(|| pool.allocate_fixed(bytes).ok()).collect();
+    let sizes = [1, 0].map(|level| node_bytes(&pool, level));
+    let mut taken: Vec<u64> = sizes
+        .into_iter()
+        .flat_map(|bytes| {
+            std::iter::from_fn(|| pool.allocate_fixed(bytes).ok()).collect::<Vec<_>>()
+        })
+        .collect();
     pool.free_unpublished(taken.pop().unwrap());
     insert(&index, FULL..FULL + 1);
     assert_eq!(index.index.stats().depth, 1);

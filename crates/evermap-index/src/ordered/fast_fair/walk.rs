@@ -116,7 +116,7 @@ impl<M: Medium> FastFair<M> {
         };
         self.each_node(&mut |node, snapshot| {
             stats.segments += 1;
-            stats.pm_bytes += layout::node_bytes(node.level);
+            stats.pm_bytes += layout::node_bytes(&self.memory.pool, node.level);
             stats.depth = stats.depth.max(u32::from(node.level) + 1);
             if node.level > 0 {
                 return Ok(true);
