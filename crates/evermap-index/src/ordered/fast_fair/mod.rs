@@ -31,7 +31,7 @@
 //! * **Readers see what is durable**, as writers release a node when their change is durable.
 //! * **References differ**, because each key has a leaf of its own. The published code stores the
 //!   values themselves, and loses records next to one with the same value, and those with 0. Nodes
-//!   have [copies] of the values of keys of eight bytes.
+//!   have copies of the values of keys of eight bytes, which spare the leaves (`copies`).
 //! * **The first record can be inserted and removed like others**: its left neighbour is not the
 //!   word that ends a node ([`NO_CHILD`]).
 //! * **The first thread that comes to a node after a crash repairs it**: it ends a shift, and a
