@@ -333,6 +333,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     ) -> Result<NewNode<'_>> {
         let m = self.medium();
         let block = self.node_block(base_bytes(level, entries.len(), bounds), blocks)?;
+        m.note(Note::Harmless("late, it still comes before the fence: no node refers to it yet"));
         BaseRef::write(m, block, level, bounds, entries);
         self.new_node(block)
     }
