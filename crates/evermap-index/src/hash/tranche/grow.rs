@@ -28,6 +28,7 @@ use super::image::{Item, home};
 use super::layout::{GROUP_WORD, Shape, Version};
 use super::place::{Geometry, State};
 use super::table::{Format, Locked, Table};
+use crate::lock_wait::LockWait;
 
 /// Records of a group, with the hashes of their keys.
 type Records<'t> = Vec<(Stored<'t>, u64)>;
@@ -109,7 +110,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         for done in 0..pieces {
             // A panic under the lock poisons the region, which every caller checks.
             let _growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
-            if !self.is_full_to(Self::AHEAD) && self.arrays.state().moved == 0 {
+            if self.arrays.state().moved == 0 && !self.is_full_to(Self::AHEAD) {
                 return Ok(done);
             }
             // Pinned anew for each piece, so that what it gives up can be used again.
@@ -152,11 +153,15 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         if !due() {
             return Ok(());
         }
-        let _growth = match self.growth.try_lock() {
-            Ok(growth) => growth,
-            // A panic under the lock poisons the region, which every caller checks.
-            Err(_) if waits() => self.growth.lock().unwrap_or_else(PoisonError::into_inner),
-            Err(_) => return Ok(()),
+        let mut lock_wait = LockWait::default();
+        let _growth = loop {
+            match self.growth.try_lock() {
+                Ok(growth) => break growth,
+                // Not for the lock itself: the thread that has it may do the work meanwhile, and
+                // takes it for one piece after the other.
+                Err(_) if waits() => lock_wait.wait(&self.region)?,
+                Err(_) => return Ok(()),
+            };
         };
         for _ in 0..looks.min(Self::PIECES_MAX) {
             if !due() {

@@ -467,7 +467,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     ///     let growth = scope.spawn(|| {
     ///         while !done.load(Ordering::Relaxed) {
     ///             if map.rehash_step(64)? < 64 {
-    ///                 std::thread::sleep(Duration::from_millis(1));
+    ///                 std::thread::sleep(Duration::from_micros(100));
     ///             }
     ///         }
     ///         evermap_pm::Result::Ok(())
