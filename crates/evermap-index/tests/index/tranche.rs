@@ -1,4 +1,5 @@
-//! The heterogeneous table allocates no memory of the process in its operations.
+//! The heterogeneous table allocates no memory of the process in its operations, and makes no
+//! system call.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -95,4 +96,62 @@ fn operations_on_short_records_allocate_nothing() {
         });
         assert_eq!(copies, KEYS / 2);
     }
+}
+
+/// Pairs in a table with space for twice as many.
+#[cfg(target_os = "linux")]
+#[test]
+fn operations_on_pairs_make_no_system_call() {
+    let prepare = || {
+        let pool = pool();
+        let table = Tranche::<u64, Dram>::create(pool.clone(), pool.root(0), config()).unwrap();
+        // What a thread does once is done here.
+        table.insert(u64::MAX, 0, &pool.pin()).unwrap();
+        (pool, table)
+    };
+    let operations = |(pool, table): &(Arc<Pool<Dram>>, Tranche<u64, Dram>)| {
+        for key in 0..KEYS {
+            assert!(table.insert(key, key, &pool.pin()).unwrap().inserted());
+            assert_eq!(table.upsert(key, !key, &pool.pin()).unwrap().old, Some(key));
+            assert_eq!(table.get(key, &pool.pin()).unwrap(), Some(!key));
+            assert_eq!(table.get(KEYS + key, &pool.pin()).unwrap(), None);
+            let mut found = [None; 32];
+            let keys = [key; 32];
+            table.get_many(&keys, &mut found, &pool.pin()).unwrap();
+            assert_eq!(found, [Some(!key); 32]);
+        }
+        (0..KEYS / 2).for_each(|key| {
+            assert!(table.remove(key, &pool.pin()).unwrap().removed());
+        });
+    };
+    assert!(crate::system_calls::makes_none(
+        "tranche::operations_on_pairs_make_no_system_call",
+        prepare,
+        operations
+    ));
+}
+
+/// Byte strings in a table with space for them.
+#[cfg(target_os = "linux")]
+#[test]
+fn operations_on_short_records_make_no_system_call() {
+    let prepare = || {
+        let pool = pool();
+        let map = TrancheMap::<Dram>::create(pool.clone(), pool.root(0), config()).unwrap();
+        map.insert(b"a thread's first operation", b"").unwrap();
+        map
+    };
+    let operations = |map: &TrancheMap<Dram>| {
+        for number in 0..KEYS / 2 {
+            let (key, value) = ([number.to_le_bytes(); 2], [number.to_be_bytes(); 3]);
+            let (key, value) = (key.as_flattened(), value.as_flattened());
+            assert!(map.insert(key, value).unwrap());
+            assert!(map.upsert(key, value).unwrap());
+            assert!(map.contains(key).unwrap());
+            assert_eq!(&*map.get_ref(key).unwrap().unwrap(), value);
+            map.get_many(&[key, value], |at, found| found.is_some() == (at == 0)).unwrap();
+        }
+    };
+    let name = "tranche::operations_on_short_records_make_no_system_call";
+    assert!(crate::system_calls::makes_none(name, prepare, operations));
 }

@@ -50,11 +50,16 @@ pub(crate) fn pages_have_what_is_expected<T: PersistentOrdered<Sim>>(most: usize
         tree.insert(&key.to_be_bytes(), key).unwrap();
     }
     for direction in [Direction::Ascending, Direction::Descending] {
-        let mut page = Page::default();
-        page.expect(1);
-        tree.page(Bound::Unbounded, direction, &mut page).unwrap();
-        let pairs = page.pairs.iter().count();
-        assert!((1..=most).contains(&pairs), "{direction:?}: {pairs}");
+        for expected in [1, 3] {
+            let mut page = Page::default();
+            page.expect(expected);
+            tree.page(Bound::Unbounded, direction, &mut page).unwrap();
+            let words: Vec<u64> = page.pairs.iter().map(|(_, word)| word).collect();
+            let pairs = words.len();
+            assert!((expected..=most.max(expected)).contains(&pairs), "{direction:?}: {pairs}");
+            let first = if direction == Direction::Ascending { 0 } else { 1_000 - pairs as u64 };
+            assert!(words.into_iter().eq(first..first + pairs as u64), "{direction:?}");
+        }
         for expected in [0, 1, 7, usize::MAX] {
             let mut cursor = Cursor::new(&tree, .., direction);
             cursor.expect(expected);
