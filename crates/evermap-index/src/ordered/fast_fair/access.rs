@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
-use super::copies::{Copies, WHOLE};
+use super::copies::{self, Copies, WHOLE};
 use super::layout::{self, Header, LINE_RECORDS, Meta, RECORDS, RECORDS_MAX, Record, Rest, VACANT};
 use crate::node_lock::{self, Lock};
 use crate::ordered::leaf::LeafRef;
@@ -88,9 +88,10 @@ impl<'m> NodeRef<'m> {
     }
 
     /// As [`set_count`](Self::set_count), if there were more records: makes the places of the
-    /// others vacant.
+    /// others vacant, and forgets their copies.
     pub(super) fn end_at<M: Medium>(&self, m: &M, count: usize) {
         self.set_count(m, count);
+        self.set_copied(m, self.copied(m) & copies::below(count));
         let vacant = &self.records()[count..];
         vacant.iter().for_each(|record| m.store_transient(&record.prefix, VACANT));
     }

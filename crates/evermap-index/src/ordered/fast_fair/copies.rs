@@ -43,11 +43,6 @@ impl CopiesRef<'_> {
         m.store_transient(&self.words[position], word);
     }
 
-    /// Forgets the copies for the records from `position` on.
-    pub(super) fn end_at<M: Medium>(&self, m: &M, position: usize) {
-        self.node.set_copied(m, self.node.copied(m) & below(position));
-    }
-
     /// Makes space for a record that was inserted at `position`, and copies its word if there is
     /// one. The node has `count` records now.
     pub(super) fn insert<M: Medium>(
@@ -87,7 +82,7 @@ impl CopiesRef<'_> {
 }
 
 /// Returns the bits of the records before `position`.
-fn below(position: usize) -> u64 {
+pub(super) fn below(position: usize) -> u64 {
     (1 << position) - 1
 }
 
@@ -104,7 +99,7 @@ impl<M: Medium> FastFair<M> {
     /// read are left to those who look for them.
     pub(super) fn copy_words(&self, node: &NodeRef<'_>) {
         let (m, Some(copies)) = (self.medium(), self.copies(node)) else { return };
-        copies.end_at(m, 0);
+        node.set_copied(m, 0);
         for position in 0..node.count(m).min(RECORDS) {
             let word = self.whole_word(m.load(&node.records()[position].at));
             copies.insert(m, position, position + 1, word.unwrap_or_default());

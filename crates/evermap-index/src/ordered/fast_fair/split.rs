@@ -105,9 +105,6 @@ impl<M: Medium> FastFair<M> {
             m.note(Note::Harmless(BEHIND_THE_END));
             m.flush(middle);
             old.end_at(m, MIDDLE);
-            if let Some(copies) = self.copies(&old) {
-                copies.end_at(m, MIDDLE);
-            }
         }
         let place = if position > MIDDLE { (new, position - first) } else { (old, position) };
         Ok((new, place))
