@@ -15,11 +15,12 @@ use crate::driver::latency::{clock_cost, histogram, sample};
 use crate::driver::workers::Workers;
 use crate::driver::{Config, GET_IN_ANOTHER};
 use crate::experiments::load_factor::insertion;
+use crate::experiments::tables::mark;
 use crate::machine;
 use crate::registry::subject;
 use crate::report::interval::median;
 use crate::report::{Grid, Output, Record};
-use crate::subject::{Setup, Subject, Work};
+use crate::subject::{Entry, Place, Setup, Subject, Work};
 use crate::workload::bytes::draw;
 use crate::workload::{Phase, Stream, Workload};
 
@@ -73,9 +74,12 @@ pub(super) fn measure(
     let mut grid = Grid::new(title, &columns);
     for name in names {
         let bench = Bench::new(name, config)?;
-        if bench.build(false)?.grow_ahead(0)?.is_none() {
+        let table = bench.build(false)?;
+        if table.grow_ahead(0)?.is_none() {
             continue;
         }
+        let place = table.place();
+        drop(table);
         let mut found: [Vec<Round>; CASES.len()] = Default::default();
         for _ in 0..config.rounds {
             for (case, rounds) in CASES.iter().zip(&mut found) {
@@ -84,9 +88,9 @@ pub(super) fn measure(
             }
         }
         for (case, rounds) in CASES.iter().zip(found) {
-            let record = bench.record(*case, &rounds)?;
+            let record = bench.record(*case, &rounds, place.clone());
             let shown =
-                |ns: Option<u64>| ns.map_or("-".into(), |ns| ns.to_string()) + mark(&record);
+                |ns: Option<u64>| ns.map_or("-".into(), |ns| ns.to_string()) + mark(record.void);
             let quantiles =
                 [record.p50_ns, record.p95_ns, record.p99_ns, record.p999_ns, record.p9999_ns];
             let cells = quantiles.into_iter().chain([record.max_ns]).map(shown).collect();
@@ -97,10 +101,6 @@ pub(super) fn measure(
     Ok(grid)
 }
 
-fn mark(record: &Record) -> &'static str {
-    super::mark(record.void)
-}
-
 /// Latencies of one round.
 struct Round {
     latencies: Histogram<u64>,
@@ -109,7 +109,7 @@ struct Round {
 
 /// A table, and what is done with it.
 struct Bench<'c> {
-    entry: crate::subject::Entry,
+    entry: Entry,
     config: &'c Config,
     workload: Workload,
     workers: Workers,
@@ -176,7 +176,7 @@ impl<'c> Bench<'c> {
 
     /// Returns the record of a case: medians of the rounds that were not disturbed, or of all,
     /// marked as void, if all were.
-    fn record(&self, case: Case, rounds: &[Round]) -> Result<Record, LabError> {
+    fn record(&self, case: Case, rounds: &[Round], place: Place) -> Record {
         let void = rounds.iter().all(|round| round.void);
         let used: Vec<_> = rounds.iter().filter(|round| void || !round.void).collect();
         let over = |of: &dyn Fn(&Histogram<u64>) -> u64| {
@@ -190,7 +190,7 @@ impl<'c> Bench<'c> {
             _ => Phase::Insert.name(),
         };
         let ops = used.iter().map(|round| round.latencies.len()).sum();
-        Ok(Record {
+        Record {
             experiment: "short-records",
             index: self.entry.name.to_owned(),
             threads: 1,
@@ -208,8 +208,8 @@ impl<'c> Bench<'c> {
             case: Some(case.name.into()),
             seed: self.config.seed,
             void,
-            ..Record::at(self.build(case.presize)?.place())
-        })
+            ..Record::at(place)
+        }
     }
 }
 
