@@ -98,11 +98,11 @@ impl<K: Numbered> PoolSubject<K> for PArt {
     fn config(&self) {}
 }
 
-/// FAST & FAIR.
+/// FAST & FAIR with up to nine records in a node, which are in three lines.
 pub struct FastFair;
 
 impl<K: Numbered> PoolSubject<K> for FastFair {
-    type Index = InOrder<K, fast_fair::FastFair<Sim>>;
+    type Index = InOrder<K, fast_fair::FastFair<Sim, 9>>;
 
     fn config(&self) {}
 }

@@ -91,7 +91,7 @@ use table::Ids;
 
 /// P-BwTree in medium `M`, with up to `ITEMS` keys in a leaf node, which is an even number from 8
 /// to 254. See the [module](self).
-pub struct BwTree<M: Medium, const ITEMS: usize = 128> {
+pub struct BwTree<M: Medium, const ITEMS: usize = 192> {
     memory: TreeMemory<M>,
     /// Which ids are free, once that is known.
     ids: OnceLock<Mutex<Ids>>,

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
-use super::copies::{self, Copies, WHOLE};
+use super::copies::{Copies, WHOLE};
 use super::layout::{self, Header, LINE_RECORDS, Meta, RECORDS, RECORDS_MAX, Record, Rest, VACANT};
 use crate::node_lock::{self, Lock};
 use crate::ordered::leaf::LeafRef;
@@ -67,31 +67,21 @@ impl<'m> NodeRef<'m> {
     /// it has no end.
     #[inline(always)]
     pub(super) fn count<M: Medium>(&self, m: &M) -> usize {
-        (m.load(&self.header().count) as u32 as usize).min(RECORDS)
+        (m.load(&self.header().count) as usize).min(RECORDS)
     }
 
     /// Sets the number of records of a node that this thread has locked.
     pub(super) fn set_count<M: Medium>(&self, m: &M, count: usize) {
-        m.store_transient(&self.header().count, self.copied(m) << 32 | count as u64);
-    }
-
-    /// Returns for which records the node has copies.
-    #[inline(always)]
-    pub(super) fn copied<M: Medium>(&self, m: &M) -> u64 {
-        m.load(&self.header().count) >> 32
-    }
-
-    /// Sets for which records a node that this thread has locked has copies.
-    pub(super) fn set_copied<M: Medium>(&self, m: &M, copied: u64) {
-        let count = m.load(&self.header().count) & u64::from(u32::MAX);
-        m.store_transient(&self.header().count, copied << 32 | count);
+        m.store_transient(&self.header().count, count as u64);
     }
 
     /// As [`set_count`](Self::set_count), if there were more records: makes the places of the
     /// others vacant, and forgets their copies.
-    pub(super) fn end_at<M: Medium>(&self, m: &M, count: usize) {
+    pub(super) fn end_at<M: Medium>(&self, m: &'m M, count: usize) {
         self.set_count(m, count);
-        self.set_copied(m, self.copied(m) & copies::below(count));
+        if let Some(copies) = self.copies(m) {
+            copies.end_at(m, count);
+        }
         let vacant = &self.records()[count..];
         vacant.iter().for_each(|record| m.store_transient(&record.prefix, VACANT));
     }
@@ -150,7 +140,7 @@ pub(super) enum Step {
     Here(Place),
 }
 
-impl<M: Medium> FastFair<M> {
+impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Returns the node at an offset. Recovers it if no thread has used it since the index was
     /// opened.
     ///
@@ -390,16 +380,13 @@ impl<M: Medium> FastFair<M> {
             0 => end.node,
             level => self.node_as_it_is(end.place.child, Some(level - 1))?,
         };
-        // Read beside the lines of records.
-        m.prefetch_bytes(
-            node.offset + size_of::<layout::Node>() as u64,
-            size_of::<Copies>() as u64,
-        );
+        // Which lines are needed is known too late: each would be waited for in turn.
+        m.prefetch_bytes(node.offset, (size_of::<layout::Node>() + size_of::<Copies>()) as u64);
         let version = self.version(&node)?;
         let position = node.less(m, search.prefix);
         let record = &node.records()[position];
         let (prefix, at) = (m.load(&record.prefix), m.load(&record.at));
-        let copied = match self.copies(&node) {
+        let copied = match node.copies(m) {
             Some(copies) if search.key.len() == WHOLE => copies.get(m, position),
             _ => None,
         };

@@ -5,12 +5,11 @@ use evermap_pm::{Guard, Medium, Result};
 use super::FastFair;
 use super::access::{Locked, Place, Search};
 use super::copies::WHOLE;
-use super::layout::RECORDS_MAX;
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode};
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
 
-impl<M: Medium> FastFair<M> {
+impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Carries out what `decide` returns for a key.
     pub(super) fn change(
         &self,
@@ -53,7 +52,7 @@ impl<M: Medium> FastFair<M> {
         let mut blocks = Fresh::new(&self.memory.pool);
         let mut allocate = || {
             let leaf = blocks.allocate_fixed(leaf_bytes(search.key.len()))?;
-            let is_full = node.count(m) >= RECORDS_MAX;
+            let is_full = node.count(m) >= FULL;
             let space = is_full.then(|| self.space_for_split(&node, &mut blocks));
             Ok((leaf, space.transpose()?))
         };
@@ -83,7 +82,7 @@ impl<M: Medium> FastFair<M> {
         blocks.keep();
         LeafRef::write(m, leaf, search.key, word);
         self.insert_record(&half, position, search.prefix, leaf);
-        if let Some(copies) = self.copies(&half) {
+        if let Some(copies) = half.copies(m) {
             let copied = (search.key.len() == WHOLE).then_some(word);
             copies.insert(m, position, half.count(m), copied);
         }
@@ -108,7 +107,7 @@ impl<M: Medium> FastFair<M> {
                 return Err(error);
             }
         };
-        let (copies, old) = (self.copies(&locked.node), leaf.word(m));
+        let (copies, old) = (locked.node.copies(m), leaf.word(m));
         let new = match decide(Some(old)) {
             Action::Keep => Some(old),
             Action::Put(word) => {

@@ -9,7 +9,7 @@ use super::walk::Snapshot;
 use crate::node_lock::Lock;
 use crate::ordered::leaf::LeafRef;
 
-impl<M: Medium> FastFair<M> {
+impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Describes what is wrong. Each leaf has to be found by its key.
     pub(super) fn check_all(&self) -> Vec<String> {
         let mut problems = Vec::new();

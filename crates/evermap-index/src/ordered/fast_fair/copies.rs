@@ -16,9 +16,11 @@ use crate::ordered::leaf::LeafRef;
 pub(super) const WHOLE: usize = 8;
 
 pod! {
-    /// What follows a leaf node in its block: the words of its records. Which of them are copied,
-    /// is in the header: see [`Header::count`](super::layout::Header).
-    pub struct Copies: 224 {
+    /// What follows a leaf node in its block: the words of its records.
+    pub struct Copies: 360 {
+        /// For each record, from the lowest bit, whether its key has eight bytes and its word is
+        /// here.
+        copied: PmU64,
         words: [PmU64; RECORDS],
     }
 }
@@ -26,16 +28,27 @@ pod! {
 /// The copies of a leaf node.
 #[derive(Clone, Copy)]
 pub(super) struct CopiesRef<'m> {
-    node: NodeRef<'m>,
+    copied: &'m PmU64,
     words: &'m [PmU64; RECORDS],
 }
 
 impl CopiesRef<'_> {
+    /// Returns for which records there are copies.
+    #[inline(always)]
+    fn copied<M: Medium>(&self, m: &M) -> u64 {
+        m.load(self.copied)
+    }
+
+    /// Sets for which records there are copies.
+    fn set_copied<M: Medium>(&self, m: &M, copied: u64) {
+        m.store_transient(self.copied, copied);
+    }
+
     /// Returns the word of the record at `position` if it is copied.
     #[inline(always)]
     pub(super) fn get<M: Medium>(&self, m: &M, position: usize) -> Option<u64> {
         let word = m.load(&self.words[position]);
-        (self.node.copied(m) >> position & 1 == 1).then_some(word)
+        (self.copied(m) >> position & 1 == 1).then_some(word)
     }
 
     /// Replaces the word of the record at `position`, if it is copied.
@@ -56,10 +69,10 @@ impl CopiesRef<'_> {
             self.replace(m, to, m.load(&self.words[to - 1]));
         }
         self.replace(m, position, word.unwrap_or(0));
-        let copied = self.node.copied(m);
+        let copied = self.copied(m);
         let behind = (copied & !below(position)) << 1;
         let this = u64::from(word.is_some()) << position;
-        self.node.set_copied(m, copied & below(position) | this | behind);
+        self.set_copied(m, copied & below(position) | this | behind);
     }
 
     /// Closes the gap after a record was removed at `position`. The node has `count` records now.
@@ -67,9 +80,14 @@ impl CopiesRef<'_> {
         for to in position..count {
             self.replace(m, to, m.load(&self.words[to + 1]));
         }
-        let copied = self.node.copied(m);
+        let copied = self.copied(m);
         let behind = (copied >> 1) & !below(position);
-        self.node.set_copied(m, copied & below(position) | behind);
+        self.set_copied(m, copied & below(position) | behind);
+    }
+
+    /// Forgets the copies of all records but the first `count` ones.
+    pub(super) fn end_at<M: Medium>(&self, m: &M, count: usize) {
+        self.set_copied(m, self.copied(m) & below(count));
     }
 
     /// Copies what another node has for its records from `first` on.
@@ -77,29 +95,32 @@ impl CopiesRef<'_> {
         for (position, from) in other.words[first..].iter().enumerate() {
             self.replace(m, position, m.load(from));
         }
-        self.node.set_copied(m, other.node.copied(m) >> first);
+        self.set_copied(m, other.copied(m) >> first);
     }
 }
 
 /// Returns the bits of the records before `position`.
-pub(super) fn below(position: usize) -> u64 {
+fn below(position: usize) -> u64 {
     (1 << position) - 1
 }
 
-impl<M: Medium> FastFair<M> {
+impl<'m> NodeRef<'m> {
     /// Returns the copies of a leaf node. Returns `None` for other nodes.
     #[inline(always)]
-    pub(super) fn copies<'m>(&'m self, node: &NodeRef<'m>) -> Option<CopiesRef<'m>> {
-        let at = node.offset + size_of::<Node>() as u64;
-        let copies = self.medium().at::<Copies>(at).filter(|_| node.level == 0)?;
-        Some(CopiesRef { node: *node, words: &copies.words })
+    pub(super) fn copies<M: Medium>(&self, m: &'m M) -> Option<CopiesRef<'m>> {
+        let at = self.offset + size_of::<Node>() as u64;
+        let Copies { copied, words } = m.at::<Copies>(at).filter(|_| self.level == 0)?;
+        Some(CopiesRef { copied, words })
     }
+}
 
+impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Copies the words of all leaves of a node that no other thread uses. Leaves that cannot be
     /// read are left to those who look for them.
     pub(super) fn copy_words(&self, node: &NodeRef<'_>) {
-        let (m, Some(copies)) = (self.medium(), self.copies(node)) else { return };
-        node.set_copied(m, 0);
+        let m = self.medium();
+        let Some(copies) = node.copies(m) else { return };
+        copies.set_copied(m, 0);
         for position in 0..node.count(m).min(RECORDS) {
             let word = self.whole_word(m.load(&node.records()[position].at));
             copies.insert(m, position, position + 1, word.unwrap_or_default());

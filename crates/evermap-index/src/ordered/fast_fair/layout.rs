@@ -7,7 +7,9 @@ pub use crate::ordered::leaf::prefix;
 
 /// The number of records that a node has space for. The last one is never used: a node ends with a
 /// reference that is 0.
-pub const RECORDS: usize = 28;
+///
+/// More of them make fewer nodes, of which more stay in a cache, and longer shifts.
+pub const RECORDS: usize = 44;
 
 /// The number of records in a cache line.
 pub const LINE_RECORDS: usize = 64 / size_of::<Record>();
@@ -37,8 +39,7 @@ pod! {
         pub sibling: PmU64,
         /// The rest of the least key.
         pub low_rest: PmU64,
-        /// The number of records in the low half. In the high half, for each record from the
-        /// lowest bit, whether its key has eight bytes and [`Copies`] has its word.
+        /// The number of records.
         pub count: PmU64,
         /// What no prefix of a key of this node exceeds, which spares searches the next node. Less
         /// than that if the next node is damaged.
@@ -60,14 +61,14 @@ pod! {
 }
 
 pod! {
-    /// A node: eight cache lines. Behind a leaf node, its block has [`Copies`].
+    /// A node: twelve cache lines. Behind a leaf node, its block has [`Copies`].
     ///
     /// ```text
     /// byte  0  lock         see `Lock`; never flushed
     /// byte  8  meta         see `Meta`; immutable
     /// byte 16  sibling      offset of the next node of the level, 0 if this is the last
     /// byte 24  low_rest     the least key that belongs into the node: see `Rest`; immutable
-    /// byte 32  count        the number of records, and which words are copied
+    /// byte 32  count        the number of records
     /// byte 40  next_prefix  the prefix of the least key of the next node; all ones if this is the
     ///                       last node of the level
     /// byte 48  low          its prefix is that of the least key, and is immutable; its reference
@@ -81,11 +82,11 @@ pod! {
     /// lines, and could become durable in any order. The count, `next_prefix` and prefixes behind
     /// the last record follow from the rest: they are never flushed, and computed again by the
     /// thread that recovers the node.
-    pub struct Node: 512 {
+    pub struct Node: 768 {
         /// The header.
         pub header: Header,
         /// What is before the first record: the least key, and the child for it. And the records.
-        pub low_and_records: [Record; 29],
+        pub low_and_records: [Record; 45],
     }
 }
 

@@ -68,10 +68,11 @@ mod tests;
 mod walk;
 
 use access::{NodeRef, Search};
-use layout::{NO_CHILD, Rest, Root};
+use layout::{NO_CHILD, RECORDS_MAX, Rest, Root};
 
-/// FAST & FAIR in medium `M`. See the [module](self).
-pub struct FastFair<M: Medium> {
+/// FAST & FAIR in medium `M`, with up to `FULL` records in a node, which is from 4 to
+/// [`RECORDS_MAX`]. See the [module](self).
+pub struct FastFair<M: Medium, const FULL: usize = RECORDS_MAX> {
     memory: TreeMemory<M>,
 }
 
@@ -86,9 +87,9 @@ pub struct FastFair<M: Medium> {
 pub const MUTANTS: &[&str] = &["FF-1", "FF-2", "FF-3", "FF-4", "FF-5", "FF-6"];
 
 /// The first word of the root.
-const KIND: u64 = u64::from_le_bytes(*b"FASTFAI\x03");
+const KIND: u64 = u64::from_le_bytes(*b"FASTFAI\x04");
 
-impl<M: Medium> FastFair<M> {
+impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     #[inline(always)]
     fn medium(&self) -> &M {
         self.memory.medium()
@@ -99,7 +100,10 @@ impl<M: Medium> FastFair<M> {
         &self.memory.pool
     }
 
+    const SHAPE: () = assert!(4 <= FULL && FULL <= RECORDS_MAX);
+
     fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
+        let () = Self::SHAPE;
         FastFair { memory: TreeMemory::new(pool, root) }
     }
 
@@ -124,7 +128,7 @@ impl<M: Medium> FastFair<M> {
     }
 }
 
-impl<M: Medium> OrderedIndex for FastFair<M> {
+impl<M: Medium, const FULL: usize> OrderedIndex for FastFair<M, FULL> {
     fn get(&self, key: &[u8]) -> Result<Option<u64>> {
         let _guard = self.memory.pool.pin();
         self.find(&Search::new(key))
@@ -162,7 +166,7 @@ impl<M: Medium> OrderedIndex for FastFair<M> {
     }
 }
 
-impl<M: Medium> PersistentOrdered<M> for FastFair<M> {
+impl<M: Medium, const FULL: usize> PersistentOrdered<M> for FastFair<M, FULL> {
     fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         pool.region().ensure_writable()?;
         // Nothing below is reachable until the root cell names it, so an error or a crash discards

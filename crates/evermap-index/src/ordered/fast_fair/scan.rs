@@ -15,7 +15,7 @@ use crate::ordered::{Direction, Page};
 /// A page ends with the node in which it has this many pairs.
 const PAGE: usize = 64;
 
-impl<M: Medium> FastFair<M> {
+impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// See [`OrderedIndex::page`](crate::OrderedIndex::page). If other threads change what a page
     /// is to show, it is read again, of one node.
     pub(super) fn read_page(

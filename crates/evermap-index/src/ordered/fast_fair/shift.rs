@@ -29,7 +29,7 @@ fn begins_line(position: usize) -> bool {
     position.is_multiple_of(LINE_RECORDS)
 }
 
-impl<M: Medium> FastFair<M> {
+impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Inserts a record at `position` into a node that this thread has locked, and that has room.
     /// What the record refers to is flushed already.
     pub(super) fn insert_record(&self, node: &NodeRef<'_>, position: usize, prefix: u64, at: u64) {

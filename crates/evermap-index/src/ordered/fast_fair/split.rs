@@ -21,9 +21,6 @@ use crate::node_lock::Lock;
 use crate::ordered::leaf::{LeafRef, leaf_bytes};
 use crate::recipe;
 
-/// The position of the record at which a full node is split.
-const MIDDLE: usize = layout::RECORDS_MAX / 2;
-
 /// The blocks for a split.
 pub(super) struct Space {
     node: u64,
@@ -31,7 +28,10 @@ pub(super) struct Space {
     low: Option<u64>,
 }
 
-impl<M: Medium> FastFair<M> {
+impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+    /// The position of the record at which a full node is split.
+    const MIDDLE: usize = FULL / 2;
+
     /// Allocates what a split of a node needs, which this thread has locked.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl<M: Medium> FastFair<M> {
         blocks: &mut Fresh<'_, M>,
     ) -> Result<Space> {
         let m = self.medium();
-        let at = m.load(&node.records()[MIDDLE].at);
+        let at = m.load(&node.records()[Self::MIDDLE].at);
         let low = match node.level {
             0 => LeafRef::at(m, at)?.len(),
             // The least key of the child, which has its own place.
@@ -68,7 +68,7 @@ impl<M: Medium> FastFair<M> {
         space: Space,
     ) -> Result<(NodeRef<'m>, (NodeRef<'m>, usize))> {
         let (m, old) = (self.medium(), locked.node);
-        let (middle, at) = (&old.records()[MIDDLE], m.load(&old.records()[MIDDLE].at));
+        let (middle, at) = (&old.records()[Self::MIDDLE], m.load(&old.records()[Self::MIDDLE].at));
         let (rest, leftmost, first) = match old.level {
             0 => {
                 let leaf = LeafRef::at(m, at)?;
@@ -76,20 +76,20 @@ impl<M: Medium> FastFair<M> {
                     LeafRef::write(m, block, &leaf.key(m), 0);
                     Rest::Leaf(block).word()
                 });
-                (rest.unwrap_or(Rest::Length(leaf.len()).word()), NO_CHILD, MIDDLE)
+                (rest.unwrap_or(Rest::Length(leaf.len()).word()), NO_CHILD, Self::MIDDLE)
             }
             level => {
                 let child = self.node_as_it_is(at, Some(level - 1))?;
-                (m.load(&child.header().low_rest), at, MIDDLE + 1)
+                (m.load(&child.header().low_rest), at, Self::MIDDLE + 1)
             }
         };
         let new = self.write_node(space.node, old.level, (m.load(&middle.prefix), rest), leftmost);
-        let moved = &old.records()[first..layout::RECORDS_MAX];
+        let moved = &old.records()[first..old.count(m)];
         for (to, from) in new.records().iter().zip(moved) {
             m.store(&to.prefix, m.load(&from.prefix));
             m.store(&to.at, m.load(&from.at));
         }
-        if let Some((to, from)) = self.copies(&new).zip(self.copies(&old)) {
+        if let Some((to, from)) = new.copies(m).zip(old.copies(m)) {
             to.take(m, &from, first);
         }
         new.set_count(m, moved.len());
@@ -104,9 +104,9 @@ impl<M: Medium> FastFair<M> {
             // The insertion that follows begins with a fence.
             m.note(Note::Harmless(BEHIND_THE_END));
             m.flush(middle);
-            old.end_at(m, MIDDLE);
+            old.end_at(m, Self::MIDDLE);
         }
-        let place = if position > MIDDLE { (new, position - first) } else { (old, position) };
+        let place = if position > Self::MIDDLE { (new, position - first) } else { (old, position) };
         Ok((new, place))
     }
 
@@ -164,7 +164,7 @@ impl<M: Medium> FastFair<M> {
                 return Ok(());
             }
             let prefix = search.prefix;
-            if above.count(m) < layout::RECORDS_MAX {
+            if above.count(m) < FULL {
                 self.insert_record(&above, place.position, prefix, offset);
                 locked.changed(m);
                 return Ok(());

@@ -15,7 +15,7 @@ pub(super) struct Snapshot {
     pub(super) sibling: u64,
 }
 
-impl<M: Medium> FastFair<M> {
+impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Returns what a node refers to.
     pub(super) fn snapshot(&self, node: &NodeRef<'_>) -> Result<Snapshot> {
         let m = self.medium();

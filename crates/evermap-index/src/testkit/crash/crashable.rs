@@ -77,7 +77,7 @@ pub static CRASHABLE: [Crashable; 12] = [
     },
     Crashable {
         name: "fast-fair",
-        about: "FAST & FAIR, beginning with one node",
+        about: "FAST & FAIR with up to nine records in a node",
         battery: || battery("fast-fair", fast_fair::MUTANTS, tiny::FastFair),
         costs: |images| costs("fast-fair", tiny::FastFair, images),
     },
