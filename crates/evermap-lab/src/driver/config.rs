@@ -1,10 +1,10 @@
 //! What is measured, and how.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use evermap_pm::medium::Pages;
 
+use super::quiet::Quiet;
 use super::step::Step;
 use crate::LabError;
 use crate::subject::facts::MediumKind;
@@ -78,14 +78,8 @@ pub struct Config {
     pub lengths: Option<KeyValueLengths>,
     /// Whether tables start at their final size, if they can.
     pub presize: bool,
-    /// The number of processors that other programs may keep busy before a phase is void. If
-    /// infinite, nothing is void.
-    pub foreign_limit: f64,
-    /// How long to wait before each run until other programs leave the processors.
-    pub patience: Duration,
-    /// The number of times that a round with a void phase is repeated. After that its figures are
-    /// used, marked.
-    pub retries: usize,
+    /// How much other programs may use the machine.
+    pub quiet: Quiet,
     /// Whether to measure latencies.
     pub latency: bool,
     /// Whether to count flushes, fences and lines, if the medium can.
@@ -112,9 +106,7 @@ impl Default for Config {
             batch: 32,
             lengths: None,
             presize: false,
-            foreign_limit: 0.2,
-            patience: Duration::from_secs(10),
-            retries: 3,
+            quiet: Quiet::default(),
             latency: true,
             counts: true,
             limits: true,

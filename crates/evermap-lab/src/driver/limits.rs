@@ -13,6 +13,7 @@ use evermap_pm::medium::{Dram, FlushInstruction, LINE, Pages, fence, flush_lines
 use evermap_pm::{Medium, PmU64};
 
 use crate::LabError;
+use crate::driver::Quiet;
 use crate::driver::workers::Workers;
 use crate::machine::{self, CpuClock};
 use crate::report::Record;
@@ -227,16 +228,12 @@ impl Probe {
     }
 
     /// Measures with one thread and with `workers`. The result is void if other programs kept more
-    /// than `foreign_limit` processors busy.
+    /// processors busy than `quiet` allows.
     ///
     /// # Errors
     ///
     /// `Panicked`.
-    pub(crate) fn measure(
-        &self,
-        workers: &Workers,
-        foreign_limit: f64,
-    ) -> Result<Limits, LabError> {
+    pub(crate) fn measure(&self, workers: &Workers, quiet: Quiet) -> Result<Limits, LabError> {
         let clock = CpuClock::now();
         let lines = self.lines.clone();
         let chain = self.one.race(move |_, _| Ok(black_box(lines.chain(CHAIN_LOADS))))?;
@@ -270,7 +267,7 @@ impl Probe {
             independent,
             persist_ns,
             foreign_cpu,
-            void: foreign_cpu.is_some_and(|share| share > foreign_limit),
+            void: quiet.is_exceeded(foreign_cpu),
         })
     }
 }

@@ -24,6 +24,7 @@ pub mod config;
 mod context;
 pub(crate) mod latency;
 pub mod limits;
+mod quiet;
 pub mod results;
 mod run;
 mod step;
@@ -34,6 +35,7 @@ mod verify;
 pub(crate) mod workers;
 
 pub use config::{Config, GET_AGAIN, GET_IN_ANOTHER, GET_IN_ORDER, HALF_PUTS, LOAD, Plan};
+pub use quiet::Quiet;
 pub use results::DriveReport;
 
 use context::Driver;
@@ -91,7 +93,7 @@ impl Driver<'_> {
             }
             if let Some(probe) = &probe {
                 out.step(&format!("the machine, round {} of {}", round + 1, config.rounds));
-                limits.push(probe.measure(&self.workers, config.foreign_limit)?);
+                limits.push(probe.measure(&self.workers, config.quiet)?);
             }
         }
         let mut subjects = Vec::new();
@@ -117,18 +119,9 @@ impl Driver<'_> {
 
     /// Measures one table once, repeats that if it was disturbed, and keeps the best of each phase.
     fn round(&self, table: &mut Rounds, round: usize) -> Result<(), LabError> {
-        let mut best = self.throughput(&table.entry)?;
-        for _ in 0..self.config.retries {
-            if best.iter().all(|record| !record.void) {
-                break;
-            }
-            table.repeated += 1;
-            for (best, next) in best.iter_mut().zip(self.throughput(&table.entry)?) {
-                if best.void && !next.void {
-                    *best = next;
-                }
-            }
-        }
+        let (mut best, repeated) =
+            self.config.quiet.best_of_each(|| self.throughput(&table.entry))?;
+        table.repeated += repeated;
         best.iter_mut().for_each(|record| record.round = Some(round));
         table.rounds.push(best);
         Ok(())
@@ -137,7 +130,7 @@ impl Driver<'_> {
     /// Runs all phases once at full speed.
     fn throughput(&self, entry: &Entry) -> Result<Vec<Record>, LabError> {
         machine::trim();
-        machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
+        self.config.quiet.wait();
         machine::warm_up(WARM_BYTES * self.config.keys, self.config.pages);
         let mut run = Run::new(self, entry, false)?;
         let (mut records, mut uses) = (Vec::new(), Vec::new());
@@ -174,7 +167,7 @@ impl Driver<'_> {
     }
 
     fn is_void(&self, foreign_share: Option<f64>) -> bool {
-        foreign_share.is_some_and(|share| share > self.config.foreign_limit)
+        self.config.quiet.is_exceeded(foreign_share)
     }
 
     /// Runs the passes that are run once, and summarises the rounds.
@@ -213,20 +206,14 @@ impl Driver<'_> {
     /// Repeats the latency pass while other programs use the machine, as often as a round. Returns
     /// the number of repetitions too.
     fn undisturbed_latencies(&self, entry: &Entry) -> Result<(Vec<Latency>, usize), LabError> {
-        let mut again = 0;
-        loop {
-            let latencies = self.latencies(entry)?;
-            if latencies.iter().all(|latency| !latency.void) || again == self.config.retries {
-                return Ok((latencies, again));
-            }
-            again += 1;
-        }
+        let is_void = |latencies: &Vec<Latency>| latencies.iter().any(|latency| latency.void);
+        self.config.quiet.measure(|| self.latencies(entry), is_void)
     }
 
     /// Runs all phases once and times single operations.
     fn latencies(&self, entry: &Entry) -> Result<Vec<Latency>, LabError> {
         let clock = clock_cost();
-        machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
+        self.config.quiet.wait();
         let mut run = Run::new(self, entry, false)?;
         let (mut latencies, mut uses) = (Vec::new(), Vec::new());
         run.steps(|run, step| {

@@ -13,7 +13,6 @@ use crate::workload::mix::Blend;
 use crate::workload::part::{Act, Part};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 /// A small configuration that does not judge the machine.
 fn config(threads: usize) -> Config {
@@ -21,8 +20,7 @@ fn config(threads: usize) -> Config {
         keys: 10_000,
         threads,
         rounds: 2,
-        foreign_limit: f64::INFINITY,
-        patience: Duration::ZERO,
+        quiet: Quiet::NOT_NEEDED,
         limits: false,
         ..Config::default()
     }
@@ -200,8 +198,7 @@ fn disturbed_rounds_are_repeated_and_then_marked() {
     };
     let entry = Entry { factory, ..faulty(Fault::None) };
     let config = Config {
-        foreign_limit: -1.0,
-        retries: 2,
+        quiet: Quiet { limit: -1.0, retries: 2, ..Quiet::NOT_NEEDED },
         plan: Plan::Phases(vec![Phase::Insert, Phase::Positive]),
         ..config(1)
     };

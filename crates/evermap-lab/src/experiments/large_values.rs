@@ -182,18 +182,8 @@ impl Bench<'_> {
     /// Measures one store once, repeats that if it was disturbed, and keeps the best of each
     /// reading.
     fn round(&self, store: &mut Rounds, round: usize) -> Result<Vec<Record>, LabError> {
-        let mut best = self.once(&store.entry)?;
-        for _ in 0..self.config.retries {
-            if best.iter().all(|record| !record.void) {
-                break;
-            }
-            store.repeated += 1;
-            for (best, next) in best.iter_mut().zip(self.once(&store.entry)?) {
-                if best.void && !next.void {
-                    *best = next;
-                }
-            }
-        }
+        let (mut best, repeated) = self.config.quiet.best_of_each(|| self.once(&store.entry))?;
+        store.repeated += repeated;
         best.iter_mut().for_each(|record| record.round = Some(round));
         Ok(best)
     }
@@ -202,7 +192,7 @@ impl Bench<'_> {
     fn once(&self, entry: &Entry) -> Result<Vec<Record>, LabError> {
         let (config, workload) = (&self.config, self.workload);
         machine::trim();
-        machine::wait_for_quiet(config.foreign_limit, config.patience);
+        config.quiet.wait();
         machine::warm_up(config.keys * self.lengths().most_bytes(), config.pages);
         let before = machine::resident();
         let subject: Arc<dyn Subject> = Arc::from(entry.build(&self.setup)?);
@@ -233,7 +223,7 @@ impl Bench<'_> {
         }
         for (record, share) in records.iter_mut().zip(foreign_shares(&uses)) {
             record.foreign_cpu = share;
-            record.void = share.is_some_and(|share| share > config.foreign_limit);
+            record.void = config.quiet.is_exceeded(share);
         }
         Ok(records)
     }

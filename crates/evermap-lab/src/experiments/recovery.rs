@@ -13,7 +13,6 @@ use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::driver::task::Task;
 use crate::driver::workers::Workers;
-use crate::machine;
 use crate::registry::subject;
 use crate::report::interval::median;
 use crate::report::model::cell;
@@ -75,7 +74,7 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
                 let name = entry.name;
                 out.step(&format!("recovery: {name}, {keys} keys, round {}", round + 1));
                 let left = plan.fill_and_kill(entry, keys)?;
-                machine::wait_for_quiet(config.foreign_limit, config.patience);
+                config.quiet.wait();
                 let seconds = open_once(&plan, entry, keys, &left, round == 0)?;
                 times.push(seconds * 1e3);
                 out.record(&Record {
@@ -181,7 +180,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
         for &threads in &crews {
             out.step(&format!("after-recovery: {name}, {threads} threads"));
             let left = plan.fill_and_kill(&entry, config.keys)?;
-            machine::wait_for_quiet(config.foreign_limit, config.patience);
+            config.quiet.wait();
             let workload = Workload { keys: config.keys, threads, seed: plan.seed };
             let course = look_up(&plan, &entry, &left, workload)?;
             let label = format!("{name}, {threads} threads");

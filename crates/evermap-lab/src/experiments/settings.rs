@@ -6,7 +6,7 @@ use std::time::Duration;
 use evermap_pm::medium::Pages;
 
 use crate::LabError;
-use crate::driver::{Config, Plan};
+use crate::driver::{Config, Plan, Quiet};
 use crate::registry::subjects;
 use crate::subject::MediumKind;
 use crate::workload::{Distribution, KeyValueLengths, Lengths, Mix, Phase};
@@ -210,19 +210,26 @@ impl Settings {
             batch: self.batch.unwrap_or(config.batch),
             lengths: self.lengths(),
             presize: self.presize,
-            patience: self.patience(),
-            retries: self.retries.unwrap_or(if quick { 0 } else { config.retries }),
+            quiet: self.quiet(),
             limits: !self.no_limits,
             counts: !self.no_counts,
             latency: !self.no_latencies,
-            ..config
         }
     }
 
-    /// Returns how long to wait for other programs to leave the machine.
-    pub(super) fn patience(&self) -> Duration {
-        let usual = if self.quick { Duration::ZERO } else { Config::default().patience };
-        self.patience.unwrap_or(usual)
+    /// Returns how much other programs may use the machine.
+    fn quiet(&self) -> Quiet {
+        let usual = Quiet::default();
+        let usual = if self.quick {
+            Quiet { patience: Duration::ZERO, retries: 0, ..usual }
+        } else {
+            usual
+        };
+        Quiet {
+            patience: self.patience.unwrap_or(usual.patience),
+            retries: self.retries.unwrap_or(usual.retries),
+            ..usual
+        }
     }
 }
 

@@ -9,7 +9,6 @@ use crate::LabError;
 use crate::driver::results::{DriveReport, PhaseReport, SubjectReport};
 use crate::driver::{Config, Plan};
 use crate::experiments::tables::{PLACES, bars, grids, notes_of_all, times};
-use crate::machine;
 use crate::registry::subject;
 use crate::report::interval::median;
 use crate::report::model::cell;
@@ -304,7 +303,7 @@ fn kill(
             let left = plan.place();
             let mut measured = plan.run_and_kill(&entry, keys, &left, Job::Overwrite)?;
             for times in 0..config.rounds as u64 {
-                machine::wait_for_quiet(config.foreign_limit, config.patience);
+                config.quiet.wait();
                 measured.extend(plan.run_and_kill(&entry, keys, &left, Job::Open(times))?);
             }
             for line in measured {

@@ -5,7 +5,7 @@ use super::settings::{Scale, circumstances};
 use super::words::sizes;
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::driver::{Config, Plan};
+use crate::driver::{Config, Plan, Quiet};
 use crate::experiments::tables::{notes_of_all, point, speed};
 use crate::report::Output;
 use crate::report::model::cell;
@@ -149,7 +149,7 @@ fn memory(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         counts: false,
         limits: false,
         // Other programs do not change the space that a table takes.
-        foreign_limit: f64::INFINITY,
+        quiet: Quiet::NOT_NEEDED,
         ..settings.config("memory", &usual, scale)
     };
     let sizes = sizes(base.keys);

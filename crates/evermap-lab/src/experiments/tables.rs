@@ -238,7 +238,7 @@ pub(crate) fn bars(driven: &DriveReport, title: &str) -> Plot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{Config, drive};
+    use crate::driver::{Config, Quiet, drive};
     use crate::registry::subject;
     use crate::testing::{Fault, Kept, faulty};
     use crate::workload::Phase;
@@ -246,13 +246,8 @@ mod tests {
     #[test]
     fn tables_show_every_table_phase_and_ratio() {
         let entries = [faulty(Fault::None), subject("reference").unwrap()];
-        let config = Config {
-            keys: 1000,
-            rounds: 1,
-            foreign_limit: f64::INFINITY,
-            patience: std::time::Duration::ZERO,
-            ..Config::default()
-        };
+        let config =
+            Config { keys: 1000, rounds: 1, quiet: Quiet::NOT_NEEDED, ..Config::default() };
         let driven = drive(&entries, &config, &mut Kept::default()).unwrap();
         let grids: Vec<_> = grids(&driven).iter().map(Grid::text).collect();
         let text = format!("{}\n{}", grids.concat(), notes(&driven).join("\n"));

@@ -149,7 +149,7 @@ pub(crate) fn cannot_write(source: io::Error) -> LabError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{Config, drive};
+    use crate::driver::{Config, Quiet, drive};
     use crate::registry::subject;
     use crate::subject::facts::Counts;
     use crate::testing::{Fault, faulty};
@@ -241,13 +241,8 @@ mod tests {
     #[test]
     fn lines_hold_every_field_and_null_where_nothing_was_measured() {
         let entries = [faulty(Fault::None), subject("reference").unwrap()];
-        let config = Config {
-            keys: 1000,
-            rounds: 1,
-            foreign_limit: f64::INFINITY,
-            patience: std::time::Duration::ZERO,
-            ..Config::default()
-        };
+        let config =
+            Config { keys: 1000, rounds: 1, quiet: Quiet::NOT_NEEDED, ..Config::default() };
         let mut out = JsonLines(Vec::new());
         drive(&entries, &config, &mut out).unwrap();
         let text = String::from_utf8(out.0).unwrap();

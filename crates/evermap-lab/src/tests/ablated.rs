@@ -2,7 +2,7 @@
 
 use evermap_lab_indexes::ablated::ENTRIES;
 
-use crate::driver::{Config, Plan};
+use crate::driver::{Config, Plan, Quiet};
 use crate::experiments::drive;
 use crate::testing::Kept;
 use crate::workload::{KeyValueLengths, Phase};
@@ -12,8 +12,7 @@ fn config(indexes: &[&str]) -> Config {
         indexes: indexes.iter().map(|&name| name.to_owned()).collect(),
         keys: 20_000,
         rounds: 1,
-        foreign_limit: f64::INFINITY,
-        patience: std::time::Duration::ZERO,
+        quiet: Quiet::NOT_NEEDED,
         latency: false,
         limits: false,
         plan: Plan::Phases(Phase::ALL.to_vec()),

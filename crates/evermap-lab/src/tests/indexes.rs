@@ -3,7 +3,7 @@
 use evermap_index::testkit::tier;
 use evermap_lab_indexes::entries::ENTRIES;
 
-use crate::driver::{Config, Plan};
+use crate::driver::{Config, Plan, Quiet};
 use crate::experiments::drive;
 use crate::subject::facts::MediumKind;
 use crate::testing::Kept;
@@ -17,8 +17,7 @@ fn config(medium: MediumKind, keys: u64) -> Config {
         rounds: 1,
         medium,
         persist_ns: 50,
-        foreign_limit: f64::INFINITY,
-        patience: std::time::Duration::ZERO,
+        quiet: Quiet::NOT_NEEDED,
         limits: false,
         ..Config::default()
     }

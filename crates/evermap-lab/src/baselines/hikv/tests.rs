@@ -8,7 +8,7 @@ use evermap_pm::medium::{Counted, FlushKind, Mapped, Pages};
 use evermap_pm::sim::rng::Rng;
 
 use super::*;
-use crate::driver::{Config, Plan};
+use crate::driver::{Config, Plan, Quiet};
 use crate::experiments::drive;
 use crate::subject::MediumKind;
 use crate::testing::{Kept, mixes};
@@ -274,8 +274,7 @@ fn config(medium: MediumKind, plan: Plan) -> Config {
         rounds: 1,
         medium,
         persist_ns: 50,
-        foreign_limit: f64::INFINITY,
-        patience: Duration::ZERO,
+        quiet: Quiet::NOT_NEEDED,
         limits: false,
         latency: false,
         counts: false,

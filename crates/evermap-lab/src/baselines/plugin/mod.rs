@@ -354,7 +354,7 @@ impl Table for Foreign {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::Config;
+    use crate::driver::{Config, Quiet};
     use crate::experiments::drive;
     use crate::registry::load_plugin;
     use crate::testing::Kept;
@@ -413,8 +413,7 @@ mod tests {
                 threads,
                 presize,
                 rounds: 1,
-                foreign_limit: f64::INFINITY,
-                patience: std::time::Duration::ZERO,
+                quiet: Quiet::NOT_NEEDED,
                 limits: false,
                 ..Config::default()
             };
@@ -437,8 +436,7 @@ mod tests {
             indexes: vec![name.to_owned()],
             keys: 20_000,
             rounds: 1,
-            foreign_limit: f64::INFINITY,
-            patience: std::time::Duration::ZERO,
+            quiet: Quiet::NOT_NEEDED,
             ..Config::default()
         };
         let error = drive(&config, &mut Kept::default()).unwrap_err();

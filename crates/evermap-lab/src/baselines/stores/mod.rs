@@ -159,7 +159,7 @@ impl Drop for Folder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{Config, Plan};
+    use crate::driver::{Config, Plan, Quiet};
     use crate::experiments::drive;
     use crate::registry::subject;
     use crate::subject::{MediumKind, Reading};
@@ -188,8 +188,7 @@ mod tests {
             threads: 2,
             rounds: 1,
             medium: MediumKind::Process,
-            foreign_limit: f64::INFINITY,
-            patience: std::time::Duration::ZERO,
+            quiet: Quiet::NOT_NEEDED,
             limits: false,
             plan,
             lengths: Some(KeyValueLengths {

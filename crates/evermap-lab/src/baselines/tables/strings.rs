@@ -72,7 +72,7 @@ impl<T: Strings> Store for InMemory<T> {
 
 #[cfg(all(test, feature = "rivals"))]
 mod tests {
-    use crate::driver::{Config, Plan};
+    use crate::driver::{Config, Plan, Quiet};
     use crate::experiments::drive;
     use crate::subject::MediumKind;
     use crate::testing::Kept;
@@ -96,8 +96,7 @@ mod tests {
             threads: 2,
             rounds: 1,
             medium: MediumKind::Dram,
-            foreign_limit: f64::INFINITY,
-            patience: std::time::Duration::ZERO,
+            quiet: Quiet::NOT_NEEDED,
             limits: false,
             plan: Plan::Phases(Phase::ALL.to_vec()),
             lengths: Some(KeyValueLengths {

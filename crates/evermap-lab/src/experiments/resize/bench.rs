@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::tables::{self, Hash, Job, Protection, Span, Tally};
 use crate::LabError;
 use crate::driver::results::summary;
-use crate::driver::turns;
 use crate::driver::workers::Workers;
+use crate::driver::{Quiet, turns};
 use crate::machine;
 use crate::report::interval::median;
 use crate::report::{Output, Record};
@@ -84,9 +84,7 @@ pub(super) struct Plan {
     /// The number of lookups whose instructions are counted.
     pub(super) traced: u64,
     pub(super) seed: u64,
-    pub(super) foreign_limit: f64,
-    pub(super) patience: Duration,
-    pub(super) retries: usize,
+    pub(super) quiet: Quiet,
 }
 
 impl Plan {
@@ -151,7 +149,7 @@ pub(super) fn measure(plan: &Plan, out: &mut dyn Output) -> Result<Results, LabE
     for round in 0..plan.rounds {
         for table in turns(cells.len(), plan.seed, round) {
             machine::trim();
-            machine::wait_for_quiet(plan.foreign_limit, plan.patience);
+            plan.quiet.wait();
             for (at, &cell) in cells[table].iter().enumerate() {
                 out.step(&step(cell, round));
                 let record = Record { round: Some(round), ..bench.cell(cell)? };
@@ -230,15 +228,8 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// Measures a cell, again if it was disturbed.
     fn cell(&mut self, cell: Cell) -> Result<Record, LabError> {
-        let mut record = self.once(cell)?;
-        for _ in 0..self.plan.retries {
-            if !record.void {
-                break;
-            }
-            machine::wait_for_quiet(self.plan.foreign_limit, self.plan.patience);
-            record = self.once(cell)?;
-        }
-        Ok(record)
+        let quiet = self.plan.quiet;
+        quiet.measure(|| self.once(cell), |record| record.void).map(|(record, _)| record)
     }
 
     fn once(&mut self, cell: Cell) -> Result<Record, LabError> {
@@ -266,7 +257,7 @@ impl Bench<'_> {
         let (readers, resizer) = race.results.split_at(cell.readers);
         let mut record = Record {
             foreign_cpu: foreign,
-            void: foreign.is_some_and(|share| share > plan.foreign_limit),
+            void: plan.quiet.is_exceeded(foreign),
             seed: plan.seed,
             ..describe(cell, plan.keys)
         };

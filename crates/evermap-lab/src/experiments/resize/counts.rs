@@ -128,6 +128,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::driver::Quiet;
     use crate::testing::Kept;
 
     /// What the paper claims about its readers, and about its rivals' readers, does not depend on
@@ -144,9 +145,7 @@ mod tests {
             latencies: false,
             traced: 4,
             seed: 1,
-            foreign_limit: f64::INFINITY,
-            patience: Duration::ZERO,
-            retries: 0,
+            quiet: Quiet::NOT_NEEDED,
         };
         let mut kept = Kept::default();
         let all = count(&plan, &mut kept).unwrap();

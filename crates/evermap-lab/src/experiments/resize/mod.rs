@@ -82,9 +82,7 @@ fn plan(settings: &Settings) -> Result<Plan, LabError> {
         latencies: config.latency,
         traced: if settings.quick { 2 } else { 256 },
         seed: config.seed,
-        foreign_limit: config.foreign_limit,
-        patience: config.patience,
-        retries: config.retries,
+        quiet: config.quiet,
     })
 }
 

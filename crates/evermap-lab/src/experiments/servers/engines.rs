@@ -24,7 +24,6 @@ use crate::driver::workers::Workers;
 use crate::driver::{Config, turns};
 use crate::experiments::settings::Scale;
 use crate::experiments::{Experiment, Setting, Settings};
-use crate::machine;
 use crate::report::interval::{median, median_interval};
 use crate::report::{Figure, Grid, Output, Record, Report};
 use crate::workload::Lengths;
@@ -199,20 +198,15 @@ fn measure_all(
         for at in turns(contenders.len(), config.seed, round) {
             let contender = &mut contenders[at];
             out.step(&format!("{NAME}: {}, round {}", contender.name, round + 1));
-            machine::wait_for_quiet(config.foreign_limit, config.patience);
+            config.quiet.wait();
             let mut records = Vec::new();
             for cell in cells {
-                let Some(mut best) = contender.once(cell, config, items, length, round)? else {
-                    continue;
-                };
-                for _ in 0..config.retries {
-                    if !best.void {
-                        break;
-                    }
-                    best = contender.once(cell, config, items, length, round)?.unwrap_or(best);
+                let is_void = |record: &Option<Record>| record.as_ref().is_some_and(|it| it.void);
+                let once = || contender.once(cell, config, items, length, round);
+                if let (Some(record), _) = config.quiet.measure(once, is_void)? {
+                    out.record(&record)?;
+                    records.push(record);
                 }
-                out.record(&best)?;
-                records.push(best);
             }
             contender.rounds.push(records);
         }
@@ -268,7 +262,7 @@ impl Contender {
             value_bytes: Some(items.value_bytes.to_string()),
             seed: config.seed,
             foreign_cpu: ran.foreign,
-            void: ran.foreign.is_some_and(|share| share > config.foreign_limit),
+            void: config.quiet.is_exceeded(ran.foreign),
             ..Record::default()
         };
         record.time(ran.seconds, cpu);

@@ -16,7 +16,6 @@ use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::driver::results::summary;
 use crate::driver::{Config, turns};
-use crate::machine;
 use crate::report::interval::{median, median_interval};
 use crate::report::{Grid, Output, Record, Report};
 use crate::subject::{MediumKind, Setup, unique_path};
@@ -160,23 +159,17 @@ fn measure(
         for at in turns(programs.len(), config.seed, round) {
             let name = programs[at].name;
             out.step(&format!("servers: {name}, round {}", round + 1));
-            machine::wait_for_quiet(config.foreign_limit, config.patience);
+            config.quiet.wait();
             let mut samples = Vec::new();
             for (phase, act) in ACTS {
                 let mut random = Rng::new(config.seed + round as u64);
-                let mut attempt = || {
+                let once = || {
                     let ran = clients[at].run(items, act, &mut random, least)?;
-                    Ok::<_, LabError>(sample(config, items, (name, phase, round), &ran))
+                    Ok(sample(config, items, (name, phase, round), &ran))
                 };
-                let mut best = attempt()?;
-                for _ in 0..config.retries {
-                    if !best.record.void {
-                        break;
-                    }
-                    best = attempt()?;
-                }
-                out.record(&best.record)?;
-                samples.push(best);
+                let (sample, _) = config.quiet.measure(once, |sample| sample.record.void)?;
+                out.record(&sample.record)?;
+                samples.push(sample);
             }
             measured[at].rounds.push(samples);
         }
@@ -208,7 +201,7 @@ fn sample(
         value_bytes: Some(items.value_bytes.to_string()),
         seed: config.seed,
         foreign_cpu: ran.foreign,
-        void: ran.foreign.is_some_and(|share| share > config.foreign_limit),
+        void: config.quiet.is_exceeded(ran.foreign),
         ..Record::default()
     };
     record.time(ran.seconds, ran.server.user + ran.server.system);

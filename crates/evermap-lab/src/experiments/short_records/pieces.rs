@@ -16,7 +16,6 @@ use crate::driver::workers::Workers;
 use crate::driver::{Config, GET_IN_ANOTHER};
 use crate::experiments::load_factor::insertion;
 use crate::experiments::tables::mark;
-use crate::machine;
 use crate::registry::subject;
 use crate::report::interval::median;
 use crate::report::{Grid, Output, Record};
@@ -129,15 +128,7 @@ impl<'c> Bench<'c> {
 
     /// Measures a round, and again as long as other programs disturb it and the settings allow.
     fn quiet_round(&self, case: Case) -> Result<Round, LabError> {
-        let mut round = self.round(case)?;
-        for _ in 0..self.config.retries {
-            if !round.void {
-                break;
-            }
-            machine::wait_for_quiet(self.config.foreign_limit, self.config.patience);
-            round = self.round(case)?;
-        }
-        Ok(round)
+        self.config.quiet.measure(|| self.round(case), |round| round.void).map(|(round, _)| round)
     }
 
     fn round(&self, case: Case) -> Result<Round, LabError> {
@@ -170,7 +161,7 @@ impl<'c> Bench<'c> {
         let [inserts, beside] = <[_; 2]>::try_from(race.results).expect("two threads");
         let latencies = if case.beside == Beside::Lookups { beside } else { inserts };
         let foreign = race.used.foreign_share();
-        let void = foreign.is_some_and(|share| share > self.config.foreign_limit);
+        let void = self.config.quiet.is_exceeded(foreign);
         Ok(Round { latencies, void })
     }
 
