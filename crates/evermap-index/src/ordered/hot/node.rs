@@ -183,15 +183,16 @@ fn last_subset<const BITS: u32, M: Medium>(m: &M, keys: &[PmU64], bits: u64) -> 
     let low = u64::MAX / (u64::MAX >> (64 - BITS));
     let high = low << (BITS - 1);
     let wanted = (bits & (u64::MAX >> (64 - BITS))).wrapping_mul(low);
-    for (at, cell) in keys.iter().enumerate().rev() {
+    let mut found = 0;
+    // All words, because which one is the last cannot be predicted.
+    for (at, cell) in keys.iter().enumerate() {
         let others = m.load_relaxed(cell) & !wanted;
         // The highest bit of each key that has no others.
         let none = !((others & !high).wrapping_add(!high) | others) & high;
-        if none != 0 {
-            return at * lanes + (none.ilog2() / BITS) as usize;
-        }
+        let here = at * lanes + ((none | 1).ilog2() / BITS) as usize;
+        found = if none != 0 { here } else { found };
     }
-    0
+    found
 }
 
 /// What a node is to be, and where.
