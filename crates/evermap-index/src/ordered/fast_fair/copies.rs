@@ -121,8 +121,10 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         let m = self.medium();
         let Some(copies) = node.copies(m) else { return };
         copies.set_copied(m, 0);
-        for position in 0..node.count(m).min(RECORDS) {
-            let word = self.whole_word(m.load(&node.records()[position].at));
+        let leaves = node.records()[..node.count(m)].iter().map(|record| m.load(&record.at));
+        leaves.clone().for_each(|leaf| m.prefetch(leaf));
+        for (position, leaf) in leaves.enumerate() {
+            let word = self.whole_word(leaf);
             copies.insert(m, position, position + 1, word.unwrap_or_default());
         }
     }

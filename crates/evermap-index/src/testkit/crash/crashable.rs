@@ -25,78 +25,59 @@ pub struct Crashable {
     pub costs: fn(u64) -> Battery,
 }
 
+macro_rules! crashable {
+    ($name:literal, $about:literal, $mutants:expr, $subject:expr) => {
+        Crashable {
+            name: $name,
+            about: $about,
+            battery: || battery($name, $mutants, $subject),
+            costs: |images| costs($name, $subject, images),
+        }
+    };
+}
+
 /// Everything that can be crashed, each with its heap and its region.
 pub static CRASHABLE: [Crashable; 12] = [
-    Crashable {
-        name: "dash-eh",
-        about: "Dash-EH with segments of 4 buckets",
-        battery: || battery("dash-eh", dash::EH_MUTANTS, tiny::DashEh),
-        costs: |images| costs("dash-eh", tiny::DashEh, images),
-    },
-    Crashable {
-        name: "dash-lh",
-        about: "Dash-LH with segments of 4 buckets",
-        battery: || battery("dash-lh", dash::LH_MUTANTS, tiny::DashLh),
-        costs: |images| costs("dash-lh", tiny::DashLh, images),
-    },
-    Crashable {
-        name: "cceh",
-        about: "CCEH with tiny segments, optimistic locks, lazy recovery",
-        battery: || battery("cceh", &[], tiny::Cceh(Locking::Optimistic, Recovery::Lazy)),
-        costs: |images| costs("cceh", tiny::Cceh(Locking::Optimistic, Recovery::Lazy), images),
-    },
-    Crashable {
-        name: "level",
-        about: "Level hashing with levels of four and two buckets, incremental resizing",
-        battery: || battery("level", &[], tiny::Level(Resize::Incremental)),
-        costs: |images| costs("level", tiny::Level(Resize::Incremental), images),
-    },
-    Crashable {
-        name: "p-clht",
-        about: "P-CLHT with four buckets",
-        battery: || battery("p-clht", &[], tiny::PClht),
-        costs: |images| costs("p-clht", tiny::PClht, images),
-    },
-    Crashable {
-        name: "line",
-        about: "the line hash, beginning with one segment",
-        battery: || battery("line", &[], tiny::Line),
-        costs: |images| costs("line", tiny::Line, images),
-    },
-    Crashable {
-        name: "tranche",
-        about: "the heterogeneous table, beginning with one group of two tranches",
-        battery: || battery("tranche", tranche::MUTANTS, tiny::Tranche),
-        costs: |images| costs("tranche", tiny::Tranche, images),
-    },
-    Crashable {
-        name: "p-art",
-        about: "P-ART, beginning with its root",
-        battery: || battery("p-art", art::MUTANTS, tiny::PArt),
-        costs: |images| costs("p-art", tiny::PArt, images),
-    },
-    Crashable {
-        name: "fast-fair",
-        about: "FAST & FAIR with up to nine records in a node",
-        battery: || battery("fast-fair", fast_fair::MUTANTS, tiny::FastFair),
-        costs: |images| costs("fast-fair", tiny::FastFair, images),
-    },
-    Crashable {
-        name: "p-bwtree",
-        about: "P-BwTree with up to eight keys in a leaf node",
-        battery: || battery("p-bwtree", bwtree::MUTANTS, tiny::PBwTree),
-        costs: |images| costs("p-bwtree", tiny::PBwTree, images),
-    },
-    Crashable {
-        name: "p-masstree",
-        about: "P-Masstree, beginning with one node",
-        battery: || battery("p-masstree", masstree::MUTANTS, tiny::PMasstree),
-        costs: |images| costs("p-masstree", tiny::PMasstree, images),
-    },
-    Crashable {
-        name: "p-hot",
-        about: "P-HOT with nodes of up to five entries",
-        battery: || battery("p-hot", hot::MUTANTS, tiny::PHot),
-        costs: |images| costs("p-hot", tiny::PHot, images),
-    },
+    crashable!("dash-eh", "Dash-EH with segments of 4 buckets", dash::EH_MUTANTS, tiny::DashEh),
+    crashable!("dash-lh", "Dash-LH with segments of 4 buckets", dash::LH_MUTANTS, tiny::DashLh),
+    crashable!(
+        "cceh",
+        "CCEH with tiny segments, optimistic locks, lazy recovery",
+        &[],
+        tiny::Cceh(Locking::Optimistic, Recovery::Lazy)
+    ),
+    crashable!(
+        "level",
+        "Level hashing with levels of four and two buckets, incremental resizing",
+        &[],
+        tiny::Level(Resize::Incremental)
+    ),
+    crashable!("p-clht", "P-CLHT with four buckets", &[], tiny::PClht),
+    crashable!("line", "the line hash, beginning with one segment", &[], tiny::Line),
+    crashable!(
+        "tranche",
+        "the heterogeneous table, beginning with one group of two tranches",
+        tranche::MUTANTS,
+        tiny::Tranche
+    ),
+    crashable!("p-art", "P-ART, beginning with its root", art::MUTANTS, tiny::PArt),
+    crashable!(
+        "fast-fair",
+        "FAST & FAIR with up to nine records in a node",
+        fast_fair::MUTANTS,
+        tiny::FastFair
+    ),
+    crashable!(
+        "p-bwtree",
+        "P-BwTree with up to eight keys in a leaf node",
+        bwtree::MUTANTS,
+        tiny::PBwTree
+    ),
+    crashable!(
+        "p-masstree",
+        "P-Masstree, beginning with one node",
+        masstree::MUTANTS,
+        tiny::PMasstree
+    ),
+    crashable!("p-hot", "P-HOT with nodes of up to five entries", hot::MUTANTS, tiny::PHot),
 ];
