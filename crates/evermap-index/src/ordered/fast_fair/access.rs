@@ -89,9 +89,8 @@ impl<'m> NodeRef<'m> {
     /// Returns the number of records whose prefix is less than `prefix`.
     ///
     /// The last record of a line tells whether all of the line are less. Lowest nodes are seldom
-    /// in a cache: no line behind the right one is read of them. The others mostly are, so more
-    /// is read of them, but there is no branch that depends on it, which processors would often
-    /// mispredict.
+    /// in a cache: no line behind the right one is waited for. The others mostly are, so all their
+    /// lines are read, without a branch, which processors would often mispredict.
     #[inline(always)]
     fn less<M: Medium>(&self, m: &M, prefix: u64) -> usize {
         const LINES: usize = RECORDS / LINE_RECORDS;
