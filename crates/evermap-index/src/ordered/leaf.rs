@@ -1,7 +1,7 @@
 //! The leaves of trees: blocks with a key and the word that it is bound to.
 
 use std::cmp::Ordering;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, PmU64, Pool, Result, pod};
@@ -263,24 +263,33 @@ pub(crate) fn compare_key<M: Medium>(
     symbol.cmp(&other.get(common).copied())
 }
 
-/// The number of leaves that [`for_units`] shows under one guard.
-pub(crate) const UNIT: usize = 1024;
+/// The number of leaves that [`walk_all`] shows under one guard.
+const UNIT: usize = 1024;
 
 /// Walks over all leaves in the order of their keys, with a guard for [`UNIT`] of them at a time.
-/// `show` shows as many, from the bound that it is passed, and returns the last one, or `None` if
+/// `start` begins a walk at a bound, and `next` goes on to the next leaf, if there is one, unless
 /// the walk is to end.
 ///
 /// # Errors
-/// Those of `show`. `Damaged` if the walk does not advance.
-pub(crate) fn for_units<'m, M: Medium>(
+/// Those of `start` and `next`. `Damaged` if the walk does not advance.
+pub(crate) fn walk_all<'m, M: Medium, W>(
     pool: &'m Pool<M>,
-    mut show: impl FnMut(Bound<&[u8]>) -> Result<Option<LeafRef<'m>>>,
+    start: impl Fn(Bound<&[u8]>) -> Result<W>,
+    mut next: impl FnMut(&mut W) -> Result<ControlFlow<(), Option<LeafRef<'m>>>>,
 ) -> Result<()> {
     let mut last: Option<Vec<u8>> = None;
     loop {
         let _guard = pool.pin();
         let from = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
-        let Some(leaf) = show(from)? else { return Ok(()) };
+        let mut walk = start(from)?;
+        let mut shown = None;
+        for _ in 0..UNIT {
+            match next(&mut walk)? {
+                ControlFlow::Continue(Some(leaf)) => shown = Some(leaf),
+                ControlFlow::Continue(None) | ControlFlow::Break(()) => return Ok(()),
+            }
+        }
+        let Some(leaf) = shown else { return Ok(()) };
         let key = leaf.key(pool.medium());
         // Otherwise a damaged key could lead the walk back, again and again.
         if last.is_some_and(|last| last >= key) {

@@ -1,6 +1,6 @@
 //! Showing all blocks of the tree, and counting them.
 
-use std::ops::ControlFlow;
+use std::ops::{Bound, ControlFlow};
 
 use evermap_pm::{Medium, Result};
 
@@ -38,18 +38,8 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     /// Calls `each` with every node and every leaf, and the number of nodes above it, until it
     /// returns `Break`.
     pub(super) fn show(&self, each: &mut Each<'_>) -> Result<()> {
-        leaf::for_units(&self.memory.pool, |from| {
-            let mut walk = Walk::new(self, from, Direction::Ascending)?;
-            for _ in 1..leaf::UNIT {
-                let ControlFlow::Continue(Some(_)) = walk.next_leaf(each)? else {
-                    return Ok(None);
-                };
-            }
-            match walk.next_leaf(each)? {
-                ControlFlow::Continue(last) => Ok(last),
-                ControlFlow::Break(()) => Ok(None),
-            }
-        })
+        let start = |from: Bound<&[u8]>| Walk::new(self, from, Direction::Ascending);
+        leaf::walk_all(&self.memory.pool, start, |walk| walk.next_leaf(each))
     }
 
     /// Counts pairs and nodes: O(n).
