@@ -1,5 +1,6 @@
 //! What all trees in persistent memory have.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -87,5 +88,20 @@ impl<M: Medium> TreeMemory<M> {
     /// Returns how many nodes were recovered since opening.
     pub(super) fn recovered(&self) -> u64 {
         self.recovered.load(Ordering::Relaxed)
+    }
+}
+
+/// Calls `each` once with `first` and each node that it can be come to from there. `each` adds those
+/// that a node refers to.
+pub(super) fn for_each_reachable<N>(
+    first: N,
+    offset: impl Fn(&N) -> u64,
+    mut each: impl FnMut(&N, &mut Vec<N>),
+) {
+    let (mut seen, mut left) = (HashSet::new(), vec![first]);
+    while let Some(node) = left.pop() {
+        if seen.insert(offset(&node)) {
+            each(&node, &mut left);
+        }
     }
 }

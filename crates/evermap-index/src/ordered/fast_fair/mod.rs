@@ -52,7 +52,6 @@ use super::memory::TreeMemory;
 use super::{Direction, OrderedIndex, Page, PersistentOrdered};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode, Stats, Visitor};
-use crate::node_lock::Lock;
 use crate::root;
 
 mod access;
@@ -116,15 +115,6 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     #[cold]
     fn recover(&self, node: &NodeRef<'_>) -> Result<()> {
         self.memory.recover(&node.header().lock, || self.repair(node))
-    }
-
-    /// Makes all nodes stale, so that they are recovered when they are first used.
-    fn make_stale(&self) -> Result<()> {
-        let m = self.medium();
-        let stale = Lock::stale(self.memory.generation);
-        self.each_node_as_it_is(&mut |node| {
-            m.store_transient(&node.header().lock, stale.0);
-        })
     }
 }
 

@@ -159,3 +159,22 @@ fn an_obsolete_node_is_damaged() {
     sim.store(lock, before.0);
     assert!(index.index.remove(&key).unwrap().removed());
 }
+
+/// In a file whose pages are of different ages, the level above has a reference to a node to which
+/// its left neighbour has none. Searches come there.
+#[test]
+fn nodes_that_their_neighbours_do_not_know_are_made_stale() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..2 * FULL);
+    let root = index.index.root_node().unwrap();
+    let children: Vec<_> = (0..=root.count(&sim))
+        .map(|at| index.index.node_as_it_is(root.left_of(&sim, at), Some(0)).unwrap())
+        .collect();
+    assert!(children.len() > 2);
+    let [first, second] = [0, 1].map(|at| &children[at].header().sibling);
+    sim.store(first, sim.load(second));
+    index.index.make_stale().unwrap();
+    for child in children {
+        assert!(!Lock(sim.load(&child.header().lock)).is_of(pool.generation()));
+    }
+}

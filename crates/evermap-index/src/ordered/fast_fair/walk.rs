@@ -6,7 +6,9 @@ use super::FastFair;
 use super::access::NodeRef;
 use super::layout::{self, Rest, Root};
 use crate::index::{Stats, Visitor};
+use crate::node_lock::Lock;
 use crate::ordered::leaf::LeafRef;
+use crate::ordered::memory;
 
 /// What a node refers to, at one moment.
 pub(super) struct Snapshot {
@@ -62,25 +64,32 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         }
     }
 
-    /// Calls `each` with every node, none of which is recovered. No other thread uses the index.
-    pub(super) fn each_node_as_it_is(&self, each: &mut dyn FnMut(&NodeRef<'_>)) -> Result<()> {
+    /// Makes all nodes stale that a search can come to, so that they are recovered when they are
+    /// first used. No other thread uses the index.
+    ///
+    /// In a file whose pages are of different ages, the node above may have references to nodes that
+    /// are not in the list of their level yet.
+    pub(super) fn make_stale(&self) -> Result<()> {
         let m = self.medium();
-        let mut first = self.node_as_it_is(m.load(&self.root_block()?.tree), None)?;
-        loop {
-            let mut node = first;
-            loop {
-                each(&node);
-                let sibling = m.load(&node.header().sibling);
-                if sibling == 0 {
-                    break;
+        let stale = Lock::stale(self.memory.generation);
+        let root = self.node_as_it_is(m.load(&self.root_block()?.tree), None)?;
+        memory::for_each_reachable(
+            root,
+            |node| node.offset,
+            |node, left| {
+                m.store_transient(&node.header().lock, stale.0);
+                // Searches that come to a reference which is damaged return that.
+                let mut refers =
+                    |at: u64, level| left.extend(self.node_as_it_is(at, Some(level)).ok());
+                refers(m.load(&node.header().sibling), node.level);
+                if let Some(below) = node.level.checked_sub(1) {
+                    let children =
+                        node.node.low_and_records.iter().map(|record| m.load(&record.at));
+                    children.take_while(|&at| at != 0).for_each(|at| refers(at, below));
                 }
-                let next = self.node_as_it_is(sibling, Some(node.level))?;
-                self.ensure_after(&node, &next)?;
-                node = next;
-            }
-            let Some(level) = first.level.checked_sub(1) else { return Ok(()) };
-            first = self.node_as_it_is(m.load(&first.node.low().at), Some(level))?;
-        }
+            },
+        );
+        Ok(())
     }
 
     /// Shows every block and word.

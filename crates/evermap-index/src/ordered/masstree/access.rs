@@ -85,7 +85,7 @@ impl<'m> NodeRef<'m> {
     /// # Errors
     /// `Damaged`.
     #[inline(always)]
-    fn entry(&self, position: usize) -> Result<&'m Entry> {
+    pub(super) fn entry(&self, position: usize) -> Result<&'m Entry> {
         let entry = self.node.entries.get(position);
         entry.ok_or_else(|| Error::damaged(self.offset, "the order of a node of a tree is wrong"))
     }

@@ -603,3 +603,25 @@ fn references_that_lead_elsewhere_are_damaged() {
     sim.store(&entry.value, word);
     assert_eq!(tree.check(), SOUND);
 }
+
+/// In a file whose pages are of different ages, the level above has a reference to a node to which
+/// its left neighbour has none. Searches come there.
+#[test]
+fn nodes_that_their_neighbours_do_not_know_are_made_stale() {
+    let (sim, pool, index) = empty();
+    insert(&index, 0..3 * FULL);
+    let tree = &index.index;
+    let root = tree.root_node().unwrap();
+    let contents = tree.contents(&root).unwrap();
+    let children: Vec<_> = std::iter::once(contents.leftmost)
+        .chain(contents.entries.iter().map(|&(_, child)| child))
+        .map(|child| tree.node_as_it_is(child, Some(0), 0).unwrap())
+        .collect();
+    assert!(children.len() > 2);
+    let [first, second] = [0, 1].map(|at| &children[at].header().next);
+    sim.store(first, sim.load(second));
+    tree.make_stale().unwrap();
+    for child in children {
+        assert!(!Lock(sim.load(&child.header().lock)).is_of(pool.generation()));
+    }
+}

@@ -8,6 +8,7 @@ use super::layout::{self, Below, Root, SLICE};
 use crate::index::{Stats, Visitor};
 use crate::node_lock::Lock;
 use crate::ordered::leaf::LeafRef;
+use crate::ordered::memory;
 
 /// Where a walk is.
 pub(super) struct Way<'p> {
@@ -29,13 +30,9 @@ enum Left {
     Nodes { first: u64, depth: usize, height: u32 },
 }
 
-/// Returns the node at an offset, of this level and in the layer at this depth.
-type Follow<'m, 'f> = dyn Fn(u64, Option<u8>, usize) -> Result<NodeRef<'m>> + 'f;
-
 /// A walk over all nodes: see [`Masstree::each_node`].
 struct Walk<'w, 'm, M: Medium> {
     tree: &'m Masstree<M>,
-    follow: &'w Follow<'m, 'w>,
     each: &'w mut Each<'w>,
     /// What the keys in the current layer begin with.
     prefix: Vec<u8>,
@@ -67,7 +64,7 @@ impl<'m, M: Medium> Walk<'_, 'm, M> {
 
     /// Shows the nodes of a layer that are not leaf nodes. Returns `false` to end the walk.
     fn layer(&mut self, root: u64, depth: usize, mut height: u32) -> Result<bool> {
-        let mut first = (self.follow)(root, None, depth)?;
+        let mut first = self.tree.node(root, None, depth)?;
         while let Some(level) = first.level().checked_sub(1) {
             let mut below = None;
             let mut here = Some(first);
@@ -79,7 +76,7 @@ impl<'m, M: Medium> Walk<'_, 'm, M> {
                 }
                 here = self.right_of(&node, &contents)?;
             }
-            first = (self.follow)(below.unwrap_or_default(), Some(level), depth)?;
+            first = self.tree.node(below.unwrap_or_default(), Some(level), depth)?;
             height += 1;
         }
         self.left.push(Left::Nodes { first: first.offset, depth, height });
@@ -89,7 +86,7 @@ impl<'m, M: Medium> Walk<'_, 'm, M> {
     /// Shows a leaf node. Returns `false` to end the walk.
     fn leaf_node(&mut self, offset: u64, depth: usize, height: u32) -> Result<bool> {
         let _guard = self.tree.memory.pool.pin();
-        let here = (self.follow)(offset, Some(0), depth)?;
+        let here = self.tree.node(offset, Some(0), depth)?;
         let contents = self.tree.snapshot(&here)?.1;
         if !(self.each)(&here, &contents, &Way { prefix: &self.prefix, height })? {
             return Ok(false);
@@ -110,7 +107,7 @@ impl<'m, M: Medium> Walk<'_, 'm, M> {
         if contents.next == 0 {
             return Ok(None);
         }
-        let next = (self.follow)(contents.next, Some(here.level()), here.depth())?;
+        let next = self.tree.node(contents.next, Some(here.level()), here.depth())?;
         self.tree.ensure_after(here, &next)?;
         Ok(Some(next))
     }
@@ -125,25 +122,47 @@ impl<M: Medium> Masstree<M> {
     /// it comes to every pair that is in the tree throughout, and to none twice. Nodes are never
     /// freed, so the walk needs a guard only for the leaves.
     pub(super) fn each_node<'w>(&self, each: &'w mut Each<'w>) -> Result<()> {
-        self.walk(&|offset, level, depth| self.node(offset, level, depth), each)
+        Walk { tree: self, each, prefix: Vec::new(), left: Vec::new() }.run()
     }
 
-    /// Makes all nodes stale, so that they are recovered when they are first used. No other thread
-    /// uses the index.
+    /// Makes all nodes stale that a search can come to, so that they are recovered when they are
+    /// first used. No other thread uses the index.
+    ///
+    /// In a file whose pages are of different ages, the node above may have references to nodes that
+    /// are not in the list of their level yet.
     pub(super) fn make_stale(&self) -> Result<()> {
         let m = self.medium();
         let stale = Lock::stale(self.memory.generation);
-        // Whatever the locks are, no thread has any. So they are not waited for.
-        let as_it_is = |offset, level, depth| {
-            let node = self.node_as_it_is(offset, level, depth)?;
-            m.store_transient(&node.header().lock, stale.0);
-            Ok(node)
-        };
-        self.walk(&as_it_is, &mut |_, _, _| Ok(true))
-    }
-
-    fn walk<'w, 'm>(&'m self, follow: &'w Follow<'m, 'w>, each: &'w mut Each<'w>) -> Result<()> {
-        Walk { tree: self, follow, each, prefix: Vec::new(), left: Vec::new() }.run()
+        let root = self.node_as_it_is(m.load(&self.root_block()?.tree), None, 0)?;
+        memory::for_each_reachable(
+            root,
+            |node| node.offset,
+            |node, left| {
+                let (header, level, depth) = (node.header(), node.level(), node.depth());
+                m.store_transient(&header.lock, stale.0);
+                // Searches that come to a reference which is damaged return that.
+                let mut refers = |at: u64, level: Option<u8>, depth| {
+                    left.extend(self.node_as_it_is(at, level, depth).ok());
+                };
+                refers(m.load(&header.next), Some(level), depth);
+                let below = level.checked_sub(1);
+                if below.is_some() {
+                    refers(m.load(&header.leftmost), below, depth);
+                }
+                let order = node.permutation(m);
+                for entry in
+                    (0..order.len()).filter_map(|rank| node.entry(order.position(rank)).ok())
+                {
+                    let word = m.load(&entry.value);
+                    match (below, Below::from_word(word)) {
+                        (Some(_), _) => refers(word, below, depth),
+                        (None, Below::Layer(root)) => refers(root, None, depth + 1),
+                        (None, Below::Leaf(_)) => {}
+                    }
+                }
+            },
+        );
+        Ok(())
     }
 
     /// Shows every block and word.
