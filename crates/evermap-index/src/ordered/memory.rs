@@ -91,8 +91,8 @@ impl<M: Medium> TreeMemory<M> {
     }
 }
 
-/// Calls `each` once with `first` and each node that it can be come to from there. `each` adds those
-/// that a node refers to.
+/// Calls `each` once with `first` and with each node to which references lead from there. `each`
+/// adds those that a node refers to.
 pub(super) fn for_each_reachable<N>(
     first: N,
     offset: impl Fn(&N) -> u64,

@@ -67,8 +67,8 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Makes all nodes stale that a search can come to, so that they are recovered when they are
     /// first used. No other thread uses the index.
     ///
-    /// In a file whose pages are of different ages, the node above may have references to nodes that
-    /// are not in the list of their level yet.
+    /// In a file whose pages are of different ages, the node above may have references to nodes
+    /// that are not in the list of their level yet.
     pub(super) fn make_stale(&self) -> Result<()> {
         let m = self.medium();
         let stale = Lock::stale(self.memory.generation);
