@@ -38,6 +38,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         // The node has to end behind the last record before that is moved.
         let end = &records[count + 1];
         if m.load(&end.at) != 0 {
+            m.note(Note::Harmless("torn, the node still ends one record before"));
             m.store(&end.at, 0);
             if begins_line(count + 1) {
                 m.note(Note::Harmless(BEHIND_THE_END));
