@@ -161,13 +161,9 @@ impl Driver<'_> {
         run.verify()?;
         for (record, share) in records.iter_mut().zip(foreign_shares(&uses)) {
             record.foreign_cpu = share;
-            record.void = self.is_void(share);
+            record.void = self.config.quiet.is_exceeded(share);
         }
         Ok(records)
-    }
-
-    fn is_void(&self, foreign_share: Option<f64>) -> bool {
-        self.config.quiet.is_exceeded(foreign_share)
     }
 
     /// Runs the passes that are run once, and summarises the rounds.
@@ -238,7 +234,7 @@ impl Driver<'_> {
         })?;
         run.verify()?;
         for (latency, share) in latencies.iter_mut().zip(foreign_shares(&uses)) {
-            latency.void = self.is_void(share);
+            latency.void = self.config.quiet.is_exceeded(share);
         }
         Ok(latencies)
     }

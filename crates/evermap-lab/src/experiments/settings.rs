@@ -219,16 +219,13 @@ impl Settings {
 
     /// Returns how much other programs may use the machine.
     fn quiet(&self) -> Quiet {
-        let usual = Quiet::default();
-        let usual = if self.quick {
-            Quiet { patience: Duration::ZERO, retries: 0, ..usual }
-        } else {
-            usual
-        };
+        let Quiet { limit, patience, retries } = Quiet::default();
+        let (patience, retries) =
+            if self.quick { (Duration::ZERO, 0) } else { (patience, retries) };
         Quiet {
-            patience: self.patience.unwrap_or(usual.patience),
-            retries: self.retries.unwrap_or(usual.retries),
-            ..usual
+            limit,
+            patience: self.patience.unwrap_or(patience),
+            retries: self.retries.unwrap_or(retries),
         }
     }
 }
