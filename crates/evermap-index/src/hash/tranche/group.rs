@@ -2,6 +2,7 @@
 
 use evermap_pm::{Error, Medium, PmU64, Result};
 
+use super::ahead::Ahead;
 use super::arrays::Group;
 use super::image::{Item, bytes_of, fingerprint, home, nth, steps_to};
 use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, LINK, Named, OVERFLOWS_MAX, Shape};
@@ -222,19 +223,29 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
             let place = nth::<G>(home, step);
             let Some(tranche) = self.tranche(group, place)? else { break };
             let commit = self.commit(tranche)?;
+            let mut ahead = Ahead::<T>::new();
             for first in (0..commit.count).step_by(8) {
                 let word = self.0.load_relaxed(&tranche[Shape::<T>::fingerprint_word(first)]);
                 let mut matching = fingerprint::matches([word, 0], sought) & 0xff;
                 while matching != 0 {
                     let at = first + matching.trailing_zeros() as usize;
                     matching &= matching - 1;
-                    if at < commit.count {
-                        let stored = self.record(tranche, place, commit, at)?;
-                        if !stored.entry.dead && is_it(&stored) {
-                            return Ok(Search::Ended(Some(stored)));
-                        }
+                    if at >= commit.count {
+                        break;
+                    }
+                    let stored = self.record(tranche, place, commit, at)?;
+                    if stored.entry.dead {
+                        continue;
+                    }
+                    let found = ahead.exchange(stored).filter(&mut is_it);
+                    if found.is_some() {
+                        return Ok(Search::Ended(found));
                     }
                 }
+            }
+            let found = ahead.rest().find(&mut is_it);
+            if found.is_some() {
+                return Ok(Search::Ended(found));
             }
             // Not "has free space": records of any size may have been removed here since a record
             // found no room, and a small one may fit where a large one did not.

@@ -59,6 +59,7 @@ use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, St
 use crate::{record, root};
 
 mod additions;
+mod ahead;
 mod arrays;
 mod batch;
 mod check;

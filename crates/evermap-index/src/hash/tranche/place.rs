@@ -64,7 +64,9 @@ impl Geometry {
         // A part has some dozen pairs, or a hundred. With more parts a piece would take less time,
         // but all together more, and more of the insertions would do one.
         let (groups, parts) = match tranche {
-            // For tests: few keys cause every change of structure.
+            // For tests: few keys cause every change of structure. In the smallest, parts are
+            // fractions of homes as with large tranches.
+            _ if tranche * group <= 512 => (1, homes + 1),
             _ if tranche * group <= 1024 => (1, homes),
             ..=256 => (3, homes.saturating_sub(2)),
             257..=512 => (3, homes.saturating_sub(1)),
@@ -83,6 +85,12 @@ impl Geometry {
     #[inline(always)]
     pub const fn least(self) -> u64 {
         1 << self.groups
+    }
+
+    /// Returns the geometry with at least one home in a part.
+    pub const fn of_homes(self) -> Self {
+        let parts = if self.parts < self.homes { self.parts } else { self.homes };
+        Geometry { parts, ..self }
     }
 
     /// Returns the homes of the keys in a part.

@@ -1,7 +1,5 @@
 //! Growing ahead of the records.
 
-use std::sync::PoisonError;
-
 use evermap_pm::{Medium, Result};
 
 use super::table::{Format, Table};
@@ -20,13 +18,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     pub(super) fn reserve(&self, bytes: u64) -> Result<()> {
         let taken = self.ratio() * self.total_capacity();
         let wanted = (taken + bytes as f64) / Self::RESERVED;
-        while self.total_capacity() < wanted {
-            // A panic under the lock poisons the region, which every caller checks.
-            let _growth = self.growth.lock().unwrap_or_else(PoisonError::into_inner);
-            // Pinned anew for each piece, so that what it gives up can be used again.
-            let guard = self.pool.pin();
-            self.advance(&guard)?;
-        }
+        while self.advance_if(|| self.total_capacity() < wanted, u64::MAX)? > 0 {}
         Ok(())
     }
 

@@ -70,7 +70,7 @@ fn every_move_is_crashed_everywhere() {
         assert_eq!(index.check(), Vec::<String>::new());
     };
     while state().count() < most {
-        crash(&|| index.table.advance(&pool.pin()).unwrap());
+        crash(&|| index.table.advance(1, &pool.pin()).unwrap());
     }
     while state() != least {
         crash(&|| index.table.retreat(&pool.pin()).unwrap());
@@ -88,7 +88,7 @@ fn what_moves_leave_is_noticed() {
         }
         let noticed = std::cell::Cell::new(false);
         while !noticed.get() {
-            record(&sim, || index.table.advance(&pool.pin()).unwrap());
+            record(&sim, || index.table.advance(1, &pool.pin()).unwrap());
             for_each_image(&sim, false, |image| {
                 let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
                 sim.mutate(Some(Mutation::Planted(mistake)));
@@ -167,7 +167,7 @@ fn a_chunk_that_a_process_left_is_durable_before_a_group_in_it_counts() {
     sim.checkpoint();
     sim.store(entry, left);
     let (pool, index) = crash_states::reopened::<Tiny<u64, Sim>>(&sim);
-    crash_states::as_operation(&sim, || index.table.advance(&pool.pin()).unwrap());
+    crash_states::as_operation(&sim, || index.table.advance(1, &pool.pin()).unwrap());
     let split = std::cell::Cell::new(0);
     for_each_image(&sim, false, |image| {
         let word = word_in(image, sim.offset_of(&header.state));
@@ -193,7 +193,7 @@ fn a_table_that_a_thread_left_is_durable_before_a_group_in_it_counts() {
     });
     let table = sim.load(&header.arrays[1]);
     assert!(Named::Table(1).decode(table).is_some());
-    crash_states::as_operation(&sim, || index.table.advance(&pool.pin()).unwrap());
+    crash_states::as_operation(&sim, || index.table.advance(1, &pool.pin()).unwrap());
     let counted = std::cell::Cell::new(0);
     for_each_image(&sim, false, |image| {
         let word = word_in(image, sim.offset_of(&header.state));
@@ -290,7 +290,7 @@ fn a_chunk_that_a_process_left_is_freed() {
     let tables = 8 + 8 + 16;
     assert_eq!(named(), least + tables + 7 * 512);
     while index.table.arrays.state().count() < 5 {
-        index.table.advance(&pool.pin()).unwrap();
+        index.table.advance(1, &pool.pin()).unwrap();
     }
     while index.table.arrays.state().count() > 1 {
         index.table.retreat(&pool.pin()).unwrap();
