@@ -64,6 +64,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// several tranches. A program that asks for growth has all done at once, which takes half the
     /// time if each piece would look through the same fingerprints.
     const PIECES_OF_HOME: u64 = 1 << Self::GEOMETRY.parts.saturating_sub(Self::GEOMETRY.homes);
+    /// How often a part is read without a lock before it is read with one.
+    const UNLOCKED_READS: usize = 4;
     /// The greatest number of pieces of work that one change does.
     const PIECES_MAX: u64 = 8;
 
@@ -432,24 +434,36 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     /// Returns the same as [`part_of`](Self::part_of) of a group that is not locked, and the
-    /// version for which that is true. Returns `None` if another thread has it locked. This takes
-    /// most of the time of a piece, and other threads need not wait for it.
+    /// version for which that is true. This takes most of the time of a piece, and other threads
+    /// need not wait for it. Returns `None` if they change the group again and again.
     fn part_of_unlocked(
         &self,
         index: u64,
         part: (Geometry, u64),
         moves: impl Fn(u64) -> bool,
     ) -> Result<Option<(Version, (Records<'_>, Records<'_>))>> {
-        let group = self.arrays.group(index)?;
-        let version = Version(self.medium().load(&group.words[GROUP_WORD]));
-        if !version.is_readable(self.generation) {
-            return Ok(None);
+        let (m, group) = (self.medium(), self.arrays.group(index)?);
+        let cell = &group.words[GROUP_WORD];
+        let mut lock_wait = LockWait::default();
+        for _ in 0..Self::UNLOCKED_READS {
+            let version = Version(m.load(cell));
+            if !version.is_of(self.generation) {
+                break;
+            }
+            if !version.is_readable(self.generation) {
+                lock_wait.wait_at(&self.region, m.offset_of(cell))?;
+                continue;
+            }
+            // What cannot be read may be changing.
+            let records = self.part_of(group, part, &moves).ok();
+            // Acquire: everything above is read before the version is read again, and before the
+            // group is locked with it.
+            fence(Ordering::Acquire);
+            if m.load_relaxed(cell) == version.0 {
+                return Ok(records.map(|records| (version, records)));
+            }
         }
-        // What cannot be read may be changing.
-        let records = self.part_of(group, part, moves).ok();
-        // Acquire: everything above is read before the group is locked with this version.
-        fence(Ordering::Acquire);
-        Ok(records.map(|records| (version, records)))
+        Ok(None)
     }
 
     /// Returns the records of a part that move, and those that stay and are not in their homes.
