@@ -113,9 +113,9 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     fn rehash_unpoisoned(&self, pieces: u64) -> Result<u64> {
+        let is_due = || self.arrays.state().moved > 0 || self.is_full_to(Self::AHEAD);
         let mut done = 0;
         while done < pieces {
-            let is_due = || self.arrays.state().moved > 0 || self.is_full_to(Self::AHEAD);
             match self.advance_if(is_due, pieces - done)? {
                 0 => break,
                 more => done += more,
@@ -221,13 +221,15 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         self.arrays.state().target() > self.arrays.least() || self.arrays.state().moved > 0
     }
 
-    /// Does one piece of growth, or all of the next home: moves the next part to the new group of
-    /// the step. The caller holds the lock for growth.
+    /// Does one piece of growth, or the [`PIECES_OF_HOME`](Self::PIECES_OF_HOME) of the next home:
+    /// moves the next part to the new group of the step. The caller holds the lock for growth.
     ///
     /// # Errors
     /// `NoSpace`; then nothing has changed. `Damaged`.
     pub(super) fn advance(&self, pieces: u64, guard: &Guard<'_>) -> Result<()> {
         let state = self.arrays.state();
+        debug_assert!(pieces == 1 || pieces == Self::PIECES_OF_HOME);
+        debug_assert!(state.moved.is_multiple_of(pieces));
         let next = (0..pieces).try_fold(state, |state, _| state.advanced(Self::GEOMETRY));
         let next = next.ok_or_else(|| {
             Error::no_space("the greatest number of groups", Arrays::<M, T, G, C>::GROUP)
