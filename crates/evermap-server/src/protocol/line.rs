@@ -28,7 +28,8 @@ pub(super) struct Rejected {
 pub(super) enum AfterReject {
     /// The next line is a command, because the rejected one has no data block.
     NextLine,
-    /// A data block of this number of bytes follows the line. It is read and dropped.
+    /// A data block of this number of bytes follows the line. It is read and dropped before the
+    /// reply.
     Skip(usize),
     /// A data block of unknown length follows the line, so the connection has to be closed.
     Close,

@@ -534,7 +534,8 @@ fn the_body_of_an_unknown_command_is_skipped() {
     session.send(&Packet::new(0x30).with_lengths(0, 0, u32::MAX));
     session.send(&vec![0x80; 1 << 20]);
     assert!(!session.is_closed());
-    assert_eq!(session.held_bytes(), 0);
+    // Only the reply is kept.
+    assert!(session.held_bytes() < 100);
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod listening;
 mod meta;
 mod metrics;
 mod pieces;
+mod refusals;
 mod sockets;
 mod store;
 mod text;

@@ -5,7 +5,9 @@
 
 use super::{TOKEN_MAX, count_attempt, is_known};
 use crate::number::parse_u32;
+use crate::protocol::refused::Refused;
 use crate::protocol::session::Progress;
+use crate::protocol::text;
 use crate::protocol::upload::{Upload, UploadProgress};
 use crate::protocol::{Context, LINE_MAX, Next};
 use memchr::memchr;
@@ -13,7 +15,7 @@ use memchr::memchr;
 /// The state of a session whose client has not authenticated.
 ///
 /// No command is executed in this state. Each line is answered by an error, unless it begins the
-/// data that authenticates the client.
+/// data that authenticates the client. The data of other storage commands is read and dropped.
 #[derive(Default)]
 pub(in crate::protocol) struct Login {
     state: State,
@@ -30,8 +32,8 @@ enum State {
     Line,
     /// The user, the password and a line end.
     Token(Upload),
-    /// This number of bytes that are read and dropped.
-    Skip(usize),
+    /// The data of a command that is refused.
+    Refused(Refused),
     /// A command of the authenticated client.
     Done,
 }
@@ -63,7 +65,7 @@ impl Login {
                 State::Done => break Next::Receive,
                 State::Line => self.line(rest, context, out),
                 State::Token(_) => self.token(rest, context, out),
-                State::Skip(_) => self.skip(rest),
+                State::Refused(_) => self.refused(rest, out),
             };
             at += taken;
             if let Some(next) = next {
@@ -82,7 +84,8 @@ impl Login {
     pub(in crate::protocol) fn held_bytes(&self) -> usize {
         match &self.state {
             State::Token(upload) => upload.held_bytes(),
-            _ => 0,
+            State::Refused(refused) => refused.held_bytes(),
+            State::Line | State::Done => 0,
         }
     }
 
@@ -105,17 +108,22 @@ impl Login {
         };
         self.scanned = 0;
         let line = &input[..end];
-        match token_len(line.strip_suffix(b"\r").unwrap_or(line)) {
-            None => out.extend_from_slice(UNAUTHENTICATED),
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        match token_len(line) {
+            None => self.refuse(UNAUTHENTICATED, text::block_len(line), out),
             Some(len) if len <= TOKEN_MAX => {
                 self.state = State::Token(Upload::new(len + 2, context.uploads));
             }
-            Some(len) => {
-                out.extend_from_slice(BAD_TOKEN);
-                self.state = State::Skip(len + 2);
-            }
+            Some(len) => self.refuse(BAD_TOKEN, len + 2, out),
         }
         (end + 1, None)
+    }
+
+    /// Drops the next `missing` bytes, and replies behind them.
+    fn refuse(&mut self, reply: &[u8], missing: usize, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(reply);
+        self.state = State::Refused(Refused::new(missing, out, start));
     }
 
     /// Takes the next part of the user and the password.
@@ -129,8 +137,8 @@ impl Login {
         match upload.take(input) {
             UploadProgress::Partial => (input.len(), Some(Next::Receive)),
             UploadProgress::NoMemory => {
-                self.state = State::Skip(upload.missing());
-                out.extend_from_slice(NO_MEMORY);
+                let missing = upload.missing();
+                self.refuse(NO_MEMORY, missing, out);
                 (0, None)
             }
             UploadProgress::Complete(len) => {
@@ -142,12 +150,11 @@ impl Login {
         }
     }
 
-    /// Drops what a client sends as the data of a command that was answered already.
-    fn skip(&mut self, input: &[u8]) -> (usize, Option<Next>) {
-        let State::Skip(left) = &mut self.state else { return (0, None) };
-        let taken = input.len().min(*left);
-        *left -= taken;
-        if *left > 0 {
+    /// Drops the next part of the data of a command that is refused.
+    fn refused(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Option<Next>) {
+        let State::Refused(refused) = &mut self.state else { return (0, None) };
+        let taken = refused.take(input, out);
+        if !refused.is_complete() {
             return (taken, Some(Next::Receive));
         }
         self.state = State::Line;

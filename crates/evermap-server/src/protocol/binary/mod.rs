@@ -11,6 +11,7 @@ mod reply;
 use std::ops::ControlFlow;
 
 use super::auth::sasl;
+use super::refused::Refused;
 use super::session::Progress;
 use super::upload::{Upload, UploadProgress};
 use super::{Context, KEY_MAX, Next};
@@ -34,8 +35,8 @@ enum State {
     Packet,
     /// A value that has not arrived completely.
     Value(Box<Unfinished>),
-    /// This number of bytes that are read and dropped.
-    Skip(usize),
+    /// The rest of a packet that is refused.
+    Refused(Refused),
 }
 
 /// A request whose value has not arrived completely.
@@ -108,7 +109,8 @@ impl Binary {
                 let Unfinished { head, value, .. } = &**unfinished;
                 size_of::<Unfinished>() + head.len() + value.held_bytes()
             }
-            _ => 0,
+            State::Refused(refused) => refused.held_bytes(),
+            State::Packet => 0,
         }
     }
 
@@ -146,7 +148,7 @@ impl<'a> Pass<'a, '_> {
         match self.binary.state {
             State::Packet => self.packet(),
             State::Value(_) => self.value(),
-            State::Skip(len) => self.skip(len),
+            State::Refused(_) => self.refused(),
         }
     }
 
@@ -185,11 +187,12 @@ impl<'a> Pass<'a, '_> {
     fn reject(&mut self, header: &Header, rejected: &Rejected) -> Step {
         self.execute_batch()?;
         self.at += HEADER_LEN;
+        let start = self.out.len();
         reply::error(header.tag, rejected.status, self.out);
         if rejected.close {
             return ControlFlow::Break(Next::Close);
         }
-        self.binary.state = State::Skip(header.body_len);
+        self.refuse(header.body_len, start);
         CONTINUE
     }
 
@@ -228,8 +231,9 @@ impl<'a> Pass<'a, '_> {
     fn begin_value(&mut self, request: &Request<'a>) {
         let Request { header, command, quiet, extras, key } = *request;
         let len = header.body_len - extras.len() - key.len();
+        let start = self.out.len();
         if !self.admit(request, len) {
-            self.binary.state = State::Skip(len);
+            self.refuse(len, start);
         } else if let Some(value) = self.input[self.at..].get(..len) {
             self.at += len;
             self.finish(request, value);
@@ -259,19 +263,24 @@ impl<'a> Pass<'a, '_> {
                 ControlFlow::Break(Next::Receive)
             }
             UploadProgress::NoMemory => {
-                self.binary.state = State::Skip(unfinished.value.missing());
+                let start = self.out.len();
                 self.no_memory(&unfinished.request());
+                self.refuse(unfinished.value.missing(), start);
                 CONTINUE
             }
         }
     }
 
-    /// Drops the next `len` bytes.
-    fn skip(&mut self, len: usize) -> Step {
-        let taken = len.min(self.input.len() - self.at);
-        self.at += taken;
-        if taken < len {
-            self.binary.state = State::Skip(len - taken);
+    /// Drops the next `missing` bytes. What was replied since `start` follows them.
+    fn refuse(&mut self, missing: usize, start: usize) {
+        self.binary.state = State::Refused(Refused::new(missing, self.out, start));
+    }
+
+    /// Drops the next part of a packet that is refused.
+    fn refused(&mut self) -> Step {
+        let State::Refused(refused) = &mut self.binary.state else { return CONTINUE };
+        self.at += refused.take(&self.input[self.at..], self.out);
+        if !refused.is_complete() {
             return ControlFlow::Break(Next::Receive);
         }
         self.binary.state = State::Packet;

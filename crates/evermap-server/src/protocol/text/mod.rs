@@ -14,6 +14,7 @@ use memchr::memchr;
 use super::exptime::expiry;
 use super::line::{AfterReject, Rejected, Words};
 use super::meta::Command;
+use super::refused::Refused;
 use super::session::Progress;
 use super::upload::{Upload, UploadProgress};
 use super::{
@@ -50,8 +51,8 @@ enum State {
     Data(Box<Unfinished>),
     /// A list of items of which only a part fits the reply buffer.
     Dump(Dump),
-    /// This number of bytes that are read and dropped.
-    Skip(usize),
+    /// The data block of a request that is refused.
+    Refused(Refused),
 }
 
 /// How the keys of a command are looked up.
@@ -125,6 +126,7 @@ impl Text {
                 let Unfinished { line, block } = &**unfinished;
                 size_of::<Unfinished>() + line.len() + block.held_bytes()
             }
+            State::Refused(refused) => refused.held_bytes(),
             _ => 0,
         }
     }
@@ -137,7 +139,7 @@ impl<'a> Pass<'a, '_> {
             State::Keys(lookup) => self.keys(lookup),
             State::Data(_) => self.data(),
             State::Dump(dump) => self.dump(dump),
-            State::Skip(len) => self.skip(len),
+            State::Refused(_) => self.refused(),
         }
     }
 
@@ -198,10 +200,11 @@ impl<'a> Pass<'a, '_> {
         match request {
             Ok(request) => self.execute(request, line),
             Err(Rejected { reply, noreply, after }) => {
+                let start = self.out.len();
                 self.reply(reply, noreply);
                 match after {
                     AfterReject::NextLine => {}
-                    AfterReject::Skip(block) => self.text.state = State::Skip(block),
+                    AfterReject::Skip(block) => self.refuse(block, start),
                     AfterReject::Close => return ControlFlow::Break(Next::Close),
                 }
                 CONTINUE
@@ -353,8 +356,7 @@ impl<'a> Pass<'a, '_> {
         let (key, len) = (storage.key(), storage.len());
         let block = len + 2;
         if key.len() + len + ITEM_OVERHEAD > self.context.item_size_max {
-            self.store_failed(storage, &CacheError::TooLarge);
-            self.text.state = State::Skip(block);
+            self.refuse_store(storage, &CacheError::TooLarge, block);
         } else if let Some(data) = self.input[self.at..].get(..block) {
             self.at += block;
             self.finish_store(storage, data);
@@ -385,21 +387,32 @@ impl<'a> Pass<'a, '_> {
                 ControlFlow::Break(Next::Receive)
             }
             UploadProgress::NoMemory => {
-                self.text.state = State::Skip(unfinished.block.missing());
+                let missing = unfinished.block.missing();
                 if let Ok(Request::Store(storage)) = parse::parse(&unfinished.line) {
-                    self.store_failed(&storage, &CacheError::OutOfMemory);
+                    self.refuse_store(&storage, &CacheError::OutOfMemory, missing);
                 }
                 CONTINUE
             }
         }
     }
 
-    /// Drops the next `len` bytes.
-    fn skip(&mut self, len: usize) -> Step {
-        let taken = len.min(self.input.len() - self.at);
-        self.at += taken;
-        if taken < len {
-            self.text.state = State::Skip(len - taken);
+    /// Drops the next `missing` bytes. What was replied since `start` follows them.
+    fn refuse(&mut self, missing: usize, start: usize) {
+        self.text.state = State::Refused(Refused::new(missing, self.out, start));
+    }
+
+    /// Reports why a storage command fails. `missing` bytes of its data block follow.
+    fn refuse_store(&mut self, storage: &Storage<'_>, error: &CacheError, missing: usize) {
+        let start = self.out.len();
+        self.store_failed(storage, error);
+        self.refuse(missing, start);
+    }
+
+    /// Drops the next part of the data block of a request that is refused.
+    fn refused(&mut self) -> Step {
+        let State::Refused(refused) = &mut self.text.state else { return CONTINUE };
+        self.at += refused.take(&self.input[self.at..], self.out);
+        if !refused.is_complete() {
             return ControlFlow::Break(Next::Receive);
         }
         self.text.state = State::Line;
@@ -679,6 +692,15 @@ impl<'a> Pass<'a, '_> {
 
     fn count(&self, count: Count) {
         self.context.counters.add(count, 1);
+    }
+}
+
+/// Returns the number of bytes of the data block that follows a line, as far as the line says it.
+pub(super) fn block_len(line: &[u8]) -> usize {
+    match parse::parse(line) {
+        Ok(Request::Store(storage)) => storage.len() + 2,
+        Err(Rejected { after: AfterReject::Skip(block), .. }) => block,
+        _ => 0,
     }
 }
 
