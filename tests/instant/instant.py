@@ -167,11 +167,11 @@ class Store:
 
     def sweep(self):
         """Waits for the sweep; returns its seconds, as the server took them."""
-        while not (state := self.stats()["evermap_sweep"]).startswith("done in "):
+        while not (state := self.stats()["evermap_sweep"]).startswith("done_in_"):
             if state not in ("pending", "running"):
                 raise SystemExit(f"the sweep is {state}")
             time.sleep(0.02)
-        return float(state.split()[2]) / 1e3
+        return float(state.split("_")[2]) / 1e3
 
     def client_command(self, job, *arguments):
         command = [self.options.client, job, self.options.address]

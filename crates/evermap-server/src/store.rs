@@ -8,7 +8,7 @@
 //! of an item. Such a record has the mark [`CHOSEN_CAS`], and its value begins with the id, in 8
 //! bytes.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::ops::ControlFlow;
 
 use evermap::{Edit, Error, ErrorKind, Map, Meta, Outcome, UnreadRecord};
@@ -220,21 +220,21 @@ impl Cache for Map {
         each("evermap_evicted_directly", &stat.evicted_directly);
         each("evermap_moved_for_space", &stat.moved_for_space);
         each("evermap_file_bytes", &stat.file_bytes);
-        each("evermap_durability", &stat.durability);
+        each("evermap_durability", &OneWord(&stat.durability));
         each("evermap_generation", &stat.generation);
         each("evermap_clean_open", &u8::from(stat.clean_open));
         each("evermap_counts_exact", &u8::from(stat.records.exact));
-        each("evermap_sweep", &stat.sweep);
+        each("evermap_sweep", &OneWord(&stat.sweep));
         each("evermap_damage_met", &stat.damage_met);
         if let Some(ordered) = &stat.ordered {
-            each("evermap_ordered", &ordered.state);
+            each("evermap_ordered", &OneWord(&ordered.state));
             each("evermap_ordered_keys", &ordered.keys);
             each("evermap_ordered_bytes", &ordered.bytes);
             each("evermap_ordered_keys_read", &ordered.keys_read);
             each("evermap_ordered_notices_waiting", &ordered.notices_waiting);
         }
         if let Some(state) = &stat.persistent_order {
-            each("evermap_persistent_order", state);
+            each("evermap_persistent_order", &OneWord(state));
         }
     }
 
@@ -349,6 +349,16 @@ fn edit_of(update: Update, before: Option<evermap::Marks>) -> Edit {
                 }
             }
         }
+    }
+}
+
+/// A text with `_` instead of spaces. Programs that read statistics expect lines of three words,
+/// and some stop at another line.
+struct OneWord<T>(T);
+
+impl<T: Display> Display for OneWord<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.to_string().replace(' ', "_"))
     }
 }
 

@@ -419,7 +419,7 @@ fn commands_are_refused_or_allowed_as_the_options_say() {
         ("flush_all\r\n", "CLIENT_ERROR flush_all not allowed\r\n"),
         ("stats cachedump 1 0\r\n", "CLIENT_ERROR stats cachedump not allowed\r\n"),
         ("lru_crawler metadump all\r\n", "ERROR metadump not allowed\r\n"),
-        ("lru_crawler mgdump all\r\n", "ERROR metadump not allowed\r\n"),
+        ("lru_crawler mgdump all\r\n", "ERROR key dump not allowed\r\n"),
     ] {
         assert_eq!(reply(&mut stream, request, "\r\n"), expected);
     }

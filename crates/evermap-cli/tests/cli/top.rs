@@ -22,7 +22,7 @@ fn a_table_is_printed_without_a_terminal() {
     for more in [&["--once"][..], &[]] {
         let output = run([&["top", &address, "--interval", "0.1"], more].concat());
         let table = String::from_utf8(output.success()).unwrap();
-        assert!(table.starts_with(&format!("{address}, 1.6.45 evermap-")), "{table}");
+        assert!(table.starts_with(&format!("{address}, 1.6.45-evermap-")), "{table}");
         for line in
             ["command         per second    hits", "items           1\n", "file            "]
         {

@@ -70,6 +70,14 @@ impl Context<'_> {
         if self.watch.wants_deleted_len() { self.value_len(key) } else { 0 }
     }
 
+    /// Returns the length of the value of an item to which `added` bytes were to be appended or
+    /// prepended, if that has to be reported.
+    #[inline]
+    pub fn len_after_concat(&self, key: &[u8], added: usize, status: StoreStatus) -> usize {
+        let grown = status == StoreStatus::Stored && self.watch.wants(Topic::STORES);
+        if grown { self.value_len(key) } else { added }
+    }
+
     #[cold]
     fn value_len(&self, key: &[u8]) -> usize {
         let mut len = 0;

@@ -43,7 +43,7 @@ pub const KEY_MAX: usize = 250;
 /// gat and gats may be longer.
 pub const LINE_MAX: usize = 2048;
 /// The maximum length of a line of get, gets, gat or gats without its line feed, in bytes.
-pub const KEY_LIST_MAX: usize = 1 << 20;
+pub const KEY_LIST_MAX: usize = 16 << 20;
 /// The number of bytes that an item counts in addition to its key and value when it is compared
 /// with [`Context::item_size_max`]. This is the size of memcached's item header, so that its limits
 /// mean the same here.

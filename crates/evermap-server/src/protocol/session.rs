@@ -12,6 +12,9 @@ pub struct Session {
     /// Bytes that were received but not consumed: the beginning of a request, or what arrived while
     /// the reply buffer was full.
     pending: Vec<u8>,
+    /// The number of bytes at the start of `pending` that were consumed since. They are removed
+    /// when they are half of it, so that a long list of keys is not moved for each reply.
+    consumed: usize,
     /// Accounts for the memory of `pending` once it exceeds [`UNRESERVED_MAX`].
     reservation: Option<Reservation>,
 }
@@ -60,6 +63,7 @@ impl Session {
 
     /// Appends `bytes` to the pending ones. Closes the session if the budget does not allow it.
     fn keep(&mut self, bytes: &[u8], context: &Context<'_>, out: &mut Vec<u8>) -> Next {
+        self.remove_consumed();
         let needed = self.pending.len() + bytes.len();
         if needed > UNRESERVED_MAX {
             let reservation =
@@ -82,18 +86,25 @@ impl Session {
 
     /// Continues after [`Next::Resume`], when `out` has space again.
     pub fn resume(&mut self, context: &Context<'_>, out: &mut Vec<u8>) -> Next {
-        let progress = self.protocol.process(&self.pending, context, out);
-        if progress.next == Next::Close || progress.consumed == self.pending.len() {
+        let progress = self.protocol.process(&self.pending[self.consumed..], context, out);
+        self.consumed += progress.consumed;
+        if progress.next == Next::Close || self.consumed == self.pending.len() {
             self.clear_pending();
-        } else {
-            self.pending.drain(..progress.consumed);
+        } else if self.consumed >= self.pending.len() / 2 {
+            self.remove_consumed();
         }
         progress.next
+    }
+
+    fn remove_consumed(&mut self) {
+        self.pending.drain(..self.consumed);
+        self.consumed = 0;
     }
 
     /// Frees the memory of the pending bytes, so that an idle connection holds no buffer.
     fn clear_pending(&mut self) {
         self.pending = Vec::new();
+        self.consumed = 0;
         self.reservation = None;
     }
 

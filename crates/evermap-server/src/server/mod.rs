@@ -160,7 +160,7 @@ impl Default for Config {
             reply_limit: 1 << 30,
             // Clients and test suites use this to learn how a server behaves, so it begins with the
             // version of memcached whose replies this server follows.
-            version: concat!("1.6.45 evermap-", env!("CARGO_PKG_VERSION")).into(),
+            version: concat!("1.6.45-evermap-", env!("CARGO_PKG_VERSION")).into(),
             settings: BTreeMap::new(),
             binding: Binding::Auto,
             credentials: None,

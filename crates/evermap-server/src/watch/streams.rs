@@ -24,8 +24,12 @@ impl Streams {
     pub(super) const PREFIXES: u32 = 1 << 17;
 
     /// Returns the streams of the words after `watch`; without any, the fetchers. Returns `None`
-    /// if a word is none of them.
+    /// if a word is none of memcached's.
     pub fn parse<'a>(words: impl IntoIterator<Item = &'a [u8]>) -> Option<Streams> {
+        let mut words = words.into_iter().peekable();
+        if words.peek().is_none() {
+            return Some(Self::FETCHERS);
+        }
         let mut streams = 0;
         for word in words {
             streams |= match word {
@@ -34,10 +38,12 @@ impl Streams {
                 b"evictions" => Self::EVICTIONS.0,
                 b"connevents" => Self::CONNEVENTS.0,
                 b"deletions" => Self::DELETIONS.0,
+                // There are no such events here. memcached has none of raw commands either.
+                b"rawcmds" | b"sysevents" | b"proxyreqs" | b"proxyevents" | b"proxyuser" => 0,
                 _ => return None,
             };
         }
-        Some(if streams == 0 { Self::FETCHERS } else { Streams(streams) })
+        Some(Streams(streams))
     }
 
     /// Returns `true` if the sets have a kind in common.
@@ -59,7 +65,9 @@ mod tests {
         assert_eq!(all, Streams(Streams::ALL));
         assert!(all.intersects(Streams::DELETIONS));
         assert!(!Streams::FETCHERS.intersects(Streams::DELETIONS));
-        assert_eq!(parse("fetchers proxyreqs"), None);
+        assert_eq!(parse("fetchers proxyreqs"), Some(Streams::FETCHERS));
+        assert_eq!(parse("rawcmds sysevents proxyevents proxyuser"), Some(Streams(0)));
+        assert_eq!(parse("fetchers nonsense"), None);
         assert_eq!(parse("FETCHERS"), None);
     }
 }

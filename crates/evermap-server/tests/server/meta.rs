@@ -7,6 +7,7 @@ use evermap::{Clock, Evermap, Options};
 use evermap_server::stats::Count;
 
 const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
+const BAD_FLAGS: &str = "CLIENT_ERROR invalid or duplicate flag";
 const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
 const NON_NUMERIC: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
 
@@ -154,7 +155,7 @@ fn ma_changes_numbers() {
         ("ms a 1|5|ma a D18446744073709551615 v", "HD|VA 1|4"),
         ("ms a 1|5|ma a MD D9 v", "HD|VA 1|0"),
         ("ms a 1|5|ma a q|ma a q v|mg a v", "HD|VA 1|7"),
-        ("ms a 1 F3 T60|5|ma a c t k Oz b|mn", "HD|CLIENT_ERROR error decoding key|MN"),
+        ("ms a 1 F3 T60|5|ma a c t k Oz b|mn", &format!("HD|{BAD_FLAGS}|MN")),
         ("ms a 1 F3 T60|5|ma a c t k Oz|mg a f", "HD|HD c2 t60 ka Oz|HD f3"),
         ("ms a 1 T60|5|ma a t T30|ma a T20 t v|mg a t", "HD|HD t60|VA 1 t20|7|HD t20"),
         ("ma a N90 t v|ma a v t", "VA 1 t90|0|VA 1 t90|1"),
@@ -165,6 +166,9 @@ fn ma_changes_numbers() {
         ("ms a 1|5|ma a C2|ma a C1 c v|ma a C0", "HD|EX|VA 1 c2|6|HD"),
         ("ms a 1|5|ma a E99 c|mg a c v", "HD|HD c99|VA 1 c99|6"),
         ("ma a N0 E99 c", "HD c99"),
+        // The id 0 asks for a new one.
+        ("ms a 1|5|ma a E0 c|mg a c v", "HD|HD c2|VA 1 c2|6"),
+        ("ms a 1 E0 c|5|mg a c|md a I E0|mg a c|mg b N9 E0 c", "HD c1|HD c1|HD|HD c2 X W|HD c3 W"),
         ("ms a 1|x|ma a|ma a t|ma a q", &format!("HD|{NON_NUMERIC}|{NON_NUMERIC}|{NON_NUMERIC}")),
     ] {
         check(request, reply);
@@ -174,8 +178,10 @@ fn ma_changes_numbers() {
 #[test]
 fn other_meta_commands() {
     for (request, reply) in [
-        ("mn|mn  ", "MN|MN"),
-        ("me a|me a q", "EN|EN"),
+        ("mn|mn  |mn x|mn O1 q", "MN|MN|MN|MN"),
+        // Only `b` means something to me.
+        ("me a|me a q|me a z|me a v v", "EN|EN|EN|EN"),
+        ("me Z b|me Z z b", &format!("{BAD_FORMAT}|{BAD_FORMAT}")),
         ("ms a 1 F1 T60|x|me a", "HD|ME a exp=60 la=0 cas=1 fetch=no cls=1 size=65"),
         ("ms a 1|x|me a|me a|mg a h", "HD|$M|$M|HD h0"),
         ("ms a 1|x|mg a|me YQ== b", "HD|HD|ME YQ== exp=-1 la=0 cas=1 fetch=yes cls=1 size=61"),
@@ -194,7 +200,7 @@ fn binary_keys() {
         ("mg Zm9v k b|mg Zm9v q b|md Zm9v b k|ma Zm9v k b", "EN kZm9v b|NF kZm9v b|NF kZm9v b"),
         ("ms Zm9v 1 b|5|ma Zm9v b k v|md Zm9v b k|mg foo", "HD|VA 1 kZm9v b|6|HD kZm9v b|EN"),
         ("mg Zm9 b|mg !!!! b|mg Zm9v= b", "$K|$K|$K"),
-        ("ms Zm9 1 b|x|md ==== b|me Z b|ma Z b", "$K|$K|$K|$K"),
+        ("ms Zm9 1 b|x|md ==== b|mg Z b", "$K|$K|$K"),
         // Pipelined with other keys.
         (
             "set foo 0 0 1|x|set a 0 0 1|y|mg a v|mg Zm9v b v|get foo|mg YQ== v b",
@@ -212,14 +218,17 @@ fn malformed_requests() {
     for (request, reply) in [
         ("mg|md|ma|me|mg ", "$F|$F|$F|$F|$F"),
         ("mg K|md K|ma K|me K|mg K v b", "$F|$F|$F|$F|$F"),
-        ("mg a zz|mg a v z|md a z|ma a z|me a z", "$I|$I|$I|$I|$I"),
+        ("mg a zz|mg a v z|md a z", "$I|$I|$I"),
         ("mg a 1|mg a v \x01", "$I|$I"),
         ("mg a \x7f|mg a \u{e9}", "$I|$I"),
-        ("mg a v v|md a q q|ma a v v|mg a O1 O2|mg a s t s", "$D|$D|$D|$D|$D"),
+        ("mg a v v|md a q q|mg a O1 O2|mg a s t s", "$D|$D|$D|$D"),
         ("mg a T|mg a Tx|mg a N|mg a Rx|mg a T1x", "$T|$T|$T|$T|$T"),
-        ("md a Cx|md a C|md a Ex|ma a C-1", "$T|$T|$T|$T"),
-        ("ma a Jx|ma a J", "$J|$J"),
-        ("ma a Dx|ma a D-1", "$L|$L"),
+        ("md a Cx|md a C|md a Ex|md a C-1", "$T|$T|$T|$T"),
+        ("mg a Jx|mg a J", "$J|$J"),
+        ("mg a Dx|mg a D-1", "$L|$L"),
+        // ma has one text for all of them.
+        ("ma a z|ma a v v|ma a C-1|ma a Jx|ma a Dx|ma Z b", "$B|$B|$B|$B|$B|$B"),
+        ("ma a b c f h k l q s t u v x I O1 L P F1 E1 D1", "$B"),
         ("ma a MX|ma a M", "$A|$A"),
         ("mg a Fx", "$F"),
         ("mg a OO", "EN OO"),
@@ -227,7 +236,6 @@ fn malformed_requests() {
         ("mg a b c f h k l q s t u v x I O1 L P F1 E1", "$V"),
         ("mg a b c f h k l q s t u v x I O1 L P F1 E1 D1", "$W"),
         ("md a b c f h k l q s t u v x I O1 L P F1 E1 D1", "$W"),
-        ("mn x", "$F"),
         ("MG a|m a|mx a", "ERROR|ERROR|ERROR"),
         // The data of ms is dropped, unless its length is not known.
         ("ms a 9 z|flush_all|mn", "$I|MN"),
@@ -240,12 +248,13 @@ fn malformed_requests() {
         ("ms Z 9 b|flush_all|mn", "CLIENT_ERROR error decoding key|MN"),
         ("ms a 9 b c f h k l q s t u v x I O1 L P F1|flush_all|mn", "CLIENT_ERROR error|MN"),
         ("ms a 9 b c f h k l q s t u v x I O1 L P F1 E1|flush_all|mn", "$W|MN"),
-        ("ms a 1|xyz|mn", "CLIENT_ERROR bad data chunk|ERROR|MN"),
-        ("ms a 1 q|xyz|mn", "CLIENT_ERROR bad data chunk|ERROR|MN"),
+        ("ms a 1|xyz|mn", "CLIENT_ERROR bad data chunk|$F|MN"),
+        ("ms a 1 q|xyz|mn", "CLIENT_ERROR bad data chunk|$F|MN"),
     ] {
         let request = request.replace('K', &long).replace("$O", &opaque);
         let reply = reply
             .replace("$I", "CLIENT_ERROR invalid flag")
+            .replace("$B", BAD_FLAGS)
             .replace("$D", "CLIENT_ERROR duplicate flag")
             .replace("$J", "CLIENT_ERROR invalid numeric initial value")
             .replace("$L", "CLIENT_ERROR invalid numeric delta value")

@@ -109,8 +109,9 @@ fn watchers_see_what_they_asked_for() {
         "append a 0 0 1\r\n9\r\nset n 0 0 1\r\n9\r\nincr n 1\r\n",
         "STORED\r\nSTORED\r\n10\r\n",
     );
-    client.ask("set a 0 0 9999999\r\n", "SERVER_ERROR object too large for cache\r\n");
-    client.ask(&format!("{}\r\n", " ".repeat(9_999_999)), "");
+    client.send("set a 0 0 9999999\r\n");
+    let reply = "SERVER_ERROR object too large for cache\r\n";
+    client.ask(&format!("{}\r\n", " ".repeat(9_999_999)), reply);
     client.ask("delete a\r\ndelete n\r\n", "NOT_FOUND\r\nDELETED\r\n");
     client.send("quit\r\n");
     assert_eq!(client.line(), None);
@@ -123,7 +124,7 @@ fn watchers_see_what_they_asked_for() {
     let mutated = [
         "item_store key=a status=not_stored cmd=add ttl=0 clsid=1 cfd=# size=1",
         "item_store key=d status=not_found cmd=cas ttl=0 clsid=1 cfd=# size=1",
-        "item_store key=a status=stored cmd=append ttl=0 clsid=1 cfd=# size=1",
+        "item_store key=a status=stored cmd=append ttl=0 clsid=1 cfd=# size=5",
         "item_store key=n status=stored cmd=set ttl=0 clsid=1 cfd=# size=1",
         "item_store key=n status=stored cmd=incr ttl=0 clsid=1 cfd=# size=2",
         "item_store key=a status=too_large cmd=set ttl=0 clsid=39 cfd=# size=9999999",
@@ -175,8 +176,8 @@ fn commands_of_the_meta_protocol_are_reported() {
         "item_get key=b status=not_found clsid=0 cfd=# size=0",
         "item_get key=c status=not_found clsid=0 cfd=# size=0",
         "item_get key=c status=found clsid=1 cfd=# size=0",
-        "item_store key=a status=stored cmd=append ttl=0 clsid=1 cfd=# size=1",
-        "item_store key=a status=stored cmd=prepend ttl=0 clsid=1 cfd=# size=1",
+        "item_store key=a status=stored cmd=append ttl=0 clsid=1 cfd=# size=3",
+        "item_store key=a status=stored cmd=prepend ttl=0 clsid=1 cfd=# size=4",
         "item_store key=a status=stored cmd=replace ttl=0 clsid=1 cfd=# size=1",
         "item_store key=a status=stored cmd=incr ttl=0 clsid=1 cfd=# size=2",
         "item_store key=a status=stored cmd=decr ttl=0 clsid=1 cfd=# size=1",
@@ -236,8 +237,8 @@ fn commands_of_the_binary_protocol_are_reported() {
         "item_get key=b status=not_found clsid=0 cfd=# size=0",
         "item_store key=a status=stored cmd=incr ttl=0 clsid=1 cfd=# size=2",
         "item_store key=a status=stored cmd=decr ttl=0 clsid=1 cfd=# size=1",
-        "item_store key=a status=stored cmd=append ttl=0 clsid=1 cfd=# size=3",
-        "item_store key=a status=stored cmd=prepend ttl=0 clsid=1 cfd=# size=3",
+        "item_store key=a status=stored cmd=append ttl=0 clsid=1 cfd=# size=5",
+        "item_store key=a status=stored cmd=prepend ttl=0 clsid=1 cfd=# size=8",
         "deleted key=a cmd=delete clsid=1 size=8",
     ];
     for line in lines {
@@ -282,7 +283,7 @@ fn statistics_are_the_same_in_both_protocols() {
 fn requests_around_a_watch_are_answered() {
     let server = serve(|config| config.watchers_max = 2);
     let mut client = Client::connect(&server);
-    client.ask("watch fetchers proxyreqs\r\nget a\r\n", "ERROR\r\nEND\r\n");
+    client.ask("watch fetchers nonsense\r\nget a\r\n", "ERROR\r\nEND\r\n");
     client.ask("get a\r\nget b\r\nwatch evictions\r\n", "END\r\nEND\r\nOK\r\n");
     let mut other = Client::watch(&server, "evictions");
     let mut third = Client::connect(&server);

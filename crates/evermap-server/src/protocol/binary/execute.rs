@@ -209,7 +209,8 @@ impl<'a> Pass<'a, '_> {
                     Status::Exists => StoreStatus::Exists,
                     _ => StoreStatus::NotStored,
                 };
-                self.context.stored(key, store_command(request), status, 0, data.len());
+                let len = self.context.len_after_concat(key, data.len(), status);
+                self.context.stored(key, store_command(request), status, 0, len);
             }
             return self.changed(request, outcome);
         }
@@ -218,7 +219,8 @@ impl<'a> Pass<'a, '_> {
             Err(error) => return self.store_failed(request, &error),
         };
         let status = StoreStatus::from(stored.outcome);
-        self.context.stored(key, store_command(request), status, 0, data.len());
+        let len = self.context.len_after_concat(key, data.len(), status);
+        self.context.stored(key, store_command(request), status, 0, len);
         let status = match stored.outcome {
             StoreOutcome::Stored => Status::Success,
             _ => Status::NotStored,

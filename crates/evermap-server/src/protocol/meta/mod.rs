@@ -17,8 +17,8 @@ mod reply;
 mod request;
 mod set;
 
-use crate::protocol::Context;
-use crate::protocol::line::{BAD_FORMAT, Rejected, Words};
+use crate::protocol::line::{Rejected, Words};
+use crate::protocol::{Context, KEY_MAX};
 use crate::stats::Count;
 
 pub(super) use get::{hit, miss, wins};
@@ -36,7 +36,9 @@ pub(super) enum Command<'a> {
     Noop,
 }
 
-/// The maximum number of words of a line of mg, ms and md.
+/// The reply to any mistake in the flags of ma, which memcached does not tell apart there.
+const BAD_FLAGS: &[u8] = b"CLIENT_ERROR invalid or duplicate flag\r\n";
+/// The maximum number of words of a line of mg, ms, md and ma.
 const WORDS_MAX: usize = 20;
 
 impl<'a> Command<'a> {
@@ -52,19 +54,16 @@ impl<'a> Command<'a> {
 
     /// Parses the words after ma.
     pub(super) fn arithmetic(words: Words<'a>) -> Result<Self, Rejected> {
-        let request = Request::parse(words, None)?;
+        let key_is_valid = words.clone().next().is_some_and(|key| key.len() <= KEY_MAX);
+        let request = Request::parse(words, Some(WORDS_MAX - 1))
+            .map_err(|rejected| if key_is_valid { BAD_FLAGS.into() } else { rejected })?;
         arithmetic::check(&request)?;
         Ok(Command::Arithmetic(request))
     }
 
     /// Parses the words after me.
     pub(super) fn debug(words: Words<'a>) -> Result<Self, Rejected> {
-        Ok(Command::Debug(Request::parse(words, None)?))
-    }
-
-    /// Parses the words after mn, of which there are none.
-    pub(super) fn noop(mut words: Words<'a>) -> Result<Self, Rejected> {
-        if words.is_done() { Ok(Command::Noop) } else { Err(BAD_FORMAT.into()) }
+        Ok(Command::Debug(Request::parse_key(words)?))
     }
 
     /// Executes the command and appends the reply.

@@ -108,6 +108,21 @@ impl<'a> Request<'a> {
         Request::parse_flags(key_word, words, words_max.map(|max| max - 1)).map_err(Rejected::from)
     }
 
+    /// Parses a key, of whose flags only `b` has a meaning. The others are ignored.
+    ///
+    /// # Errors
+    /// If there is no valid key.
+    pub(super) fn parse_key(mut words: Words<'a>) -> Result<Self, Rejected> {
+        let key_word = words.next().filter(|key| key.len() <= KEY_MAX).ok_or(BAD_FORMAT)?;
+        let plan = Plan { key_word, words: words.rest(), seen: Letters::default() };
+        let key = if words.any(|word| word == b"b") {
+            decode(key_word).map_err(|_| BAD_FORMAT)?.into()
+        } else {
+            key_word.into()
+        };
+        Ok(Request { key, plan, tokens: Tokens::default() })
+    }
+
     /// Parses flags, of which there may be at most `flags_max`, after the key.
     ///
     /// # Errors
@@ -184,7 +199,10 @@ impl Tokens {
         }
         Ok(match flag {
             b'C' => set(&mut self.compare, parse_u64(token), BAD_TOKEN),
-            b'E' => set(&mut self.new_cas, parse_u64(token), BAD_TOKEN),
+            // The id 0 stands for none, so it asks for a new one.
+            b'E' => parse_u64(token)
+                .map(|id| self.new_cas = Some(id).filter(|&id| id != 0))
+                .ok_or(BAD_TOKEN),
             b'N' => set(&mut self.vivify, parse_i64(token), BAD_TOKEN),
             b'R' => set(&mut self.recache, parse_i64(token), BAD_TOKEN),
             b'T' => set(&mut self.ttl, parse_i64(token), BAD_TOKEN),

@@ -128,7 +128,8 @@ impl<'a> Set<'a> {
             (Mode::Set | Mode::Replace, Some(cas)) => put(StoreMode::Cas(cas)),
             (Mode::Concat(side), _) if self.is_plain_concat() => {
                 let stored = cache.concat(key, value, side, self.value_max(context))?;
-                Ok((stored, value.len()))
+                let status = StoreStatus::from(stored.outcome);
+                Ok((stored, context.len_after_concat(key, value.len(), status)))
             }
             (Mode::Concat(side), _) => self.concat(value, side, context),
         }

@@ -33,6 +33,14 @@ impl Dump {
         Dump { format, classes, position: 0 }
     }
 
+    /// Returns the reply if the operator has refused lists of all items.
+    pub(super) fn refusal(&self) -> &'static [u8] {
+        match self.format {
+            Format::Metadata => b"ERROR metadump not allowed\r\n",
+            Format::Get => b"ERROR key dump not allowed\r\n",
+        }
+    }
+
     /// Appends the lines for the next page. Returns what is left to do, or `None` after the last
     /// page and the line that ends the list.
     ///
@@ -75,8 +83,9 @@ fn append_metadata(key: &[u8], item: &Item<'_>, bytes: u64, now: u32, out: &mut 
     };
     let accessed = now.saturating_sub(item.idle);
     let fetched = if item.fetched { "yes" } else { "no" };
-    let (cas, class) = (item.cas, class_of(bytes));
-    writeln!(out, " exp={expiry} la={accessed} cas={cas} fetch={fetched} cls={class} size={bytes}")
+    let (cas, flags, class) = (item.cas, item.flags, class_of(bytes));
+    write!(out, " exp={expiry} la={accessed} cas={cas} fetch={fetched} cls={class} size={bytes}")
+        .and_then(|()| writeln!(out, " flags={flags}"))
         .expect("writing to a vector cannot fail");
 }
 

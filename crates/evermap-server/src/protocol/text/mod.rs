@@ -45,8 +45,8 @@ enum State {
     #[default]
     Line,
     /// The remaining keys of a lookup, at least one. The input has the complete line, and it was
-    /// checked.
-    Keys(Lookup),
+    /// checked. The line has `left` bytes from here to its end; 0 if that is not known.
+    Keys { lookup: Lookup, left: usize },
     /// A data block that has not arrived completely.
     Data(Box<Unfinished>),
     /// A list of items of which only a part fits the reply buffer.
@@ -136,7 +136,7 @@ impl<'a> Pass<'a, '_> {
     fn step(&mut self) -> Step {
         match self.text.state {
             State::Line => self.line(),
-            State::Keys(lookup) => self.keys(lookup),
+            State::Keys { lookup, left } => self.keys(lookup, left),
             State::Data(_) => self.data(),
             State::Dump(dump) => self.dump(dump),
             State::Refused(_) => self.refused(),
@@ -181,7 +181,7 @@ impl<'a> Pass<'a, '_> {
             Ok(Request::Lookup { exptime, with_cas, keys_at }) => {
                 let touch = exptime.map(|exptime| expiry(exptime, self.context.now));
                 let lookup = Lookup { with_cas, touch };
-                self.text.state = State::Keys(lookup);
+                self.text.state = State::Keys { lookup, left: 0 };
                 self.at += keys_at;
                 return self.look_up(&line[keys_at..], len - keys_at, lookup);
             }
@@ -237,10 +237,13 @@ impl<'a> Pass<'a, '_> {
             Request::Shutdown { graceful } => return self.shutdown(graceful),
             Request::RefreshCerts => self.refresh_certs(),
             // The operator has refused lists of all items.
-            Request::Dump(_) if !self.context.host.allows(Restricted::Dump) => {
-                self.reply(b"ERROR metadump not allowed\r\n", false);
+            Request::Dump(dump) if !self.context.host.allows(Restricted::Dump) => {
+                self.reply(dump.refusal(), false);
             }
-            Request::Dump(dump) => self.text.state = State::Dump(dump),
+            Request::Dump(dump) => {
+                self.reply(b"OK\r\n", false);
+                self.text.state = State::Dump(dump);
+            }
             Request::Accepted(reply) => self.reply(reply, false),
             Request::Stats(which) => self.stats(which),
             // The operator has refused log streams.
@@ -258,8 +261,9 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Looks up the keys that remained of a checked line when the reply buffer was full.
-    fn keys(&mut self, lookup: Lookup) -> Step {
-        match line_at(&self.input[self.at..], 0) {
+    fn keys(&mut self, lookup: Lookup, left: usize) -> Step {
+        // The line end is not searched again for each reply: the list may be long.
+        match line_at(&self.input[self.at..], left.saturating_sub(1)) {
             Line::Complete { line, len } => self.look_up(line, len, lookup),
             // Unreachable: only a complete line is checked, and it stays in the input.
             _ => ControlFlow::Break(Next::Receive),
@@ -273,15 +277,27 @@ impl<'a> Pass<'a, '_> {
             let last = words.is_done();
             let resume_at = start + if last { len } else { words.at };
             let position = KeyContext::new(resume_at, lookup.with_cas, last);
-            let ok = match lookup.touch {
-                None => self.get(key, position)?,
-                Some(expiry) => self.get_and_touch(key, expiry, position)?,
+            let step = match lookup.touch {
+                None => self.get(key, position),
+                Some(expiry) => self.get_and_touch(key, expiry, position),
             };
-            if !ok {
-                // The store failed, and the reply to the command is the error instead of END. Skip
-                // the rest of the line.
-                self.at = start + len;
-                break;
+            match step {
+                ControlFlow::Continue(true) => {}
+                ControlFlow::Continue(false) => {
+                    // The store failed, and the reply to the command is the error instead of END.
+                    // Skip the rest of the line.
+                    self.at = start + len;
+                    break;
+                }
+                ControlFlow::Break(next) => {
+                    // The reply buffer is full. Unless that was after a key of an earlier command:
+                    if let State::Keys { left, .. } = &mut self.text.state
+                        && self.at > start
+                    {
+                        *left = start + len - self.at;
+                    }
+                    return ControlFlow::Break(next);
+                }
             }
         }
         self.text.state = State::Line;
@@ -344,7 +360,7 @@ impl<'a> Pass<'a, '_> {
                 self.at = resume_at;
                 self.text.state = match last {
                     true => State::Line,
-                    false => State::Keys(Lookup { with_cas, touch: None }),
+                    false => State::Keys { lookup: Lookup { with_cas, touch: None }, left: 0 },
                 };
                 ControlFlow::Break(Next::Resume)
             }
@@ -475,7 +491,11 @@ impl<'a> Pass<'a, '_> {
         };
         let status = StoreStatus::from(outcome);
         let expiry = expiry(store.exptime, self.context.now);
-        self.context.stored(store.key, store.verb.command(), status, expiry, store.len);
+        let len = match store.verb {
+            Verb::Concat(_) => self.context.len_after_concat(store.key, store.len, status),
+            _ => store.len,
+        };
+        self.context.stored(store.key, store.verb.command(), status, expiry, len);
         self.reply(reply, store.noreply);
     }
 
@@ -665,7 +685,7 @@ impl<'a> Pass<'a, '_> {
         if self.context.host.shutdown(graceful) {
             return ControlFlow::Break(Next::Close);
         }
-        self.reply(b"ERROR: shutdown not enabled\r\n", false);
+        self.reply(b"SERVER_ERROR: shutdown not enabled\r\n", false);
         CONTINUE
     }
 

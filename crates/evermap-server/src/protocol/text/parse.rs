@@ -146,6 +146,7 @@ type Parsed<'a> = Result<Request<'a>, Rejected>;
 
 const BAD_DELETE: &[u8] =
     b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n";
+const BAD_STATS: &[u8] = b"CLIENT_ERROR bad command line\r\n";
 const BAD_EXPTIME: &[u8] = b"CLIENT_ERROR invalid exptime argument\r\n";
 const BAD_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta argument\r\n";
 const BAD_DETAIL: &[u8] = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n";
@@ -159,6 +160,11 @@ const LARGE_LIMIT: &[u8] = b"MEMLIMIT_ADJUST_FAILED input value is megabytes not
 /// Words beyond those that a command takes are ignored, with two exceptions: a last word `noreply`
 /// has its meaning, and delete and the storage commands accept no other words.
 pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
+    // No command is that short.
+    const SHORTEST: usize = 2;
+    if line.len() < SHORTEST {
+        return Err(BAD_FORMAT.into());
+    }
     let mut words = Words::new(line);
     match words.next().ok_or(ERROR)? {
         b"get" => lookup(words, false, false),
@@ -175,7 +181,7 @@ pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
         b"ms" => meta::Set::parse(words).map(|set| Request::Store(Storage::Meta(set))),
         b"md" => meta::Command::delete(words).map(Request::Meta),
         b"ma" => meta::Command::arithmetic(words).map(Request::Meta),
-        b"mn" => meta::Command::noop(words).map(Request::Meta),
+        b"mn" => Ok(Request::Meta(meta::Command::Noop)),
         b"me" => meta::Command::debug(words).map(Request::Meta),
         b"delete" => delete(words),
         b"incr" => arithmetic(words, true),
@@ -291,7 +297,9 @@ fn touch(mut words: Words<'_>) -> Parsed<'_> {
 fn flush_all(mut words: Words<'_>) -> Parsed<'_> {
     let noreply = words.ends_with_noreply();
     let delay = match words.next() {
-        None | Some(b"noreply") => 0,
+        None => 0,
+        // Only at the end. A flush that was to come later must not come now.
+        Some(b"noreply") if words.is_done() => 0,
         Some(delay) => parse_i64(delay).ok_or(rejected(BAD_EXPTIME, noreply))?,
     };
     Ok(Request::FlushAll { delay, noreply })
@@ -316,9 +324,9 @@ fn memory_limit(mut words: Words<'_>) -> Parsed<'_> {
     const LEAST: u64 = 8;
     const MOST: u64 = 1_000_000_000;
     let noreply = words.ends_with_noreply();
-    let megabytes = words.next().ok_or(BAD_FORMAT)?;
+    let megabytes = words.next().ok_or(ERROR)?;
     match parse_u64(megabytes) {
-        None => Err(rejected(BAD_FORMAT, noreply)),
+        None => Err(rejected(ERROR, noreply)),
         Some(..LEAST) => Err(rejected(SMALL_LIMIT, noreply)),
         Some(megabytes) if megabytes > MOST => Err(rejected(LARGE_LIMIT, noreply)),
         Some(megabytes) => Ok(Request::MemoryLimit { megabytes, noreply }),
@@ -354,7 +362,7 @@ fn detail(mut words: Words<'_>) -> Result<Detail, Rejected> {
 }
 
 fn keys_of_class(mut words: Words<'_>) -> Parsed<'_> {
-    let (class, limit) = (words.next().ok_or(BAD_FORMAT)?, words.next().ok_or(BAD_FORMAT)?);
+    let (class, limit) = (words.next().ok_or(BAD_STATS)?, words.next().ok_or(BAD_STATS)?);
     let class = parse_u32(class).ok_or(BAD_FORMAT)? as usize;
     let limit = parse_u64(limit).ok_or(BAD_FORMAT)?;
     match class {

@@ -295,7 +295,8 @@ impl<'v> Script<'v> {
             _ => {
                 let key = format!("bad-{}", self.name);
                 self.line(&format!("set {key} 0 0 3\r\nabcde"), "CLIENT_ERROR bad data chunk");
-                self.replies.push(Reply::Line("ERROR".into()));
+                let rest = "CLIENT_ERROR bad command line format";
+                self.replies.push(Reply::Line(rest.into()));
             }
         }
     }
