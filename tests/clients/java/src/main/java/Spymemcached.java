@@ -5,6 +5,10 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.concurrent.CancellationException;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
 import java.util.logging.Level;
 import java.util.logging.Logger;
 import net.spy.memcached.CASResponse;
@@ -13,6 +17,7 @@ import net.spy.memcached.CachedData;
 import net.spy.memcached.ConnectionFactoryBuilder;
 import net.spy.memcached.ConnectionFactoryBuilder.Protocol;
 import net.spy.memcached.MemcachedClient;
+import net.spy.memcached.OperationTimeoutException;
 import net.spy.memcached.transcoders.Transcoder;
 
 /** spymemcached: the text or the binary protocol. */
@@ -47,7 +52,7 @@ public final class Spymemcached {
 
     @Override
     public int getMaxSize() {
-      return 4 << 20;
+      return 32 << 20;
     }
   }
 
@@ -85,6 +90,34 @@ public final class Spymemcached {
       bytes[i] = (byte) i;
     }
     return bytes;
+  }
+
+  /**
+   * Checks that gets behind a large value that is refused receive their own replies. After an error of the text
+   * protocol this client connects again, and loses what it has sent meanwhile.
+   */
+  private static void refusedBetweenGets() throws Exception {
+    set("small", "1");
+    int lost = binary ? 0 : 1;
+    for (int size : new int[] {8 << 20, 20 << 20}) {
+      Future<Boolean> refused = client.set("large", 0, data(new byte[size]), RAW);
+      boolean stored;
+      try {
+        stored = refused.get(10, TimeUnit.SECONDS);
+      } catch (ExecutionException expected) {
+        stored = false;
+      }
+      expect(stored, false);
+      int failed = 0;
+      for (int number = 0; number < 20 && failed <= lost; number++) {
+        try {
+          expect(client.get("small"), "1");
+        } catch (OperationTimeoutException | CancellationException failure) {
+          failed++;
+        }
+      }
+      expect(failed <= lost, true);
+    }
   }
 
   private static Map<String, Check> checks() {
@@ -202,6 +235,7 @@ public final class Spymemcached {
       }
       expect(stored, false);
       expect(client.get("large"), null);
+      refusedBetweenGets();
     });
     checks.put("binary-value", () -> {
       client.set("binary", 0, data(pattern(256)), RAW).get();
