@@ -7,6 +7,7 @@ use evermap_index::hash::level::{self, Resize};
 use evermap_index::hash::line;
 use evermap_index::hash::tranche;
 use evermap_index::testkit::counters::{Cost, OperationKind, Promise, counters};
+use evermap_index::testkit::order::{Ranks, order};
 use evermap_index::testkit::{self, Failure, Numbered, Plain, PoolSubject};
 use evermap_index::{Bytes, Clht, DashEh, DashLh, LineHash, Quotient, Tranche, conformance};
 use evermap_pm::sim::Sim;
@@ -426,4 +427,53 @@ fn tranche_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
     counters::<u64, _>(&FullTranche, config, 10_000, &promises(0))?;
     counters::<Bytes, _>(&FullTranche, config, 10_000, &promises(4))
+}
+
+/// The orders of hashes in which indexes store their records.
+const RANKS: [Ranks; 3] = [
+    Ranks { name: "ascending hashes", rank: |hash| hash },
+    Ranks { name: "ascending reversed hashes", rank: u64::reverse_bits },
+    Ranks { name: "ascending numbers of linear hashing", rank: |hash| (hash >> 24).reverse_bits() },
+];
+
+/// Inserting in the order of a walk, or of the places of records, costs what it costs in a random
+/// order.
+fn orders<P: PoolSubject<Plain>>(subject: &P, ranks: &[Ranks]) -> Result<(), Failure> {
+    let config = testkit::Config::from_env();
+    order(subject, &config, config.tier.choose(20_000, 1_000_000), ranks)
+}
+
+#[test]
+fn dash_eh_orders() -> Result<(), Failure> {
+    orders(&FullDash, &RANKS)
+}
+
+#[test]
+fn dash_lh_orders() -> Result<(), Failure> {
+    orders(&FullDashLh, &RANKS)
+}
+
+#[test]
+fn cceh_orders() -> Result<(), Failure> {
+    orders(&FullCceh(Locking::Optimistic), &RANKS)
+}
+
+#[test]
+fn level_orders() -> Result<(), Failure> {
+    orders(&FullLevel, &RANKS)
+}
+
+#[test]
+fn p_clht_orders() -> Result<(), Failure> {
+    orders(&FullClht, &RANKS)
+}
+
+#[test]
+fn line_hash_orders() -> Result<(), Failure> {
+    orders(&FullLine, &RANKS)
+}
+
+#[test]
+fn tranche_orders() -> Result<(), Failure> {
+    orders(&FullTranche, &RANKS)
 }

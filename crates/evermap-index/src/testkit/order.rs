@@ -1,0 +1,219 @@
+//! What insertions cost in orders that an index itself produces, compared to a random order.
+//!
+//! A program copies an index by inserting what a walk shows, so the order of walks must suit the
+//! same kind of index, of any size, with the same seed. Costs are counts of accesses, which do not
+//! depend on the machine.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use evermap_pm::Error;
+use evermap_pm::medium::{Counter, Counts};
+use evermap_pm::sim::Sim;
+use evermap_pm::sim::rng::Rng;
+
+use super::erased::AnyPoolSubject;
+use super::keys::Plain;
+use super::persistence::{PoolInstance, PoolSubject, create};
+use super::{Config, Failure};
+
+/// An order of hashes in which some kind of index stores its records: the ranks of hashes.
+#[derive(Clone, Copy)]
+pub struct Ranks {
+    /// The name in reports.
+    pub name: &'static str,
+    /// Returns the rank of a hash.
+    pub rank: fn(u64) -> u64,
+}
+
+/// What insertions may cost at most, as a multiple of what they cost in a random order.
+const FACTOR: f64 = 2.0;
+/// The capacity of the pools: for each key and in addition, bytes.
+const CAPACITY: [u64; 2] = [600, 64 << 20];
+
+/// Inserts `keys` keys in the orders of walks and in those of `ranks`, and compares the costs to
+/// those of the same insertions in a random order. Keys are their own hashes.
+///
+/// # Errors
+/// The insertions or lookups that cost more than twice as much, or failed.
+pub fn order<P: PoolSubject<Plain>>(
+    subject: &P,
+    config: &Config,
+    keys: usize,
+    ranks: &[Ranks],
+) -> Result<(), Failure> {
+    Orders { subject, keys }
+        .check(config.seed, ranks)
+        .map_err(|what| Failure::new::<Plain>("order", "uniform hashes", config.seed, what))
+}
+
+/// What insertions of some keys into an index cost, and lookups of them afterwards.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    /// Words that the insertions loaded, stored, or compared and swapped.
+    words: u64,
+    /// Lines that they flushed, and fences.
+    persists: u64,
+    /// Words that the lookups loaded.
+    lookups: u64,
+    /// Bytes of the index.
+    bytes: u64,
+}
+
+impl Cost {
+    /// Describes what is more than [`FACTOR`] times the cost of a random order.
+    fn excess(&self, random: &Cost) -> Option<String> {
+        let parts = [
+            ("words", self.words, random.words),
+            ("flushes and fences", self.persists, random.persists),
+            ("words of lookups", self.lookups, random.lookups),
+            ("bytes", self.bytes, random.bytes),
+        ];
+        let mut text = String::new();
+        for (what, cost, random) in parts {
+            let factor = cost as f64 / random.max(1) as f64;
+            if std::env::var_os("EVERMAP_ORDER_VERBOSE").is_some() || factor > FACTOR {
+                write!(text, " {factor:.2} times the {what} ({cost})").expect("a string");
+            }
+        }
+        (!text.is_empty()).then_some(text)
+    }
+}
+
+/// An index with the counter of its medium.
+struct Counted {
+    instance: PoolInstance<Plain>,
+    counter: Arc<Counter>,
+}
+
+impl Counted {
+    fn insert(&self, keys: &[u64]) -> Result<Counts, String> {
+        let PoolInstance { pool, index } = &self.instance;
+        self.counter.reset();
+        for (count, &key) in keys.iter().enumerate() {
+            let inserted = index.insert(key, 1, &pool.pin());
+            let inserted = inserted.map_err(|error| format!("after {count} keys: {error}"))?;
+            if !inserted.inserted() {
+                return Err(format!("key {key} was there already"));
+            }
+        }
+        Ok(self.counter.counts())
+    }
+
+    /// Inserts `keys`, and looks them up.
+    fn cost(&self, keys: &[u64]) -> Result<Cost, String> {
+        let PoolInstance { pool, index } = &self.instance;
+        let counts = self.insert(keys)?;
+        self.counter.reset();
+        for &key in keys {
+            let found = index.get(key, &pool.pin()).map_err(|error| error.to_string())?;
+            if found != Some(1) {
+                return Err(format!("key {key} is not found"));
+            }
+        }
+        let lookups = self.counter.counts().loads;
+        let stats = index.stats(&pool.pin()).map_err(|error| error.to_string())?;
+        Ok(Cost {
+            words: counts.loads + counts.stores + counts.transient_stores + counts.cas,
+            persists: counts.lines_flushed + counts.fences,
+            lookups,
+            bytes: stats.pm_bytes,
+        })
+    }
+
+    fn remove(&self, keys: &[u64]) -> Result<(), String> {
+        let PoolInstance { pool, index } = &self.instance;
+        keys.iter().try_for_each(|&key| {
+            let removed = index.remove(key, &pool.pin()).map_err(|error| error.to_string())?;
+            if removed.removed() { Ok(()) } else { Err(format!("key {key} is not there")) }
+        })
+    }
+
+    /// Returns the keys in the order of a walk over everything.
+    fn shown(&self) -> Result<Vec<u64>, String> {
+        let PoolInstance { pool, index } = &self.instance;
+        let mut keys = Vec::new();
+        let shown = index.for_each(&pool.pin(), &mut |key, _| {
+            keys.push(key);
+            true
+        });
+        shown.map(|()| keys).map_err(|error| error.to_string())
+    }
+
+    /// Returns the keys in the order of a walk by units.
+    fn scanned(&self) -> Result<Vec<u64>, String> {
+        let PoolInstance { pool, index } = &self.instance;
+        let (mut keys, mut from) = (Vec::new(), Some(0));
+        while let Some(here) = from {
+            let (shown, next) = index.scan(here, &pool.pin(), &mut |key, _| keys.push(key));
+            shown.map_err(|error| error.to_string())?;
+            from = next;
+        }
+        Ok(keys)
+    }
+}
+
+/// A subject without its type, and the number of keys.
+struct Orders<'s> {
+    subject: &'s dyn AnyPoolSubject<Plain>,
+    keys: usize,
+}
+
+impl Orders<'_> {
+    fn fresh(&self) -> Result<Counted, String> {
+        let text = |error: Error| error.to_string();
+        let [each, more] = CAPACITY;
+        let medium = Sim::in_memory(self.keys as u64 * each + more).map_err(text)?;
+        let counter = Arc::new(Counter::default());
+        let instance = create(self.subject, medium.observed_by(counter.clone())).map_err(text)?;
+        Ok(Counted { instance, counter })
+    }
+
+    fn check(&self, seed: u64, ranks: &[Ranks]) -> Result<(), String> {
+        let mut random = Rng::new(seed);
+        let mut distinct = HashSet::new();
+        let mut draw = || loop {
+            let key = random.draw();
+            if distinct.insert(key) {
+                return key;
+            }
+        };
+        let keys: Vec<u64> = (0..self.keys).map(|_| draw()).collect();
+        let others: Vec<u64> = (0..self.keys).map(|_| draw()).collect();
+        let source = self.fresh()?;
+        source.insert(&keys)?;
+        let (at_once, by_units) = (source.shown()?, source.scanned()?);
+        let half = self.keys / 2;
+        let mut wrong = Vec::new();
+        let mut compare = |name: &str, cost: Result<Cost, String>, random: &Cost| match cost {
+            Ok(cost) => wrong.extend(cost.excess(random).map(|what| format!("{name}:{what}"))),
+            Err(error) => wrong.push(format!("{name}: {error}")),
+        };
+
+        let random = self.fresh()?.cost(&keys)?;
+        compare("a walk over everything", self.fresh()?.cost(&at_once), &random);
+        compare("a walk by units", self.fresh()?.cost(&by_units), &random);
+        for ranks in ranks {
+            let mut ordered = keys.clone();
+            ordered.sort_unstable_by_key(|&key| (ranks.rank)(key));
+            compare(ranks.name, self.fresh()?.cost(&ordered), &random);
+        }
+        let random = self.fresh()?.cost(&keys[..half])?;
+        compare("the first half of a walk", self.fresh()?.cost(&by_units[..half]), &random);
+
+        let [into, also_into] = [self.fresh()?, self.fresh()?];
+        into.insert(&others)?;
+        also_into.insert(&others)?;
+        let random = into.cost(&keys)?;
+        compare("into an index with other keys", also_into.cost(&by_units), &random);
+
+        let again = self.fresh()?;
+        again.insert(&keys)?;
+        again.remove(&by_units)?;
+        let random = again.cost(&keys)?;
+        source.remove(&by_units)?;
+        compare("into the index that was emptied", source.cost(&by_units), &random);
+        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+    }
+}
