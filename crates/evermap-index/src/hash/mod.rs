@@ -15,3 +15,4 @@ pub(crate) mod segmented;
 pub mod tranche;
 mod vacancy;
 pub mod volatile;
+pub(crate) mod walk_order;

@@ -5,7 +5,6 @@
 //! depend on the machine.
 
 use std::collections::HashSet;
-use std::fmt::Write;
 use std::sync::Arc;
 
 use evermap_pm::Error;
@@ -43,9 +42,69 @@ pub fn order<P: PoolSubject<Plain>>(
     keys: usize,
     ranks: &[Ranks],
 ) -> Result<(), Failure> {
-    Orders { subject, keys }
-        .check(config.seed, ranks)
-        .map_err(|what| Failure::new::<Plain>("order", "uniform hashes", config.seed, what))
+    let found = Orders { subject, keys }.compare(config.seed, ranks);
+    let found = found.map(|orders| {
+        orders.into_iter().filter_map(|order| order.problem()).collect::<Vec<String>>()
+    });
+    match found {
+        Ok(problems) if problems.is_empty() => Ok(()),
+        Ok(problems) => Err(problems.join("\n")),
+        Err(error) => Err(error),
+    }
+    .map_err(|what| Failure::new::<Plain>("order", "uniform hashes", config.seed, what))
+}
+
+/// Returns a table of the costs that [`order`] compares, as multiples of those of a random order.
+pub fn report<P: PoolSubject<Plain>>(
+    subject: &P,
+    seed: u64,
+    keys: usize,
+    ranks: &[Ranks],
+) -> String {
+    match (Orders { subject, keys }).compare(seed, ranks) {
+        Ok(orders) => orders.iter().map(Compared::describe).collect::<Vec<_>>().join("\n"),
+        Err(error) => error,
+    }
+}
+
+/// The cost of one order, compared to that of a random order of the same keys.
+struct Compared {
+    name: &'static str,
+    cost: Result<Cost, String>,
+    random: Cost,
+}
+
+impl Compared {
+    fn factors(&self) -> Result<[(&'static str, f64); 4], &String> {
+        let (cost, random) = (self.cost.as_ref()?, &self.random);
+        let factor = |cost: u64, random: u64| cost as f64 / random.max(1) as f64;
+        Ok([
+            ("words", factor(cost.words, random.words)),
+            ("flushes and fences", factor(cost.persists, random.persists)),
+            ("words of lookups", factor(cost.lookups, random.lookups)),
+            ("bytes", factor(cost.bytes, random.bytes)),
+        ])
+    }
+
+    /// Describes all factors.
+    fn describe(&self) -> String {
+        match self.factors() {
+            Ok(factors) => {
+                let parts = factors.map(|(what, factor)| format!("{factor:.2} {what}"));
+                format!("{:40} {}", self.name, parts.join(", "))
+            }
+            Err(error) => format!("{:40} {error}", self.name),
+        }
+    }
+
+    /// Describes the factors if one of them is too large.
+    fn problem(&self) -> Option<String> {
+        let is_fine = match self.factors() {
+            Ok(factors) => factors.iter().all(|&(_, factor)| factor <= FACTOR),
+            Err(_) => false,
+        };
+        (!is_fine).then(|| self.describe())
+    }
 }
 
 /// What insertions of some keys into an index cost, and lookups of them afterwards.
@@ -59,26 +118,6 @@ struct Cost {
     lookups: u64,
     /// Bytes of the index.
     bytes: u64,
-}
-
-impl Cost {
-    /// Describes what is more than [`FACTOR`] times the cost of a random order.
-    fn excess(&self, random: &Cost) -> Option<String> {
-        let parts = [
-            ("words", self.words, random.words),
-            ("flushes and fences", self.persists, random.persists),
-            ("words of lookups", self.lookups, random.lookups),
-            ("bytes", self.bytes, random.bytes),
-        ];
-        let mut text = String::new();
-        for (what, cost, random) in parts {
-            let factor = cost as f64 / random.max(1) as f64;
-            if std::env::var_os("EVERMAP_ORDER_VERBOSE").is_some() || factor > FACTOR {
-                write!(text, " {factor:.2} times the {what} ({cost})").expect("a string");
-            }
-        }
-        (!text.is_empty()).then_some(text)
-    }
 }
 
 /// An index with the counter of its medium.
@@ -170,7 +209,7 @@ impl Orders<'_> {
         Ok(Counted { instance, counter })
     }
 
-    fn check(&self, seed: u64, ranks: &[Ranks]) -> Result<(), String> {
+    fn compare(&self, seed: u64, ranks: &[Ranks]) -> Result<Vec<Compared>, String> {
         let mut random = Rng::new(seed);
         let mut distinct = HashSet::new();
         let mut draw = || loop {
@@ -185,11 +224,8 @@ impl Orders<'_> {
         source.insert(&keys)?;
         let (at_once, by_units) = (source.shown()?, source.scanned()?);
         let half = self.keys / 2;
-        let mut wrong = Vec::new();
-        let mut compare = |name: &str, cost: Result<Cost, String>, random: &Cost| match cost {
-            Ok(cost) => wrong.extend(cost.excess(random).map(|what| format!("{name}:{what}"))),
-            Err(error) => wrong.push(format!("{name}: {error}")),
-        };
+        let mut orders = Vec::new();
+        let mut compare = |name, cost, &random: &Cost| orders.push(Compared { name, cost, random });
 
         let random = self.fresh()?.cost(&keys)?;
         compare("a walk over everything", self.fresh()?.cost(&at_once), &random);
@@ -214,6 +250,6 @@ impl Orders<'_> {
         let random = again.cost(&keys)?;
         source.remove(&by_units)?;
         compare("into the index that was emptied", source.cost(&by_units), &random);
-        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+        Ok(orders)
     }
 }

@@ -37,6 +37,7 @@
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
@@ -50,6 +51,7 @@ use crate::hash::segmented::core::Core;
 use crate::hash::segmented::extendible::{Extendible, root_at};
 use crate::hash::segmented::waiting::Waiting;
 use crate::hash::segmented::{self, Segmented, walk};
+use crate::hash::walk_order;
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::root;
 use crate::{Bytes, Key};
@@ -400,11 +402,21 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Segmented for Cceh<K, M,
         segmented::recover::recover(self, offset)
     }
 
-    fn pairs_from(&self, segment: &Segment<B>, prefix: HashPrefix, _: u64) -> Vec<(u64, u64)> {
-        // Segments are not merged, so no record of this segment was visited before.
+    fn segments(&self) -> u64 {
+        self.expansion.directory.segments()
+    }
+
+    fn pairs_within(
+        &self,
+        segment: &Segment<B>,
+        prefix: HashPrefix,
+        ranks: &RangeInclusive<u64>,
+    ) -> Vec<(u64, u64)> {
         let mut pairs = Vec::with_capacity(B * SLOTS);
         self.for_each_record(segment, prefix, |_, record| {
-            pairs.push((record.slot_key, record.word));
+            if ranks.contains(&K::slot_hash(record.slot_key, self.core.seed)) {
+                pairs.push((record.slot_key, record.word));
+            }
         });
         pairs
     }
@@ -451,7 +463,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Index<K> for Cceh<K, M, 
     changes_by_apply!();
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        walk::for_each(self, each)
+        walk_order::for_each(self, &self.core.pool, each)
     }
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
@@ -514,10 +526,10 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K
     fn scan(
         &self,
         from: u64,
-        _guard: &Guard<'_>,
+        guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        walk::scan(self, from, each)
+        walk_order::scan(self, from, guard, each)
     }
 
     fn check(&self) -> Vec<String> {

@@ -29,7 +29,7 @@ pub(super) struct Wanted {
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// The number of bytes up to which the directory may always grow.
-    const FREE_DIRECTORY: u64 = if B < 64 { 4 << 10 } else { 64 << 10 };
+    const FREE_DIRECTORY: u64 = if B < 64 { 4 << 10 } else { 1 << 20 };
 
     /// Returns the split that makes room for `hash` in a segment in which its window is full.
     /// Releases the segment.
@@ -153,7 +153,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Directed for Cceh<K, M, 
         Ok(None)
     }
 
-    fn divide(&self, _: &Held<'_, B>, _: HashPrefix, _: bool) -> Option<()> {
+    fn divide(&self, _: &Held<'_, B>, _: HashPrefix) -> Option<()> {
         Some(())
     }
 

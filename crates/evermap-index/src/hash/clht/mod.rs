@@ -43,6 +43,7 @@ use crate::FOUND_LATE;
 use crate::fresh::Fresh;
 use crate::hash::changes::changes_by_apply;
 use crate::hash::probe::Probe;
+use crate::hash::walk_order;
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::root;
 use crate::{Key, recipe, record};
@@ -340,7 +341,7 @@ impl<K: Key, M: Medium> Index<K> for Clht<K, M> {
     changes_by_apply!();
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        self.walk(|chain| chain.pairs.iter().all(|pair| each(pair.slot_key, pair.word)))
+        walk_order::for_each(self, &self.pool, each)
     }
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
@@ -447,7 +448,7 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
         guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        self.scan_chains(from, guard, each)
+        walk_order::scan(self, from, guard, each)
     }
 
     fn check(&self) -> Vec<String> {

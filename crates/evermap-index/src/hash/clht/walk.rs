@@ -1,9 +1,12 @@
 //! Walks over the whole table, concurrent with changes and replacements of the table.
 //!
-//! Chains are visited in the order of their reversed hashes. A table of any size divides the
-//! reversed hashes into equal intervals, one for each chain. So a walk that has reached some
-//! reversed hash continues there, whatever the table is by then: pairs below have been shown, and
-//! pairs above have not.
+//! The rank of a pair is its reversed hash. A table of any size divides the ranks into equal
+//! intervals, one for each chain. So a walk that has reached some rank continues there, whatever the
+//! table is by then: pairs below have been shown, and pairs above have not. Walks that show pairs to
+//! callers visit the chains in the order of [`walk_order`](crate::hash::walk_order), which is that
+//! of the table; others in the order of ranks.
+
+use std::ops::RangeInclusive;
 
 use evermap_pm::{Guard, Medium, Result, region};
 
@@ -11,6 +14,7 @@ use super::Clht;
 use super::bucket::{StoredPair, pairs_in};
 use super::layout::{Bucket, Control, Table};
 use crate::Key;
+use crate::hash::walk_order::Ranked;
 
 /// The contents of one chain.
 #[derive(Default)]
@@ -19,6 +23,33 @@ pub(super) struct Chain {
     pub(super) pairs: Vec<StoredPair>,
     /// The offsets of the overflow buckets.
     pub(super) overflow: Vec<u64>,
+}
+
+impl<K: Key, M: Medium> Ranked for Clht<K, M> {
+    /// Enough that the call itself costs little.
+    const UNITS_TOGETHER: usize = 64;
+
+    fn range_bits(&self) -> u32 {
+        self.table().bits
+    }
+
+    fn show(
+        &self,
+        ranks: RangeInclusive<u64>,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let mut chain = Chain::default();
+        let (read, next) = self.step(&ranks, &mut chain, guard);
+        if read.is_ok() {
+            chain.pairs.iter().for_each(|pair| each(pair.slot_key, pair.word));
+        }
+        (read, next)
+    }
+
+    fn ensure_usable(&self) -> Result<()> {
+        self.region.ensure_sound()
+    }
 }
 
 impl<K: Key, M: Medium> Clht<K, M> {
@@ -32,7 +63,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         while let Some(from) = cursor {
             // The guard keeps buckets that are removed meanwhile unchanged for `each`.
             let guard = self.pool.pin();
-            let (read, next) = self.step(from, &mut chain, &guard);
+            let (read, next) = self.step(&(from..=u64::MAX), &mut chain, &guard);
             cursor = next;
             match read {
                 Ok(()) => {
@@ -49,10 +80,15 @@ impl<K: Key, M: Medium> Clht<K, M> {
         result
     }
 
-    /// Performs one step of a walk: reads the chain of the reversed hash `from`, leaving out pairs
-    /// below `from`. Also returns the first reversed hash after that chain, or `None` if it is the
-    /// last.
-    fn step(&self, from: u64, chain: &mut Chain, guard: &Guard<'_>) -> (Result<()>, Option<u64>) {
+    /// Performs one step of a walk: reads the chain of the first of `ranks`, leaving out pairs with
+    /// other ranks. Also returns the first rank after that chain, or `None` if it is the last.
+    fn step(
+        &self,
+        ranks: &RangeInclusive<u64>,
+        chain: &mut Chain,
+        guard: &Guard<'_>,
+    ) -> (Result<()>, Option<u64>) {
+        let from = *ranks.start();
         chain.pairs.clear();
         chain.overflow.clear();
         let locked = match self.lock(from.reverse_bits(), guard) {
@@ -62,7 +98,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         // The table is not replaced while one of its chains is locked.
         let table = self.table();
         let shown =
-            |pair: &StoredPair| K::slot_hash(pair.slot_key, self.seed).reverse_bits() >= from;
+            |pair: &StoredPair| ranks.contains(&K::slot_hash(pair.slot_key, self.seed).reverse_bits());
         let mut add = |bucket: &Bucket| {
             chain.pairs.extend(pairs_in(self.medium(), bucket).filter(shown));
         };
@@ -75,28 +111,6 @@ impl<K: Key, M: Medium> Clht<K, M> {
         });
         locked.release();
         (read, next_position(from, table))
-    }
-
-    /// Implements [`Persistent::scan`](crate::Persistent::scan) for a few chains.
-    pub(super) fn scan_chains(
-        &self,
-        from: u64,
-        guard: &Guard<'_>,
-        each: &mut dyn FnMut(u64, u64),
-    ) -> (Result<()>, Option<u64>) {
-        /// Enough that the call itself costs little.
-        const CHAINS: usize = 64;
-        let (mut cursor, mut chain) = (Some(from), Chain::default());
-        for _ in 0..CHAINS {
-            let Some(from) = cursor else { break };
-            let (read, next) = self.step(from, &mut chain, guard);
-            cursor = next;
-            if read.is_err() {
-                return (read, cursor);
-            }
-            chain.pairs.iter().for_each(|pair| each(pair.slot_key, pair.word));
-        }
-        (Ok(()), cursor)
     }
 
     /// Marks every bucket as one of an earlier opener. There must be no concurrent operations.
@@ -115,7 +129,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
     }
 }
 
-/// Returns the first reversed hash after the chain of `from`, or `None` if it is the last chain.
+/// Returns the first rank after the chain of `from`, or `None` if it is the last chain.
 fn next_position(from: u64, table: Table) -> Option<u64> {
     let width = 1u64 << (64 - table.bits);
     (from / width * width).checked_add(width)

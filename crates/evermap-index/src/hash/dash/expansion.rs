@@ -78,6 +78,9 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
     /// bits, of this number, belong to the same segment.
     fn depth(&self) -> u32;
 
+    /// Returns the number of segments, or an estimate.
+    fn segments(&self) -> u64;
+
     /// Makes the stale segment at `offset`, which serves `hash`, usable for changes. Returns
     /// `false` if there is not enough space for that: changes are then made in the segment that
     /// [holds](Self::holder) the records.

@@ -24,6 +24,7 @@
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use evermap_pm::medium::prefetch;
@@ -41,6 +42,7 @@ use crate::hash::segmented::recover::Recoverable;
 use crate::hash::segmented::split::Split;
 use crate::hash::segmented::waiting::Waiting;
 use crate::hash::segmented::{self, Segmented, chain, walk};
+use crate::hash::walk_order;
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::root;
 use crate::{Key, record};
@@ -288,6 +290,7 @@ where
     type Locks<'a> = Locks<'a>;
 
     const CHAIN: Chain = E::CHAIN;
+    const LINKS_OF_SEGMENT: usize = B + S;
 
     #[inline(always)]
     fn try_lock_home(
@@ -512,10 +515,19 @@ where
         segmented::recover::recover(self, offset)
     }
 
-    fn pairs_from(&self, segment: &Segment<B, S>, _: HashPrefix, from: u64) -> Vec<(u64, u64)> {
+    fn segments(&self) -> u64 {
+        self.expansion.segments()
+    }
+
+    fn pairs_within(
+        &self,
+        segment: &Segment<B, S>,
+        _: HashPrefix,
+        ranks: &RangeInclusive<u64>,
+    ) -> Vec<(u64, u64)> {
         let mut pairs = Vec::with_capacity((B + S) * N);
         self.for_each_placed(segment, |placed| {
-            if E::rank(placed.record.hash) >= from {
+            if ranks.contains(&E::rank(placed.record.hash)) {
                 pairs.push((placed.record.slot_key, placed.record.word));
             }
         });
@@ -623,7 +635,7 @@ where
     changes_by_apply!();
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        walk::for_each(self, each)
+        walk_order::for_each(self, &self.core.pool, each)
     }
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
@@ -690,10 +702,10 @@ where
     fn scan(
         &self,
         from: u64,
-        _guard: &Guard<'_>,
+        guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        walk::scan(self, from, each)
+        walk_order::scan(self, from, guard, each)
     }
 
     fn check(&self) -> Vec<String> {

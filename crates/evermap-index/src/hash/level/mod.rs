@@ -52,6 +52,7 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 use crate::FOUND_LATE;
 use crate::Key;
 use crate::fresh::Fresh;
+use crate::hash::walk_order;
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::lock_wait::LockWait;
 use crate::root;
@@ -625,7 +626,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Index<K> for Level<K, M, N
     }
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        self.walk(|records| records.iter().all(|record| each(record.slot_key, record.word)))
+        walk_order::for_each(self, &self.pool, each)
     }
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
@@ -736,10 +737,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
     fn scan(
         &self,
         from: u64,
-        _guard: &Guard<'_>,
+        guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        self.walk_unit(from, each)
+        walk_order::scan(self, from, guard, each)
     }
 
     fn check(&self) -> Vec<String> {

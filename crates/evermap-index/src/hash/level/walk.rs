@@ -1,8 +1,8 @@
 //! Walks over all records, concurrent with changes.
 //!
-//! A walk proceeds through the hashes in the order of the regions. A unit of it is the part of the
-//! hashes that one region of the lowest level covers, with all buckets of all levels that cover
-//! this part. A record never leaves the part (see [`levels`](super::levels)), whatever is inserted
+//! A unit of a walk is the part of the hashes that one region of the lowest level covers, with all
+//! buckets of all levels that cover this part. Walks that show records to callers proceed through
+//! the units in the order of [`walk_order`](crate::hash::walk_order), others in that of the regions. A record never leaves the part (see [`levels`](super::levels)), whatever is inserted
 //! and however the table grows, so exactly one unit shows it. Between two units the state of a walk
 //! is one number, the hash at which it continues. So it can pause for any time, and keeps nothing
 //! in place. The table never shrinks, so the beginning of a unit is still one later, when units are
@@ -12,16 +12,18 @@
 //! or not at all. So the copy is announced, and a thread that would move a record waits until it is
 //! complete. That is soon, because no code of the caller runs meanwhile.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use evermap_pm::sync::{Mutex, MutexGuard};
-use evermap_pm::{Medium, Result, region};
+use evermap_pm::{Guard, Medium, Result, region};
 
 use super::Level;
 use super::bucket::{KeyHashes, Locks, Record};
 use super::layout::Version;
 use super::levels::{Site, View, region_bits, top_bits};
 use crate::Key;
+use crate::hash::walk_order::Ranked;
 use crate::lock_wait::LockWait;
 
 /// The binary logarithm of the number of hash ranges.
@@ -139,6 +141,31 @@ impl Unit {
     }
 }
 
+impl<K: Key, M: Medium, const N: usize, const C: u32> Ranked for Level<K, M, N, C> {
+    fn range_bits(&self) -> u32 {
+        Unit::at::<C>(0, self.levels.view()).bits
+    }
+
+    fn show(
+        &self,
+        ranks: RangeInclusive<u64>,
+        _guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let mut records = Vec::new();
+        let (copied, next) = self.copy_unit(*ranks.start(), &mut records);
+        if self.ensure_usable().is_ok() {
+            let shown = records.iter().filter(|record| ranks.contains(&record.hashes.first));
+            shown.for_each(|record| each(record.slot_key, record.word));
+        }
+        (copied, next)
+    }
+
+    fn ensure_usable(&self) -> Result<()> {
+        self.region.ensure_writable()
+    }
+}
+
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Returns `true` if records with these hashes must stay in their buckets for now, because a
     /// walk copies them. Called with the locks of the source and the destination; if the result is
@@ -168,21 +195,6 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             from = next;
         }
         result
-    }
-
-    /// Shows the unit of a walk that begins at the hash `from`. Returns where the next unit begins.
-    pub(super) fn walk_unit(
-        &self,
-        from: u64,
-        each: &mut dyn FnMut(u64, u64),
-    ) -> (Result<()>, Option<u64>) {
-        let mut records = Vec::new();
-        let (copied, next) = self.copy_unit(from, &mut records);
-        if let Err(unusable) = self.region.ensure_writable() {
-            return (Err(unusable), None);
-        }
-        records.iter().for_each(|record| each(record.slot_key, record.word));
-        (copied, next)
     }
 
     /// Copies the records of the unit that begins at `from`. Returns where the next one begins. The

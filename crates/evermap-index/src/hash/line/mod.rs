@@ -34,6 +34,7 @@
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::mem::offset_of;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
@@ -52,6 +53,7 @@ use crate::hash::segmented::merge::{merge_if_sparse, split_in_proportion};
 use crate::hash::segmented::split::Split;
 use crate::hash::segmented::waiting::Waiting;
 use crate::hash::segmented::{self, Segmented, chain, walk};
+use crate::hash::walk_order;
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::key::Quotient;
 use crate::record;
@@ -273,6 +275,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
     type Locks<'a> = Locks<'a>;
 
     const CHAIN: Chain = Chain::Avoid;
+    const LINKS_OF_SEGMENT: usize = (L * N).div_ceil(LINK_SLOTS);
 
     #[inline(always)]
     fn try_lock_home(
@@ -483,10 +486,19 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Segmented for LineH
         segmented::recover::recover(self, offset)
     }
 
-    fn pairs_from(&self, segment: &Segment<L>, _: HashPrefix, from: u64) -> Vec<(u64, u64)> {
+    fn segments(&self) -> u64 {
+        self.expansion.segments()
+    }
+
+    fn pairs_within(
+        &self,
+        segment: &Segment<L>,
+        _: HashPrefix,
+        ranks: &RangeInclusive<u64>,
+    ) -> Vec<(u64, u64)> {
         let records = self.all_records(segment).into_iter();
         records
-            .filter(|record| record.image >= from)
+            .filter(|record| ranks.contains(&record.image))
             .map(|record| (K::slot_key_of(record.image, self.core.seed), record.word))
             .collect()
     }
@@ -547,7 +559,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Index<K> for LineHa
     changes_by_apply!();
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        walk::for_each(self, each)
+        walk_order::for_each(self, &self.core.pool, each)
     }
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
@@ -607,10 +619,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
     fn scan(
         &self,
         from: u64,
-        _guard: &Guard<'_>,
+        guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        walk::scan(self, from, each)
+        walk_order::scan(self, from, guard, each)
     }
 
     fn check(&self) -> Vec<String> {

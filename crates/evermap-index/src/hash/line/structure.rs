@@ -11,7 +11,7 @@ use super::{HashPrefix, LineHash};
 use crate::hash::directory::Directory;
 use crate::hash::segmented::extendible::Extendible;
 use crate::hash::segmented::merge::Merging;
-use crate::hash::segmented::split::Directed;
+use crate::hash::segmented::split::{Directed, are_separable};
 use crate::hash::segmented::{Segmented, chain};
 use crate::key::Quotient;
 
@@ -58,14 +58,13 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
         &self,
         segment: &&Segment<L>,
         prefix: HashPrefix,
-        doubles: bool,
     ) -> Option<[SegmentBuffer<L, N>; 2]> {
         let halves = self.copy_halves(segment, prefix.depth);
         let [stay, move_] = [0, 1].map(|half| halves[half].count());
-        // Either the directory would double without separating any keys, whose images are probably
-        // equal; or the segment holds too few records.
-        let is_useless = doubles && (stay == 0 || move_ == 0) || stay + move_ < Self::SPLIT_FROM;
-        (!is_useless).then_some(halves)
+        let images = || self.all_records(segment).into_iter().map(|record| record.image);
+        let is_useful = stay + move_ >= Self::SPLIT_FROM
+            && (stay > 0 && move_ > 0 || are_separable(images()));
+        is_useful.then_some(halves)
     }
 
     fn build_upper(
@@ -119,7 +118,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Merging for LineHas
     /// A quarter of one segment.
     const MERGE_BELOW: usize = L * N / 4;
     const DEPTH_MIN: u32 = Geometry::<L, N>::DEPTH_MIN;
-    const FREE_DIRECTORY: u64 = if L < 64 { 256 } else { 64 << 10 };
+    const FREE_DIRECTORY: u64 = if L < 64 { 256 } else { 1 << 20 };
 
     fn extendible(&self) -> &Extendible<M> {
         &self.expansion

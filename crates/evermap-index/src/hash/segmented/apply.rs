@@ -113,6 +113,8 @@ pub(crate) trait BucketLocked: Segmented {
 
     /// How an insert may use the chain of a full segment before a split was tried.
     const CHAIN: Chain;
+    /// The number of blocks of a chain that hold as many records as a segment without one.
+    const LINKS_OF_SEGMENT: usize;
 
     /// Tries to lock the home bucket of a key, in the segment that serves the key; if `at_holder`,
     /// in the segment that holds the key's records, which can be another one while a split is
@@ -395,11 +397,7 @@ fn retry<'a, T: BucketLocked>(
             }
             Ok(MakeRoom::Full) => {
                 home.held.release(m);
-                match (index.make_room_by_split(segment, operation)?, &chain) {
-                    (Split::Done, _) => {}
-                    (Split::Refused, Chain::Lengthen(_)) => return Err(chain_too_long::<T>()),
-                    (Split::Refused, _) => *chain = Chain::Lengthen(index.allocate_link()?),
-                }
+                extend(index, segment, operation, chain)?;
             }
             Err(error) => {
                 home.held.release(m);
@@ -407,6 +405,46 @@ fn retry<'a, T: BucketLocked>(
             }
         }
     }
+}
+
+/// Splits a full segment, or determines how the next attempt may use its chain.
+///
+/// # Errors
+/// `NoSpace`; nothing has changed then.
+#[cold]
+fn extend<T: BucketLocked>(
+    index: &T,
+    segment: &T::Segment,
+    operation: Operation<'_, T::Probe<'_>>,
+    chain: &mut Chain,
+) -> Result<()> {
+    let (m, refusals) = (index.core().medium(), &index.core().refusals);
+    let offset = m.offset_of(segment);
+    let splits = T::CHAIN == Chain::Avoid;
+    match *chain {
+        Chain::Avoid if refusals.contain(offset) => {
+            *chain = Chain::Fill;
+            return Ok(());
+        }
+        Chain::Fill if splits && !refusals.is_attempt_due(offset) => {
+            *chain = Chain::Lengthen(index.allocate_link()?);
+            return Ok(());
+        }
+        _ => {}
+    }
+    match (index.make_room_by_split(segment, operation)?, &chain) {
+        (Split::Done, Chain::Lengthen(_)) => {}
+        (Split::Done, _) => *chain = T::CHAIN,
+        (Split::Refused, Chain::Lengthen(_)) => return Err(chain_too_long::<T>()),
+        (Split::Refused, _) => {
+            if splits {
+                let blocks = index.chain_blocks(segment).len();
+                refusals.remember(offset, (T::LINKS_OF_SEGMENT + blocks) / 2);
+            }
+            *chain = Chain::Lengthen(index.allocate_link()?);
+        }
+    }
+    Ok(())
 }
 
 /// Returns the error for a chain that has reached its greatest length.

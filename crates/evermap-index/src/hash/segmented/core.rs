@@ -8,6 +8,7 @@ use evermap_pm::region::{PoisonOnPanic, Region};
 use evermap_pm::sync::{Mutex, MutexGuard};
 use evermap_pm::{Guard, Medium, Pool, Result};
 
+use super::refusals::Refusals;
 use crate::Stats;
 
 /// The number of locks for recovering segments.
@@ -23,6 +24,8 @@ pub(crate) struct Core<M: Medium> {
     pub(crate) seed: u64,
     /// Locks for recovering segments, chosen by a hash of the segment's offset.
     recovering: Box<[Mutex<()>]>,
+    /// Segments for which a split was refused.
+    pub(crate) refusals: Refusals,
     splits: AtomicU64,
     recovered: AtomicU64,
 }
@@ -36,6 +39,7 @@ impl<M: Medium> Core<M> {
             generation: pool.generation(),
             seed: pool.seed(),
             recovering: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            refusals: Refusals::default(),
             splits: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
             pool,

@@ -86,6 +86,11 @@ impl<M: Medium> Extendible<M> {
         self.merges.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns the number of segments: an estimate until every segment was visited.
+    pub(crate) fn segments(&self) -> u64 {
+        self.segments.load(Ordering::Relaxed)
+    }
+
     /// Sets the number of segments.
     pub(crate) fn count_all(&self, segments: u64) {
         self.segments.store(segments, Ordering::Relaxed);

@@ -162,6 +162,7 @@ fn merge_siblings<T: Merging>(
     index.unlock_rebuilt(index.segment(block)?, built);
     // Both siblings stay locked: no entry refers to them any more.
     for segment in siblings {
+        index.core().refusals.forget(m.offset_of(segment));
         index.retire_chain(segment, guard);
         let bytes = size_of::<T::Segment>() as u64;
         index.core().pool.retire(m.offset_of(segment), bytes, guard);

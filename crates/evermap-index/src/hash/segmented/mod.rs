@@ -16,6 +16,7 @@
 //! | [`split`], [`merge`] | structure changes of indexes with a directory |
 //! | [`recover`] | recovery of one segment and of its directory entries |
 //! | [`chain`] | additional blocks of a segment that cannot be split |
+//! | [`refusals`] | which segments these are |
 //! | [`check`] | invariants |
 //!
 //! An index implements [`Segmented`], and those of [`BucketLocked`](apply::BucketLocked),
@@ -24,6 +25,7 @@
 //! so each index has its own compiled copy. Lookups are not here: each index has its own.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 use evermap_pm::{Error, Medium, PmU64, Pod, Result};
 
@@ -37,6 +39,7 @@ pub(crate) mod core;
 pub(crate) mod extendible;
 pub(crate) mod merge;
 pub(crate) mod recover;
+pub(crate) mod refusals;
 pub(crate) mod split;
 pub(crate) mod waiting;
 pub(crate) mod walk;
@@ -121,10 +124,17 @@ pub(crate) trait Segmented: Sized {
     /// the segment stays stale then.
     fn recover(&self, offset: u64) -> Result<()>;
 
-    /// Returns slot keys and words of the records with a rank of at least `from`, in a segment with
-    /// this prefix that the caller has locked.
-    fn pairs_from(&self, segment: &Self::Segment, prefix: HashPrefix, from: u64)
-    -> Vec<(u64, u64)>;
+    /// Returns the number of segments, or an estimate. At most O(segments).
+    fn segments(&self) -> u64;
+
+    /// Returns slot keys and words of the records with these ranks, in a segment with this prefix
+    /// that the caller has locked.
+    fn pairs_within(
+        &self,
+        segment: &Self::Segment,
+        prefix: HashPrefix,
+        ranks: &RangeInclusive<u64>,
+    ) -> Vec<(u64, u64)>;
 
     /// Checks that the chain of a segment ends, so that none of its blocks is missed.
     ///

@@ -11,7 +11,7 @@ use evermap_pm::{Guard, Medium, Result};
 
 use super::{SegmentHeader, SegmentLayout, Segmented};
 use crate::hash::directory::{Directory, Reserved};
-use crate::hash::hash_prefix::HashPrefix;
+use crate::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
 
 /// The outcome of an attempt to split a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,15 +59,14 @@ pub(crate) trait Directed: Segmented {
     /// `Damaged`, `Poisoned`.
     fn lock_whole(&self, offset: u64, hash: u64) -> Result<Option<Self::Locked<'_>>>;
 
-    /// Divides the records of a locked segment with this prefix. `doubles` tells whether the
-    /// directory would have to double. Returns `None` if a split would gain too little for that, or
-    /// for a new segment.
-    fn divide(
-        &self,
-        locked: &Self::Locked<'_>,
-        prefix: HashPrefix,
-        doubles: bool,
-    ) -> Option<Self::Halves>;
+    /// Divides the records of a locked segment with this prefix. Returns `None` if a split would
+    /// gain too little for a new segment.
+    ///
+    /// That one half is empty is no reason: records that are inserted in the order of their hashes
+    /// have equal leading bits until enough of them were inserted, and are separated by no more
+    /// splits than in any other order. But it is one if the records [cannot be
+    /// separated](are_separable) at all.
+    fn divide(&self, locked: &Self::Locked<'_>, prefix: HashPrefix) -> Option<Self::Halves>;
 
     /// Writes a segment with this prefix and the records that move into a new block, locked, and
     /// flushes it without a fence.
@@ -102,6 +101,13 @@ pub(crate) trait Directed: Segmented {
     /// Stores the prefix of a segment: the last step of a split that a crash has interrupted after
     /// it was committed.
     fn store_finished_prefix(&self, segment: &Self::Segment, prefix: HashPrefix);
+}
+
+/// Returns whether a segment can have a prefix with which it serves some of these hashes, but not
+/// all.
+pub(crate) fn are_separable(mut hashes: impl Iterator<Item = u64>) -> bool {
+    let Some(first) = hashes.next() else { return false };
+    hashes.any(|hash| (hash ^ first).leading_zeros() < DEPTH_MAX)
 }
 
 /// The space that a split has allocated before it locks a segment. Frees it when dropped.
@@ -169,7 +175,7 @@ fn split_locked<'a, T: Directed>(
     }
     m.note(Note::Scope("split"));
     let (lower, upper) = (prefix.half(0), prefix.half(1));
-    let Some(mut halves) = index.divide(&locked, prefix, reservation.doubled.is_some()) else {
+    let Some(mut halves) = index.divide(&locked, prefix) else {
         index.unlock_unchanged(locked);
         return Ok(Split::Refused);
     };
@@ -197,6 +203,7 @@ fn split_locked<'a, T: Directed>(
     }
     let remaining = index.settle_lower(locked, lower, halves, guard);
     index.count_split();
+    index.core().refusals.forget(m.offset_of(segment));
     index.unlock_rebuilt(new, built);
     index.unlock_rebuilt(segment, remaining);
     Ok(Split::Done)

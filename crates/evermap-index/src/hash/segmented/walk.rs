@@ -1,9 +1,13 @@
-//! Visiting every segment once, in the order of ranks.
+//! Visiting every segment once: in the order of ranks, or, for callers that may insert what they
+//! are shown, in that of [`walk_order`](crate::hash::walk_order).
 
-use evermap_pm::{Error, Medium, Result};
+use std::ops::RangeInclusive;
+
+use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::{Segmented, prefix_of};
 use crate::hash::hash_prefix::{HashPrefix, first_hash_after};
+use crate::hash::walk_order::Ranked;
 use crate::{Stats, Visitor};
 
 /// A segment that a walk has locked.
@@ -11,9 +15,9 @@ pub(crate) struct Visited<'a, S> {
     pub(crate) offset: u64,
     pub(crate) segment: &'a S,
     pub(crate) prefix: HashPrefix,
-    /// The first rank that the walk has not visited yet. After a merge, the segment can also hold
-    /// records with lower ranks, which were visited already.
-    pub(crate) from: u64,
+    /// The ranks that the walk visits now. The segment can also hold records with other ranks:
+    /// after a merge, ranks that were visited already.
+    pub(crate) ranks: &'a RangeInclusive<u64>,
 }
 
 /// Visits every segment once, in the order of ranks. Each is locked while `copy` is called; then
@@ -33,7 +37,7 @@ pub(crate) fn walk<T: Segmented, C>(
         // The block of a segment that is merged away while this thread waits for it must not be
         // reused.
         let _guard = index.core().pool.pin();
-        let (copied, next) = step(index, from, &mut copy);
+        let (copied, next) = step(index, &(from..=u64::MAX), &mut copy);
         cursor = next;
         match copied {
             Ok((copied, whole)) => {
@@ -51,15 +55,15 @@ pub(crate) fn walk<T: Segmented, C>(
     result
 }
 
-/// Makes one step of a walk, under a guard of the caller. Returns the result of `copy` for the
-/// segment that holds the records of the rank `from`, with the error if part of the segment was not
-/// read; and the first rank after that segment, or `None` after the last segment.
-pub(crate) fn step<T: Segmented, C>(
+/// Makes one step of a walk over `ranks`, under a guard of the caller. Returns the result of `copy`
+/// for the segment that holds the records of the first of them, with the error if part of the
+/// segment was not read; and the first rank after that segment, or `None` after the last segment.
+fn step<T: Segmented, C>(
     index: &T,
-    from: u64,
+    ranks: &RangeInclusive<u64>,
     copy: &mut impl FnMut(Visited<'_, T::Segment>) -> C,
 ) -> (Result<(C, Result<()>)>, Option<u64>) {
-    let m = index.core().medium();
+    let (m, from) = (index.core().medium(), *ranks.start());
     loop {
         let locked = match index.lock_holder(from) {
             Ok(Some(locked)) => locked,
@@ -72,7 +76,7 @@ pub(crate) fn step<T: Segmented, C>(
         let prefix = prefix_of(m, segment).filter(|prefix| prefix.covers(from));
         let copied = prefix.map(|prefix| {
             let whole = index.ensure_chain_ends(segment);
-            ((copy(Visited { offset, segment, prefix, from }), whole), prefix.depth)
+            ((copy(Visited { offset, segment, prefix, ranks }), whole), prefix.depth)
         });
         index.unlock_unchanged(locked);
         return match copied {
@@ -85,35 +89,30 @@ pub(crate) fn step<T: Segmented, C>(
     }
 }
 
-/// Implements [`Index::for_each`](crate::Index::for_each).
-pub(crate) fn for_each<T: Segmented>(
-    index: &T,
-    each: &mut dyn FnMut(u64, u64) -> bool,
-) -> Result<()> {
-    walk(
-        index,
-        |at| index.pairs_from(at.segment, at.prefix, at.from),
-        |pairs| pairs.into_iter().all(|(slot_key, word)| each(slot_key, word)),
-    )
-}
-
-/// Implements [`Persistent::scan`](crate::Persistent::scan). Each call shows one segment; `from` is
-/// the least rank to show.
-pub(crate) fn scan<T: Segmented>(
-    index: &T,
-    from: u64,
-    each: &mut dyn FnMut(u64, u64),
-) -> (Result<()>, Option<u64>) {
-    let (pairs, next) =
-        step(index, from, &mut |at| index.pairs_from(at.segment, at.prefix, at.from));
-    if let Err(poisoned) = index.core().region.ensure_sound() {
-        return (Err(poisoned), None);
+impl<T: Segmented> Ranked for T {
+    fn range_bits(&self) -> u32 {
+        self.segments().max(1).ilog2()
     }
-    let shown = pairs.and_then(|(pairs, whole)| {
-        pairs.into_iter().for_each(|(slot_key, word)| each(slot_key, word));
-        whole
-    });
-    (shown, next)
+
+    fn show(
+        &self,
+        ranks: RangeInclusive<u64>,
+        _guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let copy = |at: Visited<'_, _>| self.pairs_within(at.segment, at.prefix, at.ranks);
+        let (pairs, next) = step(self, &ranks, &mut { copy });
+        let shown = pairs.and_then(|(pairs, whole)| {
+            self.ensure_usable()?;
+            pairs.into_iter().for_each(|(slot_key, word)| each(slot_key, word));
+            whole
+        });
+        (shown, next)
+    }
+
+    fn ensure_usable(&self) -> Result<()> {
+        self.core().region.ensure_sound()
+    }
 }
 
 /// Implements [`Index::stats`](crate::Index::stats).
@@ -122,7 +121,7 @@ pub(crate) fn stats<T: Segmented>(index: &T) -> Result<Stats> {
     walk(
         index,
         |at| {
-            let records = index.pairs_from(at.segment, at.prefix, at.from).len() as u64;
+            let records = index.pairs_within(at.segment, at.prefix, at.ranks).len() as u64;
             (records, index.chain_blocks(at.segment).len() as u64)
         },
         |(records, chained)| {
@@ -150,7 +149,7 @@ pub(crate) fn visit<T: Segmented>(index: &T, visitor: &mut dyn Visitor) -> Resul
     walk(
         index,
         |at| {
-            let pairs = index.pairs_from(at.segment, at.prefix, at.from);
+            let pairs = index.pairs_within(at.segment, at.prefix, at.ranks);
             (at.offset, index.chain_blocks(at.segment), pairs)
         },
         |(offset, chain, pairs)| {

@@ -503,9 +503,9 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     /// most once. O(n).
     pub fn for_each(&self, mut each: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
         let record = |key: &[u8], value: &[u8]| (key.to_vec(), value.to_vec());
-        self.table.walk(
+        self.table.walk_scattered(
             |stored| self.table.bytes_of(stored, record),
-            |page| page.records.iter().all(|(key, value)| each(key, value)),
+            |records| records.iter().all(|(key, value)| each(key, value)),
         )
     }
 

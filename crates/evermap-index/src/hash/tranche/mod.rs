@@ -50,6 +50,7 @@
 //! because both stay locked until a change is durable.
 
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use evermap_pm::{Guard, Medium, PmU64, Pool, Result};
@@ -84,6 +85,7 @@ mod walk;
 
 use super::changes::changes_by_apply;
 use super::probe::Probe;
+use super::walk_order::{self, Ranked};
 use group::Stored;
 use layout::Kind;
 use table::{Format, Located, Locked, Table};
@@ -336,8 +338,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Index<K>
     changes_by_apply!();
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        let read = |stored: &Stored<'_>| self.pair(stored);
-        self.table.walk(read, |page| page.records.iter().all(|&(key, word)| each(key, word)))
+        walk_order::for_each(self, &self.table.pool, each)
     }
 
     fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
@@ -354,6 +355,31 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Index<K>
         )?;
         self.table.add_stats(&mut stats);
         Ok(stats)
+    }
+}
+
+impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Ranked
+    for Tranche<K, M, T, G, C>
+{
+    fn range_bits(&self) -> u32 {
+        self.table.range_bits()
+    }
+
+    fn show(
+        &self,
+        ranks: RangeInclusive<u64>,
+        _guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        let (read, page, next) = self.table.page(&ranks, |stored| self.pair(stored));
+        if self.ensure_usable().is_ok() {
+            page.records.iter().for_each(|&(key, word)| each(key, word));
+        }
+        (read, next)
+    }
+
+    fn ensure_usable(&self) -> Result<()> {
+        self.table.region.ensure_writable()
     }
 }
 
@@ -388,12 +414,10 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Persistent
     fn scan(
         &self,
         from: u64,
-        _guard: &Guard<'_>,
+        guard: &Guard<'_>,
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
-        let (read, page, next) = self.table.page(from, |stored| self.pair(stored));
-        page.records.iter().for_each(|&(key, word)| each(key, word));
-        (read, next)
+        walk_order::scan(self, from, guard, each)
     }
 
     fn check(&self) -> Vec<String> {

@@ -1,16 +1,18 @@
 //! Walks over all records, concurrent with changes.
 //!
-//! A walk takes one [part](super::place::Geometry::part) of all groups after the other, because
-//! the part of a key never changes. The parts of a walk are smaller than those that move if these
-//! would make pages of more than some thousand records. Within a part it proceeds through the
-//! bit-reversed hashes in ascending order. A set holds the keys that agree in some low bits of
-//! their hashes, which reversed are the top bits: one range of this order. Growth divides such a
-//! range in two, and shrinking joins two of them. So the state of a walk is one number, its part
-//! and the least reversed hash that it has not shown, and it can pause for any time.
+//! The rank of a record begins with its [part](super::place::Geometry::part), which never changes,
+//! and continues with its bit-reversed hash. The parts of a walk are smaller than those that move if
+//! these would make pages of more than some thousand records. A set holds the keys that agree in
+//! some low bits of their hashes, which reversed are the top bits: in each part, one range of ranks.
+//! Growth divides such a range in two, and shrinking joins two of them. So the state of a walk is
+//! one number, the least rank that it has not shown, and it can pause for any time. Walks that show
+//! records to callers take the pages in the order of [`walk_order`](crate::hash::walk_order), others
+//! in that of ranks.
 //!
 //! The records of a part of one set are a page. A page is read again if anything has moved in the
 //! set meanwhile, and after some attempts nothing may move while it is read.
 
+use std::ops::RangeInclusive;
 use std::sync::PoisonError;
 use std::sync::atomic::{Ordering, fence};
 
@@ -20,6 +22,7 @@ use super::group::Stored;
 use super::place::{Geometry, State};
 use super::table::{Format, Table};
 use crate::hash::hash_prefix::top_bits;
+use crate::hash::walk_order::Position;
 
 /// What a part of a set contains.
 pub(super) struct Page<R> {
@@ -28,12 +31,13 @@ pub(super) struct Page<R> {
     pub(super) overflows: Vec<u64>,
 }
 
-/// Where a walk is.
+/// What a walk visits now.
 #[derive(Clone, Copy)]
-struct Position {
+struct Wanted {
     part: u64,
-    /// The least reversed hash.
+    /// The least and the greatest reversed hash.
     least: u64,
+    most: u64,
 }
 
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
@@ -53,35 +57,40 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         walk
     };
 
-    fn position(from: u64) -> Position {
+    fn wanted(ranks: &RangeInclusive<u64>) -> Wanted {
         let parts = Self::WALK.parts;
-        Position { part: top_bits(from, parts), least: from << parts }
+        let [first, last] = [*ranks.start(), *ranks.end()];
+        let part = top_bits(first, parts);
+        let whole = top_bits(last, parts) != part;
+        let most = if whole { u64::MAX } else { last << parts | ((1 << parts) - 1) };
+        Wanted { part, least: first << parts, most }
     }
 
     /// Returns where the page behind the one at `here` begins.
-    fn behind(here: Position, state: State) -> Option<u64> {
+    fn behind(here: Wanted, state: State) -> Option<u64> {
         let (parts, depth) = (Self::WALK.parts, state.depth);
         let next = top_bits(here.least, depth) + 1;
         let order = (here.part << depth) + next;
         (order >> depth >> parts == 0).then(|| order << (64 - depth - parts).min(63))
     }
 
-    /// Returns the page that contains `from`: calls `read` with its live records, one group locked
-    /// at a time. Also returns where the next page begins, or `None` after the last one.
+    /// Returns the page that contains the first of `ranks`: calls `read` with its live records that
+    /// have these ranks, one group locked at a time. Also returns where the next page begins, or
+    /// `None` after the last one.
     ///
     /// # Errors
     /// `Damaged` if a group cannot be read, in addition to the others and the next page;
     /// `Poisoned`, `Forked`.
     pub(super) fn page<R>(
         &self,
-        from: u64,
+        ranks: &RangeInclusive<u64>,
         mut read: impl FnMut(&Stored<'_>) -> Result<R>,
     ) -> (Result<()>, Page<R>, Option<u64>) {
         let mut page = Page { records: Vec::new(), overflows: Vec::new() };
         if let Err(unusable) = self.region.ensure_writable() {
             return (Err(unusable), page, None);
         }
-        let here = Self::position(from);
+        let here = Self::wanted(ranks);
         let mut growth = None;
         for attempt in 1.. {
             if attempt > Self::ATTEMPTS {
@@ -116,7 +125,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 
     fn read_page<R>(
         &self,
-        here: Position,
+        here: Wanted,
         state: State,
         page: &mut Page<R>,
         read: &mut impl FnMut(&Stored<'_>) -> Result<R>,
@@ -133,7 +142,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
                 let hash_of = |stored: &Stored<'_>| self.hash_of(stored);
                 groups.part(locked.group, (Self::WALK, here.part), hash_of, |stored, hash| {
                     // A set that two have become may have been shown in part.
-                    if hash.reverse_bits() >= here.least {
+                    if (here.least..=here.most).contains(&hash.reverse_bits()) {
                         page.records.push(read(&stored)?);
                     }
                     Ok(())
@@ -144,8 +153,9 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         result
     }
 
-    /// Calls `shown` with every page, under a guard but without a lock, until it returns `false`.
-    /// Groups that cannot be read are skipped, and the first error is returned at the end.
+    /// Calls `shown` with every page in the order of ranks, under a guard but without a lock, until
+    /// it returns `false`. Groups that cannot be read are skipped, and the first error is returned
+    /// at the end.
     pub(super) fn walk<R>(
         &self,
         mut read: impl FnMut(&Stored<'_>) -> Result<R>,
@@ -155,7 +165,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         while let Some(here) = from {
             // The guard keeps what records name valid while the caller uses it.
             let _guard = self.pool.pin();
-            let (done, page, next) = self.page(here, &mut read);
+            let (done, page, next) = self.page(&(here..=u64::MAX), &mut read);
             if done.is_err() {
                 self.region.ensure_writable()?;
             }
@@ -166,5 +176,33 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             from = next;
         }
         result
+    }
+
+    /// The same in the [order](crate::hash::walk_order) for callers that may insert what they are
+    /// shown, and only with records.
+    pub(super) fn walk_scattered<R>(
+        &self,
+        mut read: impl FnMut(&Stored<'_>) -> Result<R>,
+        mut shown: impl FnMut(&[R]) -> bool,
+    ) -> Result<()> {
+        let (mut from, mut result) = (Some(Position::first(self.range_bits())), Ok(()));
+        while let Some(here) = from {
+            let _guard = self.pool.pin();
+            let (done, page, next) = self.page(&here.ranks(), &mut read);
+            if done.is_err() {
+                self.region.ensure_writable()?;
+            }
+            result = result.and(done);
+            if !shown(&page.records) {
+                break;
+            }
+            from = here.after(next);
+        }
+        result
+    }
+
+    /// Returns the binary logarithm of the number of pages, or a little less.
+    pub(super) fn range_bits(&self) -> u32 {
+        self.arrays.state().depth + Self::WALK.parts
     }
 }

@@ -108,6 +108,10 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
         self.directory.depth()
     }
 
+    fn segments(&self) -> u64 {
+        self.segments()
+    }
+
     fn prepare(
         dash: &DashEh<K, M, B, S, N>,
         offset: u64,

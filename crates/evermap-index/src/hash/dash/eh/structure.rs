@@ -10,7 +10,7 @@ use crate::hash::dash::layout::{Bucket, HashPrefix, Segment};
 use crate::hash::dash::rebuild::{Headers, Placed};
 use crate::hash::directory::Directory;
 use crate::hash::segmented::merge::Merging;
-use crate::hash::segmented::split::Directed;
+use crate::hash::segmented::split::{Directed, are_separable};
 use crate::hash::segmented::{Segmented, chain};
 
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Directed
@@ -41,12 +41,13 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Directed
         &self,
         segment: &&Segment<B, S>,
         prefix: HashPrefix,
-        doubles: bool,
     ) -> Option<[Vec<Placed>; 2]> {
-        let [staying, moving] = self.halves_of(segment, prefix.half(1));
-        // The directory would double without separating any keys, which probably have equal hashes.
-        let is_useless = doubles && (moving.is_empty() || staying.is_empty());
-        (!is_useless).then_some([staying, moving])
+        let halves = self.halves_of(segment, prefix.half(1));
+        let all = match &halves {
+            [all, none] | [none, all] if none.is_empty() => all,
+            _ => return Some(halves),
+        };
+        are_separable(all.iter().map(|placed| placed.record.hash)).then_some(halves)
     }
 
     fn build_upper(
@@ -103,7 +104,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Merging
     /// A quarter of one segment.
     const MERGE_BELOW: usize = (B + S) * N / 4;
     const DEPTH_MIN: u32 = 0;
-    const FREE_DIRECTORY: u64 = if B < 64 { 256 } else { 64 << 10 };
+    const FREE_DIRECTORY: u64 = if B < 64 { 256 } else { 1 << 20 };
 
     fn extendible(&self) -> &Extendible<M> {
         &self.expansion

@@ -323,6 +323,10 @@ where
         numbers::least_depth(self.count() - 1)
     }
 
+    fn segments(&self) -> u64 {
+        self.count()
+    }
+
     fn prepare(
         dash: &DashLh<K, M, B, S, N, F, T>,
         _offset: u64,
