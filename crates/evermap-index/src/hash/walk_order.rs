@@ -14,6 +14,10 @@
 //! the walk goes upwards. How many ranges there are is chosen when the walk begins, and part of its
 //! position. A rank is always in the same range, whatever the index does meanwhile, and a range is
 //! walked like the whole would be. So a pair that is present throughout is shown exactly once.
+//!
+//! Ranks may begin with bits that choose a place in each part of the index, instead of the part. The
+//! walk then passes over the other bits in this order, once for each value of these, and in each
+//! pass shows another place in each part.
 
 use std::ops::RangeInclusive;
 
@@ -26,6 +30,8 @@ use super::hash_prefix::top_bits;
 pub(crate) trait Ranked {
     /// The number of units that a [`scan`] shows.
     const UNITS_TOGETHER: usize = 1;
+    /// The number of leading bits of a rank that choose a place in each part of the index.
+    const PLACE_BITS: u32 = 0;
 
     /// Returns the binary logarithm of the number of ranges for a walk: that of the number of
     /// units, or a little less.
@@ -63,42 +69,53 @@ pub(crate) trait Ranked {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Position {
     bits: u32,
-    place: u64,
+    /// How many of these choose a place in each part of the index, the same for all positions.
+    place_bits: u32,
+    order: u64,
 }
 
 impl Position {
     const BITS: u64 = (1 << 6) - 1;
 
-    /// Returns the beginning of a walk through `2^bits` ranges.
-    pub(crate) fn first(bits: u32) -> Self {
-        Position { bits: bits.min(40), place: 0 }
+    /// Returns the beginning of a walk through `2^bits` ranges. The first `place_bits` of these bits
+    /// choose a place in each part of the index.
+    pub(crate) fn first(bits: u32, place_bits: u32) -> Self {
+        Position { bits: bits.min(40), place_bits, order: 0 }
     }
 
     /// Decodes a number that [`encode`](Self::encode) returned. Returns `None` for 0.
-    fn decode(word: u64) -> Option<Self> {
-        let position = Position { bits: (word & Self::BITS) as u32, place: word & !Self::BITS };
-        (word != 0).then_some(position)
+    fn decode(word: u64, place_bits: u32) -> Option<Self> {
+        let (bits, order) = ((word & Self::BITS) as u32, word & !Self::BITS);
+        (word != 0).then_some(Position { bits, place_bits, order })
     }
 
     fn encode(self) -> u64 {
-        debug_assert!(self.place & Self::BITS == 0, "units begin at such ranks");
-        self.place | u64::from(self.bits)
+        debug_assert!(self.order & Self::BITS == 0, "units begin at such ranks");
+        self.order | u64::from(self.bits)
     }
 
     /// Returns the number of the range, in the order of the walk.
     fn number(self) -> u64 {
-        top_bits(self.place, self.bits)
+        top_bits(self.order, self.bits)
+    }
+
+    /// Returns the number of the range, in the order of ranks.
+    fn range(self) -> u64 {
+        let place_bits = self.place_bits.min(self.bits);
+        let part_bits = self.bits - place_bits;
+        let part = self.number() & ((1 << part_bits) - 1);
+        let pass = self.number() >> part_bits;
+        // In each pass, any places of different parts: neighbours would fill the same place of a
+        // part that holds the records of several.
+        let turn = top_bits(part.wrapping_mul(0x9e37_79b9_7f4a_7c15), place_bits);
+        (reversed(pass, place_bits) ^ turn) << part_bits | reversed(part, part_bits)
     }
 
     /// Returns the ranks of the range that were not shown yet.
     pub(crate) fn ranks(self) -> RangeInclusive<u64> {
-        if self.bits == 0 {
-            return self.place..=u64::MAX;
-        }
-        let (number, within) = (self.number(), u64::MAX >> self.bits);
-        // The last bit of the number is the last of the range's bits, and becomes the first.
-        let range = number.reverse_bits() & !within;
-        range | self.place & within..=range | within
+        let within = u64::MAX >> self.bits;
+        let range = if self.bits == 0 { 0 } else { self.range() << (64 - self.bits) };
+        range | self.order & within..=range | within
     }
 
     /// Returns the position after a unit of the range, given the first rank after that unit.
@@ -106,12 +123,17 @@ impl Position {
     pub(crate) fn after(self, next: Option<u64>) -> Option<Self> {
         let (ranks, within) = (self.ranks(), u64::MAX >> self.bits);
         if let Some(next) = next.filter(|next| ranks.contains(next)) {
-            return Some(Position { place: self.place & !within | next & within, ..self });
+            return Some(Position { order: self.order & !within | next & within, ..self });
         }
         let number = self.number() + 1;
         (number >> self.bits == 0)
-            .then(|| Position { place: number << (64 - self.bits), ..self })
+            .then(|| Position { order: number << (64 - self.bits), ..self })
     }
+}
+
+/// Returns the last `bits` bits of a number, at most 63, in reverse order.
+fn reversed(number: u64, bits: u32) -> u64 {
+    top_bits(number.reverse_bits(), bits)
 }
 
 /// Implements [`Persistent::scan`](crate::Persistent::scan).
@@ -121,7 +143,8 @@ pub(crate) fn scan<T: Ranked>(
     guard: &Guard<'_>,
     each: &mut dyn FnMut(u64, u64),
 ) -> (Result<()>, Option<u64>) {
-    let mut here = Position::decode(from).unwrap_or_else(|| Position::first(index.range_bits()));
+    let first = || Position::first(index.range_bits(), T::PLACE_BITS);
+    let mut here = Position::decode(from, T::PLACE_BITS).unwrap_or_else(first);
     let mut units = 1..T::UNITS_TOGETHER;
     loop {
         let (shown, next) = index.show(here.ranks(), guard, each);
@@ -162,9 +185,10 @@ mod tests {
 
     /// Walks through units of this depth, and returns their first ranks.
     fn firsts(bits: u32, depth: u32) -> Vec<u64> {
-        let (mut here, mut firsts) = (Some(Position::first(bits)), Vec::new());
+        let (mut here, mut firsts) = (Some(Position::first(bits, 0)), Vec::new());
         while let Some(position) = here {
-            assert!(position.place == 0 || Position::decode(position.encode()) == Some(position));
+            let decoded = Position::decode(position.encode(), 0);
+            assert!(position.order == 0 || decoded == Some(position));
             let rank = *position.ranks().start();
             firsts.push(rank);
             here = position.after(crate::hash::hash_prefix::first_hash_after(rank, depth));
@@ -186,8 +210,8 @@ mod tests {
 
     #[test]
     fn ranges_divide_the_ranks() {
-        for bits in 0..12 {
-            let mut here = Some(Position::first(bits));
+        for (bits, place_bits) in (0..12).flat_map(|bits| [0, 1, 3].map(|more| (bits, more))) {
+            let mut here = Some(Position::first(bits, place_bits));
             let mut ranges: Vec<RangeInclusive<u64>> = std::iter::from_fn(|| {
                 let ranks = here?.ranks();
                 here = here?.after(None);
@@ -205,7 +229,7 @@ mod tests {
     #[test]
     fn any_number_is_a_position() {
         for word in [1, 63, 40, 1 << 63 | 63, u64::MAX, 1 << 6] {
-            let mut here = Position::decode(word);
+            let mut here = Position::decode(word, 3);
             assert!(here.is_some());
             for _ in 0..100 {
                 here = here.and_then(|position| position.after(None));

@@ -5,6 +5,8 @@
 //! that was present all the time. New buckets are inserted directly after the home bucket, so links
 //! lead from newer buckets to older ones, even those of buckets that were removed.
 
+use std::sync::atomic::Ordering;
+
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::Clht;
@@ -224,6 +226,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
             // what a crash could bring back. A crash in between leaves an empty bucket, which the
             // next pair fills.
             chain.unlink(before, pair.bucket);
+            self.events.overflow.fetch_sub(1, Ordering::Relaxed);
             self.pool.retire(self.medium().offset_of(pair.bucket), BUCKET_BYTES, guard);
         }
     }

@@ -32,7 +32,7 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use evermap_pm::medium::Note;
 use evermap_pm::region::Region;
@@ -101,6 +101,8 @@ pub struct Clht<K: Key, M: Medium> {
 struct Events {
     /// Overflow buckets added.
     appended: AtomicU64,
+    /// Overflow buckets added less those removed, also by replacing the table.
+    overflow: AtomicI64,
     /// Chains that became empty.
     emptied: AtomicU64,
     grown: AtomicU64,
@@ -243,7 +245,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         let change = self.attempt(probe, mode, &mut fresh, guard, decide);
         match fresh {
             Some(_) => self.pool.free_unpublished(block),
-            None => self.grow_if_crowded(guard),
+            None => self.grow_if_crowded(probe.hash, guard),
         }
         Ok(change?.expect("there was a bucket for the pair"))
     }

@@ -105,14 +105,44 @@ impl<K: Key, M: Medium> Clht<K, M> {
     ///
     /// The criterion is the number of *chains* with overflow buckets. So keys with equal hashes,
     /// which no table can separate, make one chain longer but not the table larger.
+    ///
+    /// If pairs are inserted in the order of their reversed hashes, few chains get all of them. So
+    /// the chain of `hash`, to which the bucket was added, is a reason too if it is long, has pairs
+    /// with different hashes, and there are overflow buckets for a fifth of the home buckets.
     #[cold]
-    pub(super) fn grow_if_crowded(&self, guard: &Guard<'_>) {
+    pub(super) fn grow_if_crowded(&self, hash: u64, guard: &Guard<'_>) {
+        let overflow = self.events.overflow.fetch_add(1, Ordering::Relaxed) + 1;
         let table = self.table();
-        let Some(sample) = self.sample(&self.events.appended, table) else { return };
-        let chained = sample.iter().filter(|link| !link.is_last()).count();
-        if chained * 5 > sample.len() * 2 && table.bits < BITS_MAX {
+        let is_crowded = self.sample(&self.events.appended, table).is_some_and(|sample| {
+            let chained = sample.iter().filter(|link| !link.is_last()).count();
+            chained * 5 > sample.len() * 2
+        });
+        let is_uneven = || overflow * 5 > table.buckets() as i64 && self.is_long(table, hash);
+        if table.bits < BITS_MAX && (is_crowded || is_uneven()) {
             self.resize(table, table.bits + 1, guard);
         }
+    }
+
+    /// Returns whether a chain has many pairs whose hashes differ. Only a hint: the chain is not
+    /// locked.
+    fn is_long(&self, table: Table, hash: u64) -> bool {
+        /// Hardly any chain has as many buckets if the table grows when it is crowded.
+        const LONG: usize = 8;
+        let m = self.medium();
+        let Ok(mut bucket) = self.home(table, table.home_of(hash)) else { return false };
+        let mut differs = false;
+        for _ in 0..LONG {
+            let mut hashes =
+                pairs_in(m, bucket).map(|pair| K::slot_hash(pair.slot_key, self.seed));
+            differs |= hashes.any(|other| other != hash);
+            let link = Link(m.load(&bucket.link));
+            let next = if link.is_last() { None } else { link.next().ok() };
+            match next.and_then(|next| self.bucket(next).ok()) {
+                Some(next) => bucket = next,
+                None => return false,
+            }
+        }
+        differs
     }
 
     /// Shrinks the table to a quarter if there is less than one pair for each four home buckets.
@@ -211,6 +241,8 @@ impl<K: Key, M: Medium> Clht<K, M> {
             }
         };
         if outcome == COMMITTED {
+            let more = copier.new.len() as i64 - copier.old.len() as i64;
+            self.events.overflow.fetch_add(more, Ordering::Relaxed);
             copier.old.iter().for_each(|&block| self.pool.retire(block, BUCKET_BYTES, guard));
         } else {
             copier.new.iter().for_each(|&block| self.pool.free_unpublished(block));

@@ -124,6 +124,9 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
     /// `Damaged`.
     fn lengthened(dash: &Dash<K, M, Self, B, S, N>) -> Result<()>;
 
+    /// Called after this number of blocks was removed from a chain.
+    fn shortened(&self, _blocks: u64) {}
+
     /// Called after a removal that left a bucket empty, in a segment that serves `hash`. Not called
     /// after every such removal.
     ///

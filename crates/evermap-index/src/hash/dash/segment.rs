@@ -215,7 +215,8 @@ where
 
     /// Unlinks the empty buckets of a segment's chain, durably, and retires them.
     pub(super) fn trim_chain(&self, segment: &Segment<B, S>, guard: &Guard<'_>) {
-        chain::trim::<Bucket, M>(&self.core.pool, &segment.header.chain, guard);
+        let trimmed = chain::trim::<Bucket, M>(&self.core.pool, &segment.header.chain, guard);
+        self.expansion.shortened(trimmed);
     }
 
     /// Searches for a key whose home bucket the caller has locked.

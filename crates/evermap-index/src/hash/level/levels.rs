@@ -19,6 +19,7 @@
 //! So a record stays among the buckets that cover its part of the hashes, however it moves, and
 //! whatever levels are added or removed. Walks rely on that: see [`walk`](super::walk).
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -130,6 +131,18 @@ pub(super) fn home_index<const C: u32>(n: u64, level: u32) -> u64 {
     let region = n >> half;
     // Each region before has as many buckets that are not homes.
     n + (region << half)
+}
+
+/// Returns the first hashes of the keys that have their home in a bucket of a level. Returns `None`
+/// if the bucket is no home.
+pub(super) fn homes_of<const C: u32>(level: u32, index: u64) -> Option<RangeInclusive<u64>> {
+    let half = region_bits(level, C) - 1;
+    let (region, within) = (index >> (half + 1), index & ((2 << half) - 1));
+    let home = (region << half) + within;
+    // A level has half as many homes as buckets.
+    let width = u64::MAX.checked_shr(level - 1).unwrap_or(0);
+    let first = if level > 1 { home << (65 - level) } else { 0 };
+    (within >> half == 0).then_some(first..=first | width)
 }
 
 /// Returns the top `bits` (at most 63) bits.

@@ -482,7 +482,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                     return Ok(change);
                 }
                 Attempt::Busy(what) => walk_block = self.wait_for_blocker(what, &mut lock_wait)?,
-                Attempt::Full => self.grow(guard)?,
+                Attempt::Full => self.grow(operation.probe.hashes, guard)?,
             }
         }
     }

@@ -21,7 +21,7 @@ use evermap_pm::{Guard, Medium, Result, region};
 use super::Level;
 use super::bucket::{KeyHashes, Locks, Record};
 use super::layout::Version;
-use super::levels::{Site, View, region_bits, top_bits};
+use super::levels::{Site, View, homes_of, region_bits, top_bits};
 use crate::Key;
 use crate::hash::walk_order::Ranked;
 use crate::lock_wait::LockWait;
@@ -141,9 +141,15 @@ impl Unit {
     }
 }
 
+fn are_disjoint(some: &RangeInclusive<u64>, others: &RangeInclusive<u64>) -> bool {
+    some.end() < others.start() || others.end() < some.start()
+}
+
 impl<K: Key, M: Medium, const N: usize, const C: u32> Ranked for Level<K, M, N, C> {
+    /// A unit is shown in four ranges, with a quarter of its homes each: insertions of what a walk
+    /// shows then fill the regions of a smaller table at the same time.
     fn range_bits(&self) -> u32 {
-        Unit::at::<C>(0, self.levels.view()).bits
+        Unit::at::<C>(0, self.levels.view()).bits + 2
     }
 
     fn show(
@@ -153,10 +159,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Ranked for Level<K, M, N, 
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>) {
         let mut records = Vec::new();
-        let (copied, next) = self.copy_unit(*ranks.start(), &mut records);
+        let (copied, next) = self.copy_unit(&ranks, &mut records);
         if self.ensure_usable().is_ok() {
-            let shown = records.iter().filter(|record| ranks.contains(&record.hashes.first));
-            shown.for_each(|record| each(record.slot_key, record.word));
+            records.iter().for_each(|record| each(record.slot_key, record.word));
         }
         (copied, next)
     }
@@ -184,7 +189,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             // The guard keeps what the records name valid while `each` uses it.
             let _guard = self.pool.pin();
             records.clear();
-            let (copied, next) = self.copy_unit(here, &mut records);
+            let (copied, next) = self.copy_unit(&(here..=u64::MAX), &mut records);
             if copied.is_err() {
                 self.region.ensure_writable()?;
             }
@@ -197,13 +202,19 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         result
     }
 
-    /// Copies the records of the unit that begins at `from`. Returns where the next one begins. The
-    /// caller has a guard, so that a level that is given up meanwhile stays valid.
+    /// Copies the records of a unit whose first hash is in `firsts`: the unit of the first of these
+    /// hashes. Returns where the next unit begins. The caller has a guard, so that a level that is
+    /// given up meanwhile stays valid.
     ///
     /// # Errors
     /// `Forked`, because the parent of a forked child does not see what the child marks.
     /// `Poisoned`. `Damaged` for a part of the unit.
-    fn copy_unit(&self, from: u64, records: &mut Vec<Record>) -> (Result<()>, Option<u64>) {
+    fn copy_unit(
+        &self,
+        firsts: &RangeInclusive<u64>,
+        records: &mut Vec<Record>,
+    ) -> (Result<()>, Option<u64>) {
+        let from = *firsts.start();
         if let Err(unusable) = self.region.ensure_writable() {
             return (Err(unusable), None);
         }
@@ -217,11 +228,16 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         let mut result = Ok(());
         for level in view.lowest()..=view.highest() {
             for index in unit.parts_of(level) {
-                let site = self.levels.site(level, index as u64);
+                let index = index as u64;
+                if homes_of::<C>(level, index).is_some_and(|homes| are_disjoint(&homes, firsts)) {
+                    continue;
+                }
+                let site = self.levels.site(level, index);
                 // Continues after an error, so that damage does not hide the other buckets.
                 result = result.and(site.and_then(|site| self.copy_records(site, records)));
             }
         }
+        records.retain(|record| firsts.contains(&record.hashes.first));
         (result, unit.next())
     }
 

@@ -16,9 +16,9 @@ use crate::hash::segmented::{Segmented, chain};
 use crate::key::Quotient;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// The number of records in a segment below which it is not split. If two of its lines are full
-    /// while the others are nearly empty, the images are not random. Without this bound, keys whose
-    /// images have equal low bits would need a segment for every few keys.
+    /// The number of records in a segment and its chain below which it is not split. If two of its
+    /// lines are full while the others are nearly empty, the images are not random. Without this
+    /// bound, keys whose images have equal low bits would need a segment for every few keys.
     const SPLIT_FROM: usize = L * N / 4;
 }
 
@@ -61,10 +61,15 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
     ) -> Option<[SegmentBuffer<L, N>; 2]> {
         let halves = self.copy_halves(segment, prefix.depth);
         let [stay, move_] = [0, 1].map(|half| halves[half].count());
-        let images = || self.all_records(segment).into_iter().map(|record| record.image);
-        let is_useful = stay + move_ >= Self::SPLIT_FROM
-            && (stay > 0 && move_ > 0 || are_separable(images()));
-        is_useful.then_some(halves)
+        let separates = stay > 0 && move_ > 0;
+        if !separates || stay + move_ < Self::SPLIT_FROM {
+            // With those in the chain.
+            let images: Vec<u64> =
+                self.all_records(segment).iter().map(|record| record.image).collect();
+            let is_useful = images.len() >= Self::SPLIT_FROM && are_separable(images.into_iter());
+            return is_useful.then_some(halves);
+        }
+        Some(halves)
     }
 
     fn build_upper(

@@ -75,14 +75,14 @@ pub(crate) fn ensure_ends<L: Link, M: Medium>(m: &M, first: &PmU64) -> Result<()
     Err(Error::damaged(m.offset_of(cell), "the chain of a segment does not end"))
 }
 
-/// Unlinks the empty blocks of a chain, durably, and retires them. No other thread may change the
-/// chain meanwhile.
-pub(crate) fn trim<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Guard<'_>) {
+/// Unlinks the empty blocks of a chain, durably, and retires them. Returns how many. No other thread
+/// may change the chain meanwhile.
+pub(crate) fn trim<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Guard<'_>) -> u64 {
     let m = pool.medium();
-    let mut cell = first;
+    let (mut cell, mut trimmed) = (first, 0);
     for _ in 0..CHAIN_MAX {
         let word = m.load(cell);
-        let Some(link) = at::<L, M>(m, word) else { return };
+        let Some(link) = at::<L, M>(m, word) else { break };
         if link.is_empty(m) {
             m.store(cell, L::with_offset(word, L::offset_in(m.load(link.next()))));
             m.note(Note::Harmless(
@@ -91,10 +91,12 @@ pub(crate) fn trim<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Gu
             ));
             m.persist(cell);
             pool.retire(L::offset_in(word), size_of::<L>() as u64, guard);
+            trimmed += 1;
         } else {
             cell = link.next();
         }
     }
+    trimmed
 }
 
 /// Retires all blocks of a chain.

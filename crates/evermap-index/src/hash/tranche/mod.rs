@@ -361,6 +361,8 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Index<K>
 impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Ranked
     for Tranche<K, M, T, G, C>
 {
+    const PLACE_BITS: u32 = Table::<Pairs<K>, M, T, G, C>::WALK.parts;
+
     fn range_bits(&self) -> u32 {
         self.table.range_bits()
     }

@@ -43,18 +43,27 @@ struct Wanted {
 impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
     /// The number of attempts to read a page while records may move.
     const ATTEMPTS: u32 = 3;
-    /// The most pairs that a page should have.
+    /// The most pairs that a page should have, and how many are enough: then insertions of what a
+    /// walk shows fill all groups of a smaller table at the same time.
     const PAGE_PAIRS: u64 = 4096;
+    const ENOUGH_PAIRS: u64 = 256;
     /// The parts of a walk: those that move, or fractions of them.
     pub(super) const WALK: Geometry = {
         let mut walk = Self::GEOMETRY;
-        // Fractions of the records with one home can be chosen by the bits of a fingerprint.
-        while (2 * walk.least() * Self::PAIRS) >> walk.parts > Self::PAGE_PAIRS
-            && walk.parts < walk.homes + 8
-        {
+        loop {
+            let pairs = (2 * walk.least() * Self::PAIRS) >> walk.parts;
+            // Fractions of the records with one home can be chosen by the bits of a fingerprint, but
+            // whoever wants one reads all.
+            let divides = if walk.parts < walk.homes {
+                pairs > Self::ENOUGH_PAIRS
+            } else {
+                pairs > Self::PAGE_PAIRS && walk.parts < walk.homes + 8
+            };
+            if !divides {
+                break walk;
+            }
             walk.parts += 1;
         }
-        walk
     };
 
     fn wanted(ranks: &RangeInclusive<u64>) -> Wanted {
@@ -185,7 +194,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         mut read: impl FnMut(&Stored<'_>) -> Result<R>,
         mut shown: impl FnMut(&[R]) -> bool,
     ) -> Result<()> {
-        let (mut from, mut result) = (Some(Position::first(self.range_bits())), Ok(()));
+        let (mut from, mut result) = (Some(Position::first(self.range_bits(), Self::WALK.parts)), Ok(()));
         while let Some(here) = from {
             let _guard = self.pool.pin();
             let (done, page, next) = self.page(&here.ranks(), &mut read);

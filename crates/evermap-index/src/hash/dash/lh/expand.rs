@@ -19,7 +19,7 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::layout::{ARRAYS, Array, Extent};
-use super::{DashLh, Linear, numbers, prefix_if_initialised};
+use super::{DashLh, Linear, STEP, numbers, prefix_if_initialised};
 use crate::Key;
 use crate::hash::dash::layout::{HashPrefix, Segment};
 use crate::hash::segmented::Segmented;
@@ -71,14 +71,18 @@ where
     /// The number of records in the segment that is to be split next, below which the index does
     /// not expand.
     const SPARSE: usize = (B + S) * N / 4;
+    /// The number of additional blocks in chains for which it does expand. A table to which records
+    /// are added in the order of their numbers gets all of them in few segments, and must expand
+    /// for these to be split.
+    const CHAINED: u64 = ((B + S) as u64 * STEP).div_ceil(8);
 
     /// Returns the offset of segment `number`.
     pub(super) fn place(&self, number: u64) -> u64 {
         self.expansion.place(number, size_of::<Segment<B, S>>() as u64)
     }
 
-    /// Brings the next segments into use, unless the index contains so few records that chains must
-    /// be due to equal hashes.
+    /// Brings the next segments into use after a chain became longer, unless the index contains so
+    /// few records that chains are probably due to equal hashes.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
@@ -88,8 +92,15 @@ where
         let _one_at_a_time = linear.expanding.lock().unwrap_or_else(PoisonError::into_inner);
         let before = linear.count();
         let after = Linear::<M, F, T>::next(before);
-        if after == before || self.is_sparse(numbers::origin(before))? {
+        let chained = linear.chained.fetch_add(1, Ordering::Relaxed) + 1;
+        if after == before {
             return Ok(());
+        }
+        if self.is_sparse(numbers::origin(before))? {
+            if chained < Self::CHAINED {
+                return Ok(());
+            }
+            linear.chained.store(0, Ordering::Relaxed);
         }
         linear.reserve(after, size_of::<Segment<B, S>>() as u64)?;
         let m = self.medium();

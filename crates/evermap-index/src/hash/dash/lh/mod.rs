@@ -32,8 +32,8 @@
 //!   Arrays whose lengths are powers of two would leave up to half of their space unused. There are
 //!   sixteen arrays of each size instead of eight, so that less space is allocated before it is
 //!   used.
-//! * **An index that is mostly empty does not expand**, so that keys with equal hashes only
-//!   lengthen a chain.
+//! * **An index that is mostly empty hardly expands**, so that keys with equal hashes only lengthen
+//!   a chain: it does once for an eighth of the records for which it then has space.
 //! * The index does not shrink: segments and arrays stay in use.
 
 use std::collections::HashMap;
@@ -100,6 +100,9 @@ pub struct Linear<M: Medium, const F: usize, const T: usize> {
     bases: Box<[AtomicU64; ARRAYS]>,
     /// Held by a thread that expands the index.
     expanding: Mutex<()>,
+    /// The number of blocks by which chains became longer since such an expansion that only they
+    /// justified, less those that were removed.
+    chained: AtomicU64,
 }
 
 /// The result of a search for a segment.
@@ -143,6 +146,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
             arrays: Box::new(arrays.map(AtomicU64::new)),
             bases: Box::new(std::array::from_fn(base)),
             expanding: Mutex::new(()),
+            chained: AtomicU64::new(0),
         }
     }
 
@@ -384,6 +388,11 @@ where
             Err(error) if error.is_no_space() => Ok(()),
             expanded => expanded,
         }
+    }
+
+    fn shortened(&self, blocks: u64) {
+        let fewer = |chained: u64| Some(chained.saturating_sub(blocks));
+        let _ = self.chained.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
     }
 
     fn emptied(
