@@ -2,7 +2,7 @@
 //! order: `orders INDEX KEYS` for one kind of index, as counts of words and lines.
 
 use evermap_index::hash::{cceh, clht, dash, level, line, tranche};
-use evermap_index::testkit::order::{Ranks, report};
+use evermap_index::testkit::order::{OrderOfPlaces, report};
 use evermap_index::testkit::{Plain, PoolSubject};
 use evermap_index::{Cceh, Clht, DashEh, DashLh, Level, LineHash, Persistent, Tranche};
 use evermap_pm::sim::Sim;
@@ -34,17 +34,11 @@ subject!(Clht<Plain, Sim>, clht::Config::default());
 subject!(LineHash<Plain, Sim>, line::Config::default());
 subject!(Tranche<Plain, Sim>, tranche::Config::default());
 
-const RANKS: [Ranks; 3] = [
-    Ranks { name: "ascending hashes", rank: |hash| hash },
-    Ranks { name: "ascending reversed hashes", rank: u64::reverse_bits },
-    Ranks { name: "ascending numbers of linear hashing", rank: |hash| (hash >> 24).reverse_bits() },
-];
-
-fn show<I>(keys: usize)
+fn show<I>(keys: usize, places: OrderOfPlaces)
 where
     Default<I>: PoolSubject<Plain>,
 {
-    println!("{}", report(&Default::<I>(std::marker::PhantomData), 1, keys, &RANKS));
+    println!("{}", report(&Default::<I>(std::marker::PhantomData), 1, keys, places));
 }
 
 fn main() {
@@ -52,13 +46,13 @@ fn main() {
     let [index, keys] = &arguments[..] else { panic!("usage: orders INDEX KEYS") };
     let keys = keys.parse().expect("a number of keys");
     match &index[..] {
-        "dash-eh" => show::<DashEh<Plain, Sim>>(keys),
-        "dash-lh" => show::<DashLh<Plain, Sim>>(keys),
-        "cceh" => show::<Cceh<Plain, Sim>>(keys),
-        "level" => show::<Level<Plain, Sim>>(keys),
-        "p-clht" => show::<Clht<Plain, Sim>>(keys),
-        "line-hash" => show::<LineHash<Plain, Sim>>(keys),
-        "tranche" => show::<Tranche<Plain, Sim>>(keys),
+        "dash-eh" => show::<DashEh<Plain, Sim>>(keys, OrderOfPlaces::Include),
+        "dash-lh" => show::<DashLh<Plain, Sim>>(keys, OrderOfPlaces::Include),
+        "cceh" => show::<Cceh<Plain, Sim>>(keys, OrderOfPlaces::Include),
+        "level" => show::<Level<Plain, Sim>>(keys, OrderOfPlaces::Leave),
+        "p-clht" => show::<Clht<Plain, Sim>>(keys, OrderOfPlaces::Include),
+        "line-hash" => show::<LineHash<Plain, Sim>>(keys, OrderOfPlaces::Include),
+        "tranche" => show::<Tranche<Plain, Sim>>(keys, OrderOfPlaces::Include),
         other => panic!("no index {other}"),
     }
 }

@@ -105,9 +105,10 @@ impl Position {
         let part_bits = self.bits - place_bits;
         let part = self.number() & ((1 << part_bits) - 1);
         let pass = self.number() >> part_bits;
-        // In each pass, any places of different parts: neighbours would fill the same place of a
-        // part that holds the records of several.
-        let turn = top_bits(part.wrapping_mul(0x9e37_79b9_7f4a_7c15), place_bits);
+        // In each pass, other places of other parts, in turn: an index with fewer parts receives
+        // the records of some of them for the same part. The numbers of those agree in some of
+        // their last bits, and the bits above count them.
+        let turn = folded(part, place_bits);
         (reversed(pass, place_bits) ^ turn) << part_bits | reversed(part, part_bits)
     }
 
@@ -126,14 +127,24 @@ impl Position {
             return Some(Position { order: self.order & !within | next & within, ..self });
         }
         let number = self.number() + 1;
-        (number >> self.bits == 0)
-            .then(|| Position { order: number << (64 - self.bits), ..self })
+        (number >> self.bits == 0).then(|| Position { order: number << (64 - self.bits), ..self })
     }
 }
 
 /// Returns the last `bits` bits of a number, at most 63, in reverse order.
-fn reversed(number: u64, bits: u32) -> u64 {
+pub(crate) fn reversed(number: u64, bits: u32) -> u64 {
     top_bits(number.reverse_bits(), bits)
+}
+
+/// Returns the exclusive or of the groups of `bits` bits of a number: any `bits` neighbouring bits
+/// determine it if the others are known.
+fn folded(mut number: u64, bits: u32) -> u64 {
+    let mut folded = 0;
+    while bits > 0 && number > 0 {
+        folded ^= number & ((1 << bits) - 1);
+        number >>= bits;
+    }
+    folded
 }
 
 /// Implements [`Persistent::scan`](crate::Persistent::scan).
@@ -206,6 +217,27 @@ mod tests {
         // Units that are larger than ranges are visited once for each range.
         assert_eq!(firsts(2, 1), [0, 2 << 62, 1 << 62, 3 << 62]);
         assert_eq!(firsts(2, 3).len(), 8);
+    }
+
+    /// Parts whose numbers agree in some last bits receive each place in turn.
+    #[test]
+    fn places_change_with_parts() {
+        const BITS: u32 = 10;
+        let mut here = Some(Position::first(BITS, 3));
+        let ranges: Vec<u64> = std::iter::from_fn(|| {
+            let range = *here?.ranks().start() >> (64 - BITS);
+            here = here?.after(None);
+            Some(range)
+        })
+        .collect();
+        for same in 0..4 {
+            let pass = ranges.iter().take(1 << 7);
+            let of_one = pass.filter(|&range| reversed(*range, 7) & ((1 << same) - 1) == 0);
+            let places: Vec<u64> = of_one.map(|range| range >> 7).collect();
+            for eight in places.chunks(8) {
+                assert_eq!(eight.iter().fold(0u8, |seen, place| seen | 1 << place), u8::MAX);
+            }
+        }
     }
 
     #[test]

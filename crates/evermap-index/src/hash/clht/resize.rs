@@ -132,8 +132,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         let Ok(mut bucket) = self.home(table, table.home_of(hash)) else { return false };
         let mut differs = false;
         for _ in 0..LONG {
-            let mut hashes =
-                pairs_in(m, bucket).map(|pair| K::slot_hash(pair.slot_key, self.seed));
+            let mut hashes = pairs_in(m, bucket).map(|pair| K::slot_hash(pair.slot_key, self.seed));
             differs |= hashes.any(|other| other != hash);
             let link = Link(m.load(&bucket.link));
             let next = if link.is_last() { None } else { link.next().ok() };

@@ -97,8 +97,9 @@ impl<K: Key, M: Medium> Clht<K, M> {
         };
         // The table is not replaced while one of its chains is locked.
         let table = self.table();
-        let shown =
-            |pair: &StoredPair| ranks.contains(&K::slot_hash(pair.slot_key, self.seed).reverse_bits());
+        let shown = |pair: &StoredPair| {
+            ranks.contains(&K::slot_hash(pair.slot_key, self.seed).reverse_bits())
+        };
         let mut add = |bucket: &Bucket| {
             chain.pairs.extend(pairs_in(self.medium(), bucket).filter(shown));
         };

@@ -13,13 +13,12 @@
 //! A level consists of *regions*: runs of a fixed number of buckets. The top bits of a key's first
 //! hash choose its region in each level, so the regions of a level are in the order of these bits,
 //! and a region covers the same hashes as two regions in the level above. Both buckets of a key are
-//! in its region: one in the lower half, one in the upper. A level that is smaller than a region is
-//! one region.
+//! in its region: one in the lower half, which other bits of the first hash choose, and one in the
+//! upper, which the second hash chooses. A level that is smaller than a region is one region.
 //!
 //! So a record stays among the buckets that cover its part of the hashes, however it moves, and
 //! whatever levels are added or removed. Walks rely on that: see [`walk`](super::walk).
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -108,10 +107,22 @@ pub(super) const fn region_bits(level: u32, chunk_bits: u32) -> u32 {
     if level < bits { level } else { bits }
 }
 
+/// The number of leading bits of the first hash that do not choose the home within a region. They
+/// choose the region, in all but enormous tables. With other bits for the home, keys of a narrow
+/// part of the hashes, which a walk over a larger table shows in succession, fill a region evenly.
+const REGION_BITS_MAX: u32 = 29;
+
+/// Returns the number of the region of a level that the first hash chooses.
+#[inline(always)]
+fn region<const C: u32>(hashes: KeyHashes, level: u32) -> u64 {
+    top_bits(hashes.first, level - region_bits(level, C))
+}
+
 /// Returns the index of the bucket that the first hash chooses, in the lower half of a region.
 #[inline(always)]
 pub(super) fn first_index<const C: u32>(hashes: KeyHashes, level: u32) -> u64 {
-    home_index::<C>(top_bits(hashes.first, level - 1), level)
+    let half = region_bits(level, C) - 1;
+    ((region::<C>(hashes, level) * 2) << half) + top_bits(hashes.first << REGION_BITS_MAX, half)
 }
 
 /// Returns the index of the bucket that the second hash chooses, in the upper half of the same
@@ -119,8 +130,7 @@ pub(super) fn first_index<const C: u32>(hashes: KeyHashes, level: u32) -> u64 {
 #[inline(always)]
 pub(super) fn second_index<const C: u32>(hashes: KeyHashes, level: u32) -> u64 {
     let half = region_bits(level, C) - 1;
-    let region = top_bits(hashes.first, level - 1) >> half;
-    ((region * 2 + 1) << half) + top_bits(hashes.second, half)
+    ((region::<C>(hashes, level) * 2 + 1) << half) + top_bits(hashes.second, half)
 }
 
 /// Returns the index of the `n`th home of a level: of those buckets that are the first bucket of
@@ -131,18 +141,6 @@ pub(super) fn home_index<const C: u32>(n: u64, level: u32) -> u64 {
     let region = n >> half;
     // Each region before has as many buckets that are not homes.
     n + (region << half)
-}
-
-/// Returns the first hashes of the keys that have their home in a bucket of a level. Returns `None`
-/// if the bucket is no home.
-pub(super) fn homes_of<const C: u32>(level: u32, index: u64) -> Option<RangeInclusive<u64>> {
-    let half = region_bits(level, C) - 1;
-    let (region, within) = (index >> (half + 1), index & ((2 << half) - 1));
-    let home = (region << half) + within;
-    // A level has half as many homes as buckets.
-    let width = u64::MAX.checked_shr(level - 1).unwrap_or(0);
-    let first = if level > 1 { home << (65 - level) } else { 0 };
-    (within >> half == 0).then_some(first..=first | width)
 }
 
 /// Returns the top `bits` (at most 63) bits.

@@ -191,12 +191,17 @@ struct Operation<'a, 'k, K: Key> {
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     const GEOMETRY_IS_POSSIBLE: () = assert!(N >= 1 && N <= layout::SLOTS_MAX && C >= 1 && C <= 13);
 
-    /// Returns the first word of the root: "LEVEL", key format, geometry.
+    /// Returns the first word of the root: the name of the format, key format, geometry.
     fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
+        Self::first_word(*b"LEVL2\0\0\0")
+    }
+
+    /// Returns the first word of the root in the format with this name.
+    fn first_word(name: [u8; 8]) -> u64 {
         let region = u64::from(levels::region_bits(u32::MAX, C));
         let geometry = (N as u64) << 8 | region << 4 | u64::from(C);
-        u64::from_le_bytes(*b"LEVEL\0\0\0") ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
+        u64::from_le_bytes(name) ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
     }
 
     #[inline(always)]
@@ -482,7 +487,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                     return Ok(change);
                 }
                 Attempt::Busy(what) => walk_block = self.wait_for_blocker(what, &mut lock_wait)?,
-                Attempt::Full => self.grow(operation.probe.hashes, guard)?,
+                Attempt::Full => self.grow(guard)?,
             }
         }
     }
@@ -696,6 +701,10 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K,
     }
 
     fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        if root::is_of(&pool, root, Self::first_word(*b"LEVEL\0\0\0")) {
+            let what = "the index is of an earlier format, which this version cannot read";
+            return Err(ErrorKind::Config(what.into()).into());
+        }
         let block = root::block_of(&pool, root, Self::kind())?;
         let m = pool.medium();
         let header = m

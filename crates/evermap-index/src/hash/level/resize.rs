@@ -15,9 +15,9 @@ use std::sync::atomic::Ordering;
 use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Error, Guard, Medium, Result};
 
-use super::bucket::{KeyHashes, Locks, Record, erase, meta_of, persistent_tokens, write};
+use super::bucket::{Locks, Record, erase, meta_of, persistent_tokens, write};
 use super::layout::{SLOTS_MAX, Version};
-use super::levels::{LARGEST, Site, View, first_index, home_index, region_bits};
+use super::levels::{LARGEST, Site, View, home_index};
 use super::placement::{SlotSearch, store_record};
 use super::{Blocker, Level, LevelRange, Resize};
 use crate::Key;
@@ -52,11 +52,6 @@ impl<'a> Drain<'a> {
 const AHEAD: u64 = 64;
 
 impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
-    /// The size of the largest level that is added because a single region is full, bytes. That
-    /// happens if keys are inserted in the order of their first hashes, which nobody knows who does
-    /// not know the seed; up to this size the table then is as large as it would become anyway.
-    const MAY_BE_SPARSE: u64 = if C < 6 { 0 } else { 32 << 20 };
-
     pub(super) fn count_recovered(&self) {
         self.recovered.fetch_add(1, Ordering::Relaxed);
     }
@@ -347,12 +342,12 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         extended
     }
 
-    /// Adds a level to a table that has no slot for a key with these hashes, or helps with a growth in progress.
+    /// Adds a level to a table that has no slot for some key, or helps with a growth in progress.
     ///
     /// # Errors
     /// `NoSpace` if there is no space, or if the table is so empty that growing would not help.
     #[cold]
-    pub(super) fn grow(&self, hashes: KeyHashes, guard: &Guard<'_>) -> Result<()> {
+    pub(super) fn grow(&self, guard: &Guard<'_>) -> Result<()> {
         let asked = self.levels.view();
         let mut growth = self.growth();
         let view = self.levels.view();
@@ -365,7 +360,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             let ended = self.levels.view() != view;
             return if ended { Ok(()) } else { Err(self.growth_refused(view)) };
         }
-        if view.level >= LARGEST || !self.is_worth_growing(view, hashes)? {
+        if view.level >= LARGEST || !self.is_worth_growing(view)? {
             return Err(self.growth_refused(view));
         }
         self.prepare(view, u64::MAX, guard, &mut growth)?;
@@ -387,32 +382,19 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         Error::no_space(what, self.levels.next_bytes(view))
     }
 
-    /// Returns `true` if a larger table would help a key with these hashes. Without this condition,
-    /// keys with equal hashes would double it without limit: but these fill single buckets, and
-    /// neither the table nor a region of it.
-    fn is_worth_growing(&self, view: View, hashes: KeyHashes) -> Result<bool> {
+    /// Returns `true` if the table is so full that a larger one would help. With uniform hashes the
+    /// table is nearly full when a key finds no slot. Without this condition, keys with equal
+    /// hashes would double it without limit. Decides by a sample.
+    fn is_worth_growing(&self, view: View) -> Result<bool> {
         const SAMPLE: u64 = 256;
         let buckets = 1u64 << view.level;
-        let stride = (buckets / SAMPLE).max(1);
-        // From all parts of the regions, because their lower halves are filled first.
-        let sample = (0..buckets.min(SAMPLE)).map(|i| i * stride + i % stride);
-        if self.are_taken(view.level, sample)? {
-            return Ok(true);
+        let (looked, stride) = (buckets.min(SAMPLE), (buckets / SAMPLE).max(1));
+        let mut taken = 0;
+        for i in 0..looked {
+            // From all parts of the regions, because their lower halves are filled first.
+            let bucket = self.levels.site(view.level, i * stride + i % stride)?.bucket;
+            taken += u64::from(persistent_tokens(self.medium(), bucket).count_ones());
         }
-        let bits = region_bits(view.level, C);
-        let region = (first_index::<C>(hashes, view.level) >> bits) << bits;
-        let may_be_sparse = self.levels.next_bytes(view) <= Self::MAY_BE_SPARSE;
-        Ok(may_be_sparse && self.are_taken(view.level, region..region + (1 << bits))?)
-    }
-
-    /// Returns `true` if a quarter of the slots in these buckets is taken.
-    fn are_taken(&self, level: u32, buckets: impl Iterator<Item = u64>) -> Result<bool> {
-        let (mut looked, mut taken) = (0, 0);
-        for index in buckets {
-            let bucket = self.levels.site(level, index)?.bucket;
-            looked += N;
-            taken += persistent_tokens(self.medium(), bucket).count_ones() as usize;
-        }
-        Ok(taken * 4 >= looked)
+        Ok(taken * 4 >= looked * N as u64)
     }
 }

@@ -21,7 +21,7 @@ use evermap_pm::{Guard, Medium, Result, region};
 use super::Level;
 use super::bucket::{KeyHashes, Locks, Record};
 use super::layout::Version;
-use super::levels::{Site, View, homes_of, region_bits, top_bits};
+use super::levels::{Site, View, region_bits, top_bits};
 use crate::Key;
 use crate::hash::walk_order::Ranked;
 use crate::lock_wait::LockWait;
@@ -141,15 +141,11 @@ impl Unit {
     }
 }
 
-fn are_disjoint(some: &RangeInclusive<u64>, others: &RangeInclusive<u64>) -> bool {
-    some.end() < others.start() || others.end() < some.start()
-}
-
 impl<K: Key, M: Medium, const N: usize, const C: u32> Ranked for Level<K, M, N, C> {
-    /// A unit is shown in four ranges, with a quarter of its homes each: insertions of what a walk
+    /// A unit is read twice, each time for another half of its hashes: insertions of what a walk
     /// shows then fill the regions of a smaller table at the same time.
     fn range_bits(&self) -> u32 {
-        Unit::at::<C>(0, self.levels.view()).bits + 2
+        Unit::at::<C>(0, self.levels.view()).bits + 1
     }
 
     fn show(
@@ -228,11 +224,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         let mut result = Ok(());
         for level in view.lowest()..=view.highest() {
             for index in unit.parts_of(level) {
-                let index = index as u64;
-                if homes_of::<C>(level, index).is_some_and(|homes| are_disjoint(&homes, firsts)) {
-                    continue;
-                }
-                let site = self.levels.site(level, index);
+                let site = self.levels.site(level, index as u64);
                 // Continues after an error, so that damage does not hide the other buckets.
                 result = result.and(site.and_then(|site| self.copy_records(site, records)));
             }

@@ -194,7 +194,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         mut read: impl FnMut(&Stored<'_>) -> Result<R>,
         mut shown: impl FnMut(&[R]) -> bool,
     ) -> Result<()> {
-        let (mut from, mut result) = (Some(Position::first(self.range_bits(), Self::WALK.parts)), Ok(()));
+        let (mut from, mut result) =
+            (Some(Position::first(self.range_bits(), Self::WALK.parts)), Ok(()));
         while let Some(here) = from {
             let _guard = self.pool.pin();
             let (done, page, next) = self.page(&here.ranks(), &mut read);

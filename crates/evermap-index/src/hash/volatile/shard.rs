@@ -31,6 +31,7 @@ use super::mistakes::Mistake;
 use super::slab::{Id, Places, Slab, non_null};
 use super::step;
 use super::table::{Table, TablePtr};
+use crate::hash::walk_order::reversed;
 
 #[cfg(test)]
 mod check;
@@ -635,7 +636,9 @@ impl<K, V> Shard<K, V> {
         // SAFETY: tables are freed only by methods of this shard, which is borrowed exclusively.
         let mut table = unsafe { self.table.load() };
         while let Some(current) = table {
-            for index in 0..current.buckets() {
+            for number in 0..current.buckets() as u64 {
+                // As iterators do, because a caller may insert what it takes into another map.
+                let index = reversed(number, current.bits()) as usize;
                 let mut bucket = Some(current.bucket_at(index));
                 if bucket.is_some_and(|bucket| bucket.load().is_forwarded()) {
                     continue;

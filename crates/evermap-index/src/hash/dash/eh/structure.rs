@@ -37,11 +37,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Directed
         Ok(self.lock_all(offset, segment, hash)?.then_some(segment))
     }
 
-    fn divide(
-        &self,
-        segment: &&Segment<B, S>,
-        prefix: HashPrefix,
-    ) -> Option<[Vec<Placed>; 2]> {
+    fn divide(&self, segment: &&Segment<B, S>, prefix: HashPrefix) -> Option<[Vec<Placed>; 2]> {
         let halves = self.halves_of(segment, prefix.half(1));
         let all = match &halves {
             [all, none] | [none, all] if none.is_empty() => all,

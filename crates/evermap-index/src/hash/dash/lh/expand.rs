@@ -88,17 +88,24 @@ where
     /// `NoSpace`; nothing has changed then.
     #[cold]
     pub(super) fn expand(&self) -> Result<()> {
+        if self.expand_once()? { self.initialise_some() } else { Ok(()) }
+    }
+
+    /// Brings the next segments into use. Returns whether only the length of chains has justified
+    /// that.
+    fn expand_once(&self) -> Result<bool> {
         let linear = &self.expansion;
         let _one_at_a_time = linear.expanding.lock().unwrap_or_else(PoisonError::into_inner);
         let before = linear.count();
         let after = Linear::<M, F, T>::next(before);
         let chained = linear.chained.fetch_add(1, Ordering::Relaxed) + 1;
         if after == before {
-            return Ok(());
+            return Ok(false);
         }
-        if self.is_sparse(numbers::origin(before))? {
+        let is_uneven = self.is_sparse(numbers::origin(before))?;
+        if is_uneven {
             if chained < Self::CHAINED {
-                return Ok(());
+                return Ok(false);
             }
             linear.chained.store(0, Ordering::Relaxed);
         }
@@ -115,6 +122,24 @@ where
         m.note(Note::Harmless(NO_PREFIX));
         m.fence();
         linear.extend_to(after);
+        Ok(is_uneven)
+    }
+
+    /// Initialises a few segments, so that their records leave chains even if no change ever
+    /// concerns them again.
+    fn initialise_some(&self) -> Result<()> {
+        let linear = &self.expansion;
+        // More than an expansion brings into use, so that they do not fall behind.
+        let first = linear.initialised.fetch_add(2 * STEP, Ordering::Relaxed);
+        let behind = first + 2 * STEP;
+        let (m, guard) = (self.medium(), self.core.pool.pin());
+        for number in first..behind.min(linear.count()) {
+            if prefix_if_initialised(m, number, self.place(number)).is_none() {
+                self.initialise(number, &guard)?;
+            }
+        }
+        // The others are not in use yet.
+        linear.initialised.fetch_min(linear.count(), Ordering::Relaxed);
         Ok(())
     }
 

@@ -103,6 +103,8 @@ pub struct Linear<M: Medium, const F: usize, const T: usize> {
     /// The number of blocks by which chains became longer since such an expansion that only they
     /// justified, less those that were removed.
     chained: AtomicU64,
+    /// The number of the first segments that such expansions have initialised.
+    initialised: AtomicU64,
 }
 
 /// The result of a search for a segment.
@@ -147,6 +149,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
             bases: Box::new(std::array::from_fn(base)),
             expanding: Mutex::new(()),
             chained: AtomicU64::new(0),
+            initialised: AtomicU64::new(0),
         }
     }
 

@@ -1,4 +1,5 @@
-//! Walking a shard in the order of hashes, while it is changed and its table replaced.
+//! Walking a shard while it is changed and its table replaced, in an order of hashes that suits
+//! insertions into another map: see [`walk_order`](crate::hash::walk_order).
 
 use std::hash::{BuildHasher, Hash};
 
@@ -10,13 +11,14 @@ use crate::hash::volatile::hashing::Hashing;
 #[cfg(test)]
 use crate::hash::volatile::mistakes::Mistake;
 use crate::hash::volatile::table::Table;
+use crate::hash::walk_order::Position;
 
-/// A position in the order of hashes.
+/// A position in this order.
 pub(in crate::hash::volatile) struct Cursor<'g> {
     /// The table in whose order the entries are shown.
     table: Table<'g>,
-    /// The least hash that was not shown, or `None` after the last bucket.
-    next: Option<u64>,
+    /// Where the walk continues, or `None` after the last bucket.
+    next: Option<Position>,
 }
 
 impl<K, V> Shard<K, V> {
@@ -36,7 +38,7 @@ impl<K, V> Shard<K, V> {
             // later, old buckets are still as they were when they were forwarded.
             match table.next() {
                 Some(next) if next.seed() != table.seed() => self.finish(hashing, guard),
-                _ => return Cursor { table, next: Some(0) },
+                _ => return Cursor { table, next: Some(Position::first(table.bits(), 0)) },
             }
         }
     }
@@ -54,7 +56,9 @@ impl<K, V> Shard<K, V> {
         K: Hash + Eq,
         S: BuildHasher,
     {
-        let Some(from) = cursor.next else { return false };
+        let Some(position) = cursor.next else { return false };
+        let hashes = position.ranks();
+        let from = *hashes.start();
         let seed = cursor.table.seed();
         let table = self.table(guard);
         if table.seed() == seed {
@@ -71,11 +75,17 @@ impl<K, V> Shard<K, V> {
         }
         let index = table.index(from);
         self.show_chain(table.bucket(from), shown, guard);
-        if table.least_hash(index).is_some_and(|least| least < from) && self.follows_the_cursor() {
-            // The first entries of this bucket were shown when they were in a smaller one.
-            shown.retain(|entry| hashing.place_of(&entry.key, seed).prefix() >= from);
+        let (least, next) = (table.least_hash(index), table.least_hash(index + 1));
+        let ends_within = next.map_or(*hashes.end() == u64::MAX, |next| next - 1 <= *hashes.end());
+        if (least != Some(from) || !ends_within) && self.follows_the_cursor() {
+            // The bucket is larger than one was before. Its other entries were shown, or will be, at
+            // other positions.
+            shown.retain(|entry| hashes.contains(&hashing.place_of(&entry.key, seed).prefix()));
         }
-        cursor.next = table.least_hash(index + 1);
+        cursor.next = position.after(next);
+        if let Some(next) = cursor.next {
+            table.prefetch(*next.ranks().start());
+        }
         true
     }
 

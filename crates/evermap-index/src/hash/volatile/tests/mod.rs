@@ -1,6 +1,6 @@
 //! Tests of the map.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -21,6 +21,8 @@ mod lifetimes;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
+mod order;
+#[cfg(test)]
 mod panics;
 #[cfg(test)]
 mod schedules;
@@ -28,6 +30,8 @@ mod schedules;
 mod sizes;
 
 thread_local! {
+    /// The number of accesses of this thread to what threads share.
+    static STEPS: Cell<u64> = const { Cell::new(0) };
     /// The medium whose accesses are the switches of the simulated scheduler.
     static SWITCHES: RefCell<Option<Sim>> = const { RefCell::new(None) };
 }
@@ -36,6 +40,7 @@ thread_local! {
 #[inline(always)]
 pub(super) fn step() {
     delays::step();
+    STEPS.set(STEPS.get() + 1);
     SWITCHES.with_borrow(|sim| {
         if let Some(sim) = sim {
             let cell = &sim.slice::<PmU64>(4096, 1).expect("a word of the medium")[0];
