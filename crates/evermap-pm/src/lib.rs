@@ -12,13 +12,14 @@
 //!   and a structure can be changed in steps that every reader sees in their order;
 //! * [`pool`]: the four above as one object, which indexes are built on.
 //!
-//! In addition, [`fork`] detects that the process is a forked child, which must not write.
+//! In addition, [`fork`] detects that the process is a forked child, which must not write, and
+//! [`clock`] tells a time that nobody sets.
 //!
 //! Positions in a region are 48-bit *offsets*, never addresses. Every offset, length and count that
 //! was read from a region is checked before it is used.
 
 pub mod cell;
-mod coarse;
+pub mod clock;
 pub mod epoch;
 pub mod error;
 pub mod fork;
@@ -34,7 +35,6 @@ pub mod sim;
 pub mod sync;
 
 pub use cell::{PmU64, Pod};
-pub use coarse::coarse_seconds;
 pub use epoch::{Domain, GracePeriod, Guard, Reader, WaitError};
 pub use error::{Error, ErrorKind, Result};
 pub use medium::Medium;

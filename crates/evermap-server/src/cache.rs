@@ -24,6 +24,15 @@ pub use evermap::BATCH_KEYS;
 ///
 /// Every method can return a [`CacheError`]. The cache is unchanged in that case.
 pub trait Cache: Send + Sync + 'static {
+    /// Returns the time by which items expire, in seconds since 1970. Times that clients give
+    /// relative to now begin there.
+    ///
+    /// By default it is the [time of the process](evermap::Clock), which no step of the wall clock
+    /// moves.
+    fn now(&self) -> u32 {
+        u32::try_from(evermap::Clock::system().now()).unwrap_or(u32::MAX)
+    }
+
     /// Looks up several keys together, so that their cache misses can overlap.
     ///
     /// Calls `hit` with the position in `keys` and the item for each live item, in the order of

@@ -10,7 +10,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::cache::{
     Arithmetic, Cache, CacheError, Hit, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest,
@@ -204,16 +203,6 @@ impl<T> MemoryCache<T> {
         &self.table
     }
 
-    fn now(&self) -> u32 {
-        match &self.clock {
-            Clock::Set(now) => now.load(Relaxed),
-            Clock::System => {
-                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                u32::try_from(since.as_secs()).unwrap_or(u32::MAX)
-            }
-        }
-    }
-
     fn is_live(&self, entry: &Entry, now: u32) -> bool {
         entry.number > self.flushed.load(Relaxed) && (entry.expiry == 0 || entry.expiry > now)
     }
@@ -333,6 +322,13 @@ impl<T: Table> MemoryCache<T> {
 }
 
 impl<T: Table> Cache for MemoryCache<T> {
+    fn now(&self) -> u32 {
+        match &self.clock {
+            Clock::Set(now) => now.load(Relaxed),
+            Clock::System => u32::try_from(evermap::Clock::system().now()).unwrap_or(u32::MAX),
+        }
+    }
+
     fn get_many(
         &self,
         keys: &[&[u8]],

@@ -26,6 +26,10 @@ const WON: evermap::Marks = evermap::Marks::from_bits_truncate(2);
 const CHOSEN_CAS: evermap::Marks = evermap::Marks::from_bits_truncate(4);
 
 impl Cache for Map {
+    fn now(&self) -> u32 {
+        u32::try_from(Map::now(self)).unwrap_or(u32::MAX)
+    }
+
     fn get_many(
         &self,
         keys: &[&[u8]],

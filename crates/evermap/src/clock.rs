@@ -3,19 +3,27 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::time::{SystemTime, UNIX_EPOCH};
+
+use evermap_pm::clock;
 
 /// Where a store gets the time from: the system, or a manual clock for tests and simulations.
 ///
-/// A clock may be set back. What has expired stays absent then: an open store keeps the latest time
-/// that it has seen, until a purge has removed what had expired; from then on it follows the clock
-/// again. A record that is stored meanwhile with an expiry before that time counts as expired. On a
-/// file, a thread in the background purges about every second.
+/// The clock of the system is the time of the process: the wall clock as it was when the process
+/// first asked for it, and what has passed since, with the time for which the machine was suspended
+/// (`CLOCK_BOOTTIME` of Linux). So records expire after the time that was asked for, although the
+/// wall clock is set meanwhile, and the time does not go back. The next process begins with the
+/// wall clock as it is then. A program that computes an expiry itself does so from
+/// [`Clock::now`] or [`Map::now`](crate::Map::now).
+///
+/// A manual clock may be set back. What has expired stays absent then: an open store keeps the
+/// latest time that it has seen, until a purge has removed what had expired; from then on it follows
+/// the clock again. A record that is stored meanwhile with an expiry before that time counts as
+/// expired. On a file, a thread in the background purges about every second.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Option<Arc<AtomicU64>>);
 
 impl Clock {
-    /// Returns the wall clock of the system.
+    /// Returns the clock of the system, which passes as the wall clock does and is never set.
     pub fn system() -> Self {
         Clock(None)
     }
@@ -50,17 +58,18 @@ impl Clock {
     pub fn now(&self) -> u64 {
         let seconds = match &self.0 {
             Some(hand) => hand.load(SeqCst),
-            None => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
+            None => clock::seconds(),
         };
         seconds.max(1)
     }
 
     /// Returns what [`now`](Clock::now) returns, or the second before if that has just ended. Takes
-    /// a fraction of the time.
+    /// a fraction of the time. The time for which the machine was suspended may be missing until
+    /// the next call of [`Time::now`].
     fn coarse(&self) -> u64 {
         match &self.0 {
             Some(hand) => hand.load(SeqCst),
-            None => evermap_pm::coarse_seconds(),
+            None => clock::coarse_seconds(),
         }
     }
 
@@ -94,6 +103,9 @@ impl Time {
 
     #[cold]
     fn advance(&self, now: u32) -> u32 {
+        if self.clock.0.is_none() {
+            clock::follow_suspension();
+        }
         self.latest.fetch_max(now, Relaxed).max(now)
     }
 

@@ -1,7 +1,8 @@
 //! What is stored in a map and what is read from it.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use crate::clock::Clock;
 use crate::record::access::PriorAccess;
 
 /// What is stored beside a value: [`Meta::default`] has no flags and no marks and never expires.
@@ -58,8 +59,8 @@ impl Meta {
         Self::default()
     }
 
-    /// Returns metadata that expires `after` from now by the system's clock, in whole seconds, at
-    /// least one.
+    /// Returns metadata that expires `after` from now by the [clock of the system](Clock::system),
+    /// in whole seconds, at least one.
     ///
     /// ```
     /// use std::time::Duration;
@@ -69,8 +70,7 @@ impl Meta {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn expiring(after: Duration) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-        Self::new().with_expiry(now.saturating_add(after.as_secs().max(1)))
+        Self::new().with_expiry(Clock::system().now().saturating_add(after.as_secs().max(1)))
     }
 
     /// Sets the flags.

@@ -10,7 +10,7 @@ use mio::{Events, Poll, Token, Waker};
 use super::WhenFull;
 use super::connections::{Peer, Registered, State};
 use super::listen::{Listener, Listening, Security};
-use super::shared::{ConnectionPermit, Shared, unix_seconds};
+use super::shared::{ConnectionPermit, Shared};
 use super::socket::Socket;
 use super::stream::Stream;
 use super::tls::{ClientCertificates, Tls};
@@ -80,7 +80,7 @@ impl Acceptor {
             let mut listening = listener.listen(shared.config.backlog)?;
             listening.socket.register(poll.registry(), Token(index))?;
             let number = listening.socket.number();
-            let registered = shared.open.add(number, peer, State::Listening, unix_seconds());
+            let registered = shared.open.add(number, peer, State::Listening, shared.cache.now());
             Ok(OpenListener { listening, tls, ready: false, _registered: registered })
         };
         let listeners: io::Result<Vec<_>> = listeners.into_iter().enumerate().map(open).collect();

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use mio::Waker;
 
@@ -177,7 +177,7 @@ impl Shared {
     fn own_general(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
         each("pid", &std::process::id());
         each("uptime", &self.started.elapsed().as_secs());
-        each("time", &unix_seconds());
+        each("time", &self.cache.now());
         each("version", &self.version());
         each("pointer_size", &usize::BITS);
         if let Some((user, system)) = cpu_times() {
@@ -366,7 +366,7 @@ impl Host for Shared {
     }
 
     fn connections(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
-        self.open.stats(unix_seconds(), each);
+        self.open.stats(self.cache.now(), each);
     }
 
     fn latencies(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
@@ -474,10 +474,4 @@ fn cpu_times() -> Option<(Duration, Duration)> {
         Some(Duration::from_millis(ticks.saturating_mul(1000) / per_second))
     };
     Some((time()?, time()?))
-}
-
-/// Returns the current time in seconds since 1970.
-pub(super) fn unix_seconds() -> u32 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    since.as_secs().try_into().unwrap_or(u32::MAX)
 }

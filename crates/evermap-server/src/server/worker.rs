@@ -12,7 +12,7 @@ use super::buffers::{ReadBuffer, ReplyBuffer};
 use super::client::{Buffers, Client, IdleLimits, Turn};
 use super::connections::{Connection, Peer, Registered, State};
 use super::idle::IdleCheck;
-use super::shared::{ConnectionPermit, Shared, unix_seconds};
+use super::shared::{ConnectionPermit, Shared};
 use super::stream::Stream;
 use super::unread::Held;
 use crate::protocol::Context;
@@ -355,7 +355,7 @@ fn context(shared: &Shared, worker: usize) -> Context<'_> {
         counters: &shared.counters[worker],
         uploads: &shared.uploads,
         host: shared,
-        now: unix_seconds(),
+        now: shared.cache.now(),
         item_size_max: shared.config.item_size_max,
         output_limit: shared.config.output_limit,
         binding: shared.config.binding,

@@ -271,6 +271,31 @@ fn the_store_replies_as_the_model_does_over_sockets() {
     }
 }
 
+/// Relative times begin at the time by which the store decides what has expired, whatever the wall
+/// clock shows: here it is decades away.
+#[test]
+fn the_time_of_the_store_is_that_of_its_clients() {
+    let clock = Clock::manual(1_000_000);
+    let options = Options::new().capacity(1 << 30).clock(clock.clone());
+    let map = Evermap::in_memory(options).unwrap().default_map();
+    let config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 1, ..Config::default() };
+    let server = Server::start(Arc::new(map), config).unwrap();
+    let mut client = TcpStream::connect(server.local_addr()).unwrap();
+    let mut ask = |request: &str| {
+        String::from_utf8(ask_socket(&mut client, request.as_bytes())).unwrap()
+    };
+    assert_eq!(ask("set minute 0 60 1\r\na\r\n"), "STORED\r\n");
+    // More than 30 days is a date, by the same clock.
+    assert_eq!(ask("set date 0 5000000 1\r\na\r\n"), "STORED\r\n");
+    assert_eq!(ask("mg minute t\r\n"), "HD t60\r\n");
+    assert_eq!(ask("mg date t\r\n"), "HD t4000000\r\n");
+    assert!(ask("stats\r\n").contains("STAT time 1000000\r\n"));
+    clock.set(1_000_059);
+    assert_eq!(ask("mg minute t\r\n"), "HD t1\r\n");
+    clock.set(1_000_060);
+    assert_eq!(ask("mg minute t\r\n"), "EN\r\n");
+}
+
 #[test]
 fn a_full_store_rejects_items_and_deletes_the_ones_they_should_replace() {
     let options = Options::new().capacity(4 << 30).max_bytes(100_000);

@@ -62,6 +62,21 @@ impl<M: Medium> std::fmt::Debug for Map<M> {
 }
 
 impl<M: Medium> Map<M> {
+    /// Returns the time by which records expire, in seconds since 1970: that of
+    /// [`Options::clock`](crate::Options::clock).
+    ///
+    /// ```
+    /// use evermap::{Clock, Evermap, Meta, Options};
+    /// let options = Options::new().clock(Clock::manual(1_000));
+    /// let map = Evermap::in_memory(options)?.default_map();
+    /// assert_eq!(map.now(), 1_000);
+    /// map.put_with(b"key", b"value", Meta::new().with_expiry(map.now() + 60))?;
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn now(&self) -> u64 {
+        self.db.file.clock.now().into()
+    }
+
     /// Returns the file that this map is in.
     pub fn db(&self) -> &Evermap<M> {
         &self.db

@@ -17,6 +17,10 @@ pub(crate) struct HookedCache<F> {
 type Result<T> = std::result::Result<T, CacheError>;
 
 impl<F: Fn(&[&[u8]]) + Send + Sync + 'static> Cache for HookedCache<F> {
+    fn now(&self) -> u32 {
+        self.cache.now()
+    }
+
     fn get_many(&self, keys: &[&[u8]], hit: &mut dyn FnMut(usize, Item<'_>) -> Hit) -> Result<()> {
         (self.before_get)(keys);
         self.cache.get_many(keys, hit)
