@@ -2,7 +2,8 @@
 //!
 //! It has a thread of its own, so that it answers while all workers are busy, and disturbs none of
 //! them. A connection is closed after one reply. The number of connections, the size of a request
-//! and the time for all of it are limited.
+//! and the time for all of it are limited. If there are too many connections, those make space that
+//! send no request.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -19,8 +20,8 @@ use super::{Source, render};
 
 const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
-/// The maximum number of connections. Further ones wait to be accepted.
-const CONNECTIONS_MAX: usize = 16;
+/// The maximum number of connections.
+const CONNECTIONS_MAX: usize = 32;
 /// The maximum length of a request with its headers, in bytes.
 const REQUEST_MAX: usize = 8 << 10;
 /// The time that a client has to send its request, and to read the reply.
@@ -32,6 +33,17 @@ pub(crate) struct Responder {
     address: SocketAddr,
     poll: Poll,
     stopper: Arc<Stopper>,
+}
+
+/// The connections that wait to be accepted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    Empty,
+    /// There may be more.
+    More,
+    /// The system has no descriptors. The next event, or the end of another connection, is the
+    /// occasion to try again.
+    Stuck,
 }
 
 /// Stops a [`Responder`].
@@ -83,12 +95,14 @@ impl Responder {
     pub(crate) fn run(mut self, source: &dyn Source) {
         let mut events = Events::with_capacity(CONNECTIONS_MAX + 2);
         let mut connections: [Option<Connection>; CONNECTIONS_MAX] = Default::default();
-        // Whether connections may wait to be accepted.
-        let mut waiting = true;
+        let mut queue = Queue::More;
         // Acquire pairs with the release in `stop`.
         while !self.stopper.stopping.load(Acquire) {
             let deadlines = connections.iter().flatten().map(|connection| connection.deadline);
-            let timeout = deadlines.min().map(|at| at.saturating_duration_since(Instant::now()));
+            let timeout = match queue {
+                Queue::More => Some(Duration::ZERO),
+                _ => deadlines.min().map(|at| at.saturating_duration_since(Instant::now())),
+            };
             if let Err(error) = self.poll.poll(&mut events, timeout)
                 && error.kind() != ErrorKind::Interrupted
             {
@@ -97,7 +111,7 @@ impl Responder {
             }
             for event in &events {
                 match event.token() {
-                    LISTENER => waiting = true,
+                    LISTENER => queue = Queue::More,
                     WAKER => {}
                     Token(token) => serve(&mut connections[token], source),
                 }
@@ -106,22 +120,23 @@ impl Responder {
             for slot in &mut connections {
                 slot.take_if(|connection| connection.deadline <= now);
             }
-            if waiting {
-                waiting = self.accept(&mut connections, source);
+            if queue != Queue::Empty {
+                queue = self.accept(&mut connections, source);
             }
         }
     }
 
-    /// Accepts connections while there is space for them. Returns `true` if more may be waiting.
+    /// Accepts some connections.
     fn accept(
         &mut self,
         connections: &mut [Option<Connection>; CONNECTIONS_MAX],
         source: &dyn Source,
-    ) -> bool {
-        loop {
-            let Some(token) = connections.iter().position(Option::is_none) else { return true };
+    ) -> Queue {
+        // Those that are open get their turn in between.
+        for _ in 0..CONNECTIONS_MAX {
             match self.listener.accept() {
                 Ok((mut stream, _)) => {
+                    let token = make_space(connections);
                     let both = Interest::READABLE | Interest::WRITABLE;
                     let registered = self.poll.registry().register(&mut stream, Token(token), both);
                     if registered.is_ok() {
@@ -131,13 +146,25 @@ impl Responder {
                 }
                 Err(error) => match error.kind() {
                     ErrorKind::ConnectionAborted | ErrorKind::Interrupted => {}
-                    // The system has no descriptors; the next event, or the end of another
-                    // connection, is the occasion to try again.
-                    _ => return error.kind() != ErrorKind::WouldBlock,
+                    ErrorKind::WouldBlock => return Queue::Empty,
+                    _ => return Queue::Stuck,
                 },
             }
         }
+        Queue::More
     }
+}
+
+/// Returns the index of an unused slot. If there is none, closes the connection that is of least
+/// use, and of those the oldest.
+fn make_space(connections: &mut [Option<Connection>; CONNECTIONS_MAX]) -> usize {
+    // An unused slot is the least.
+    let use_of = |slot: &Option<Connection>| {
+        slot.as_ref().map(|connection| (connection.state.rank(), connection.deadline))
+    };
+    let least = (0..CONNECTIONS_MAX).min_by_key(|&token| use_of(&connections[token])).unwrap_or(0);
+    connections[least] = None;
+    least
 }
 
 /// Continues with a connection, and closes it at its end.
@@ -159,6 +186,27 @@ enum State {
     /// The reply was sent. What the client still sends is dropped until it closes the connection:
     /// to close it with unread bytes could destroy the reply.
     Closing,
+}
+
+impl State {
+    /// Returns how much it matters that a connection in this state stays open.
+    fn rank(&self) -> u8 {
+        match self {
+            State::Closing => 0,
+            State::Request(_) => 1,
+            State::Reply { .. } => 2,
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if matches!(self.state, State::Reply { .. }) {
+            // The system would keep the rest of the reply for a client that does not read it. If
+            // this fails, it does so for a while.
+            let _ = rustix::net::sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
+        }
+    }
 }
 
 impl Connection {

@@ -211,9 +211,7 @@ fn tls_of(shared: &Shared, security: Security) -> io::Result<Option<(Tls, Client
         let what = "a listener with TLS needs a certificate";
         return Err(io::Error::new(ErrorKind::InvalidInput, what));
     };
-    let clients = clients.unwrap_or(tls.settings().client_certificates);
-    tls.check(clients)?;
-    Ok(Some((tls.clone(), clients)))
+    Ok(Some((tls.clone(), clients.unwrap_or(tls.settings().client_certificates))))
 }
 
 /// Closes a connection because there are too many.

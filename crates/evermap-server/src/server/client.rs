@@ -305,6 +305,14 @@ impl Client {
         self.unsent.held.resize(bytes, has_read);
     }
 
+    /// Prepares to close a connection whose client has not read its replies. It gets no more of
+    /// them than it has received.
+    pub(super) fn abandon_unsent(&mut self) {
+        if !self.is_drained() {
+            self.stream.socket_mut().reset_on_close();
+        }
+    }
+
     /// Tells the client that nothing follows, before the connection is closed.
     pub(super) fn end(&mut self, buffer: &mut ReadBuffer) {
         self.stream.send_end();

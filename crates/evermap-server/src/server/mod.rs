@@ -271,7 +271,7 @@ impl Server {
     ///
     /// # Errors
     /// As [`start`](Server::start); and `InvalidInput` if there is no listener, or one uses TLS
-    /// and [`Config::tls`] has no certificates or cannot verify those of clients.
+    /// and [`Config::tls`] has no certificates.
     pub fn start_on(
         listeners: Vec<Listener>,
         cache: Arc<dyn Cache>,

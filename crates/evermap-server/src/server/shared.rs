@@ -196,6 +196,7 @@ impl Shared {
         each("connection_structures", &self.connections());
         if let Some(tls) = &self.config.tls {
             each("time_since_server_cert_refresh", &tls.age().as_secs());
+            each("evermap_tls_last_failure", &tls.last_failure().unwrap_or("none"));
         }
         let HubStats { watchers, written, dropped, sent, skipped, buffered } = self.hub.stats();
         each("log_worker_dropped", &dropped);

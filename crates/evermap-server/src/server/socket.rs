@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -82,6 +83,16 @@ impl Socket {
             Socket::Unix(socket) => socket.as_raw_fd(),
         };
         descriptor.try_into().unwrap_or(0)
+    }
+
+    /// Makes the system drop what the peer has not read when the socket is closed, and reset the
+    /// connection. Otherwise it would keep those bytes until a peer takes them that does not read.
+    pub(super) fn reset_on_close(&self) {
+        // What was written to a unix socket is the peer's already.
+        if let Socket::Tcp(socket) = self {
+            // If this fails, the system drops the bytes later.
+            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+        }
     }
 
     /// Returns the other side of the connection.

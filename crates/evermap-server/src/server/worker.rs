@@ -281,7 +281,8 @@ impl Worker {
 
     /// Closes a connection.
     fn close(&mut self, token: usize, reason: CloseReason, context: &Context<'_>) {
-        if let Some(client) = self.clients[token].take() {
+        if let Some(mut client) = self.clients[token].take() {
+            client.abandon_unsent();
             report_closed(context, client.registered.connection(), reason);
         }
         self.release(token);
@@ -310,6 +311,7 @@ impl Worker {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if self.clients.iter().all(Option::is_none) || left.is_zero() {
+                self.clients.iter_mut().flatten().for_each(Client::abandon_unsent);
                 return;
             }
             if self.poll.poll(events, Some(left)).is_err_and(|e| e.kind() != ErrorKind::Interrupted)

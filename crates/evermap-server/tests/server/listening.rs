@@ -136,6 +136,55 @@ fn only_a_socket_without_listener_is_replaced() {
     assert_eq!(std::fs::read(&file).unwrap(), b"precious");
 }
 
+/// A script that waits for the path can connect, although no server has started yet.
+#[test]
+fn a_unix_socket_listens_as_soon_as_it_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = Listener::unix(&path, 0o640).unwrap();
+    let mut early = UnixStream::connect(&path).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+    // Its temporary name is gone.
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    // Another server does not take it for the rest of one that was killed.
+    assert_eq!(Listener::unix(&path, 0o700).unwrap_err().kind(), ErrorKind::AddrInUse);
+    let server = serve(vec![listener], |_| {});
+    ask(&mut early, "get a\r\n", "END\r\n");
+    drop(server);
+    assert!(!path.exists());
+    drop(Listener::unix(&path, 0o700).unwrap());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// The longest path that the system has, with too little space for a temporary name.
+#[test]
+fn a_unix_socket_may_have_the_longest_path() {
+    const LEN_MAX: usize = 107;
+    let dir = tempfile::tempdir().unwrap();
+    let len = LEN_MAX - dir.path().as_os_str().len() - "//x".len();
+    let folder = dir.path().join("d".repeat(len));
+    std::fs::create_dir(&folder).unwrap();
+    let path = folder.join("x");
+    assert_eq!(path.as_os_str().len(), LEN_MAX);
+    let server = serve(vec![Listener::unix(&path, 0o700).unwrap()], |_| {});
+    ask(&mut UnixStream::connect(&path).unwrap(), "get a\r\n", "END\r\n");
+    drop(server);
+}
+
+#[test]
+fn a_unix_socket_can_be_given_to_another_user() {
+    use std::os::unix::fs::MetadataExt;
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can give files away");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let _listener = Listener::unix_of(&path, 0o700, Some((11211, 11212))).unwrap();
+    let file = std::fs::metadata(&path).unwrap();
+    assert_eq!((file.uid(), file.gid()), (11211, 11212));
+}
+
 #[test]
 fn errors_of_unix_sockets_name_the_path() {
     let dir = tempfile::tempdir().unwrap();
@@ -290,6 +339,52 @@ fn clients_that_hold_too_many_replies_are_disconnected() {
     drop(holding);
     while stat(&mut other, "stats", "evermap_unsent_bytes") != "0" {
         std::thread::yield_now();
+    }
+}
+
+/// Returns the states of the connections from one port to another, as the system shows them.
+fn states(from: u16, to: u16) -> Vec<String> {
+    let text = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let (from, to) = (format!(":{from:04X}"), format!(":{to:04X}"));
+    let fields = text.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    fields
+        .filter(|fields| fields[1].ends_with(&from) && fields[2].ends_with(&to))
+        .map(|fields| fields[3].to_owned())
+        .collect()
+}
+
+/// A client that does not read would otherwise leave what was sent to it in the system's memory.
+#[test]
+fn the_system_drops_the_replies_of_disconnected_clients() {
+    const CLIENTS_MAX: usize = 100;
+    for statistic in ["evermap_unread_kicks", "idle_kicks"] {
+        let server = serve(vec![loopback()], |config| {
+            (config.item_size_max, config.output_limit) = (100_000, 50_000);
+            match statistic {
+                "idle_kicks" => config.idle_timeout = Some(Duration::from_millis(300)),
+                _ => config.reply_limit = 400_000,
+            }
+        });
+        let mut other = TcpStream::connect(server.local_addr()).unwrap();
+        let value = "v".repeat(90_000);
+        ask(&mut other, &format!("set a 0 0 {}\r\n{value}\r\n", value.len()), "STORED\r\n");
+        let mut clients = Vec::new();
+        while stat(&mut other, "stats", statistic) == "0" {
+            if clients.len() < CLIENTS_MAX {
+                let mut client = TcpStream::connect(server.local_addr()).unwrap();
+                client.write_all(&b"get a\r\n".repeat(500)).unwrap();
+                clients.push(client);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // 01 is an open connection, and every other state one with bytes for the client.
+        let port = server.local_addr().port();
+        let states: Vec<_> = clients
+            .iter()
+            .flat_map(|client| states(port, client.local_addr().unwrap().port()))
+            .collect();
+        assert!(states.len() < clients.len(), "{statistic}: {states:?}");
+        assert!(states.iter().all(|state| state == "01"), "{statistic}: {states:?}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! The metrics of Prometheus.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
@@ -263,6 +263,25 @@ fn many_connections_get_their_turn() {
     server.stop();
     server.join();
     assert!(TcpStream::connect(address).is_err());
+}
+
+/// They make space one at a time, as it is needed, and long before their time is over.
+#[test]
+fn idle_connections_do_not_delay_the_metrics() {
+    const IDLE: usize = 40;
+    let server = serve();
+    let address = server.metrics_addr().unwrap();
+    let idle: Vec<_> = (0..IDLE).map(|_| TcpStream::connect(address).unwrap()).collect();
+    metrics(&server);
+    metrics(&server);
+    let is_open = |mut stream: &TcpStream| {
+        stream.set_nonblocking(true).unwrap();
+        stream.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    };
+    let open = idle.iter().filter(|&stream| is_open(stream)).count();
+    assert!((IDLE / 2..IDLE).contains(&open), "{open}");
+    // The newest ones are left.
+    assert!(idle[IDLE - open..].iter().all(is_open));
 }
 
 #[test]

@@ -281,9 +281,8 @@ fn the_time_of_the_store_is_that_of_its_clients() {
     let config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 1, ..Config::default() };
     let server = Server::start(Arc::new(map), config).unwrap();
     let mut client = TcpStream::connect(server.local_addr()).unwrap();
-    let mut ask = |request: &str| {
-        String::from_utf8(ask_socket(&mut client, request.as_bytes())).unwrap()
-    };
+    let mut ask =
+        |request: &str| String::from_utf8(ask_socket(&mut client, request.as_bytes())).unwrap();
     assert_eq!(ask("set minute 0 60 1\r\na\r\n"), "STORED\r\n");
     // More than 30 days is a date, by the same clock.
     assert_eq!(ask("set date 0 5000000 1\r\na\r\n"), "STORED\r\n");

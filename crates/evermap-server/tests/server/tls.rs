@@ -464,6 +464,143 @@ fn clients_present_the_certificates_that_are_asked_for() {
     }
 }
 
+/// As memcached does, the server starts: no certificate can be verified.
+#[test]
+fn without_an_authority_every_certificate_is_refused() {
+    let files = Files::new();
+    let own = files.authority.issue();
+    for (asked, without, reason) in [
+        (ClientCertificates::Requested, true, "unknown_issuer"),
+        (ClientCertificates::Required, false, "no_certificate"),
+    ] {
+        let mut settings = files.settings();
+        settings.client_certificates = asked;
+        let config = Config { tls: Some(Tls::load(settings).unwrap()), ..Config::default() };
+        let listeners = [Security::Tls { clients: None }, Security::Plain].map(listener).into();
+        let server = Server::start_on(listeners, Arc::new(ModelCache::new(0)), config).unwrap();
+        for version in [&TLS12, &TLS13] {
+            let served = |identity| {
+                let config = client_config(files.authority.roots(), identity, &[version]);
+                !is_refused(connect(&server, config))
+            };
+            assert!(!served(Some(&own)), "{asked:?}");
+            assert_eq!(served(None), without, "{asked:?}");
+        }
+        let plain = server.addresses()[1].tcp().unwrap();
+        let mut plain = TcpStream::connect(plain).unwrap();
+        let failure = stat(&mut plain, "stats", "evermap_tls_last_failure");
+        assert_eq!(failure, reason);
+    }
+}
+
+/// Returns the text of a file that does not change.
+macro_rules! fixture {
+    ($name:literal) => {
+        include_str!(concat!("fixtures/", $name))
+    };
+}
+
+#[test]
+fn a_key_is_what_its_structure_says() {
+    let files = Files::new();
+    let issued = files.authority.issue();
+    let relabeled = |label: &str| issued.key.replace("PRIVATE KEY", label);
+    // As `openssl ecparam -genkey` writes it.
+    let parameters = "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n\
+                      -----END EC PARAMETERS-----\n";
+    for key in [
+        issued.key.clone(),
+        relabeled("RSA PRIVATE KEY"),
+        relabeled("EC PRIVATE KEY"),
+        relabeled("ANY PRIVATE KEY").replace('\n', "\r\n"),
+        format!("{parameters}{}", relabeled("EC PRIVATE KEY")),
+        format!("{}{}", issued.certificate, issued.key),
+    ] {
+        files.install(&Issued { certificate: issued.certificate.clone(), key });
+        let (server, _) = files.serve(|_, _| {});
+        ask(&mut files.client(&server), "get a\r\n", "END\r\n");
+    }
+    // SEC 1 under the label of PKCS #8, and a certificate that only clients judge.
+    let key = fixture!("version-1.key").replace("EC PRIVATE KEY", "PRIVATE KEY");
+    files.install(&Issued { certificate: fixture!("version-1.pem").into(), key });
+    Tls::load(files.settings()).unwrap();
+}
+
+#[test]
+fn keys_that_cannot_be_used_are_named_with_those_that_can() {
+    let files = Files::new();
+    let supported = "supported are certificates of X.509 version 3, and keys of RSA with 2048 to \
+                     8192 bits, ECDSA over P-256 or P-384, and Ed25519";
+    let load = |certificate: &str, key: &str| {
+        files.install(&Issued { certificate: certificate.into(), key: key.into() });
+        Tls::load(files.settings()).unwrap_err().to_string()
+    };
+    for (certificate, key) in [
+        (fixture!("p-521.pem"), fixture!("p-521.key")),
+        (fixture!("rsa-1024.pem"), fixture!("rsa-1024.key")),
+    ] {
+        let error = load(certificate, key);
+        assert!(error.contains("key.pem: ") && error.contains(supported), "{error}");
+        // As an authority, it could verify nobody.
+        files.install(&files.authority.issue());
+        files.write("other-ca.pem", certificate);
+        let settings = TlsSettings {
+            client_ca: Some(files.path("other-ca.pem")),
+            client_certificates: ClientCertificates::Required,
+            ..files.settings()
+        };
+        let error = Tls::load(settings.clone()).unwrap_err().to_string();
+        assert!(error.contains("other-ca.pem: ") && error.contains(supported), "{error}");
+        // Unless there is another one.
+        files.write("other-ca.pem", &format!("{certificate}{}", files.authority.pem));
+        Tls::load(settings).unwrap();
+    }
+    for key in [fixture!("encrypted-pkcs8.key"), fixture!("encrypted-sec1.key")] {
+        let error = load(&files.authority.pem, key);
+        assert!(error.contains("is encrypted: decrypt it"), "{error}");
+    }
+    let error = load(
+        &files.authority.pem,
+        "-----BEGIN PRIVATE KEY-----\nAAAA\n\
+                     -----END PRIVATE KEY-----\n",
+    );
+    assert!(error.contains("none of PKCS #8, PKCS #1 and SEC 1"), "{error}");
+    let error = load(&files.authority.pem, "nothing");
+    assert!(error.contains("there is no private key in PEM format"), "{error}");
+    let other = files.authority.issue();
+    let error = load(&files.authority.pem, &other.key);
+    assert!(error.contains("cert.pem with the key "), "{error}");
+}
+
+#[test]
+fn the_reason_why_a_certificate_is_refused_is_in_the_statistics() {
+    let files = Files::new();
+    files.write("ca.pem", fixture!("authority.pem"));
+    let (server, _) = files.serve(|_, settings| {
+        settings.client_ca = Some(files.path("ca.pem"));
+        settings.client_certificates = ClientCertificates::Requested;
+    });
+    let mut watching = files.client(&server);
+    assert_eq!(stat(&mut watching, "stats", "evermap_tls_last_failure"), "none");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let certificate = CertificateDer::from_pem_slice(fixture!("version-1.pem").as_bytes());
+    let key = PrivateKeyDer::from_pem_slice(fixture!("version-1.key").as_bytes()).unwrap();
+    let key = provider.key_provider.load_private_key(key).unwrap();
+    let identity = rustls::sign::CertifiedKey::new(vec![certificate.unwrap()], key);
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_root_certificates(files.authority.roots())
+        .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(identity)));
+    assert!(is_refused(connect(&server, config)));
+    let reason = stat(&mut watching, "stats", "evermap_tls_last_failure");
+    assert_eq!(reason, "old_certificate_version");
+    let stranger = Authority::new().issue();
+    let config = client_config(files.authority.roots(), Some(&stranger), &[&TLS12]);
+    assert!(is_refused(connect(&server, config)));
+    assert_eq!(stat(&mut watching, "stats", "evermap_tls_last_failure"), "unknown_issuer");
+}
+
 #[test]
 fn old_versions_are_refused() {
     let files = Files::new();
@@ -540,8 +677,6 @@ fn settings_that_cannot_work_are_refused() {
         Tls::load(settings).map(drop).map_err(|error| error.to_string())
     };
     assert_eq!(load(&|_| {}), Ok(()));
-    let error = load(&|settings| settings.client_certificates = ClientCertificates::Required);
-    assert!(error.unwrap_err().contains("authority"));
     let error = load(&|settings| settings.client_ca = Some(files.path("key.pem")));
     assert!(error.unwrap_err().contains("key.pem: there is no certificate"));
     let error = load(&|settings| settings.certificates = files.path("missing.pem"));
@@ -556,9 +691,6 @@ fn settings_that_cannot_work_are_refused() {
             .to_string()
     };
     assert!(start(Security::Tls { clients: None }, None).contains("certificate"));
-    let mutual = Security::Tls { clients: Some(ClientCertificates::Required) };
-    let tls = Tls::load(files.settings()).unwrap();
-    assert!(start(mutual, Some(tls)).contains("authority"));
     let plain = Server::start(
         Arc::new(ModelCache::new(0)),
         Config { listen: ([127, 0, 0, 1], 0).into(), ..Config::default() },

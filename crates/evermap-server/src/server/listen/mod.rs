@@ -17,9 +17,9 @@ use super::tls::ClientCertificates;
 
 /// A socket that is bound to an address but does not listen yet.
 ///
-/// Connections are refused until a [`Server`](super::Server) starts on it. So a program can reserve
-/// its addresses before it prepares what the server needs. Dropping it releases the address, and
-/// removes the file of a unix socket.
+/// Connections are refused until a [`Server`](super::Server) starts on it; those to a unix socket
+/// wait. So a program can reserve its addresses before it prepares what the server needs. Dropping
+/// it releases the address, and removes the file of a unix socket.
 #[derive(Debug)]
 pub struct Listener {
     address: ListenAddress,

@@ -5,25 +5,23 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
 
+use super::keys::{PrivateKey, is_supported};
+use super::nobody::Nobody;
 use super::settings::{ClientCertificates, TlsSettings, TlsVersion};
+use super::supported::{SUPPORTED, is_old_version};
 
 /// What handshakes need, for each of the things that clients may have to present.
 #[derive(Debug)]
 pub(super) struct Configurations {
     ignored: Arc<ServerConfig>,
-    /// `None` if no authority is known that issues the certificates of clients.
-    verified: Option<Verified>,
-}
-
-#[derive(Debug)]
-struct Verified {
     requested: Arc<ServerConfig>,
     required: Arc<ServerConfig>,
 }
@@ -35,54 +33,53 @@ impl Configurations {
     /// The message names the file and says what is wrong with it.
     pub(super) fn load(settings: &TlsSettings) -> io::Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let identity = Identity::read(settings)?;
-        let build = |verifier| identity.configuration(settings, &provider, verifier);
-        let verified = match &settings.client_ca {
+        let identity = Identity::read(settings, &provider)?;
+        let authorities = match &settings.client_ca {
             None => None,
-            Some(path) => {
-                let authorities = Arc::new(read_authorities(path)?);
-                Some(Verified {
-                    requested: build(Some(verifier(path, &authorities, &provider, false)?))?,
-                    required: build(Some(verifier(path, &authorities, &provider, true)?))?,
-                })
-            }
+            Some(path) => Some((path.as_path(), Arc::new(read_authorities(path, &provider)?))),
         };
-        let configurations = Configurations { ignored: build(None)?, verified };
-        configurations.of(settings.client_certificates)?;
-        Ok(configurations)
+        let verified = |required| {
+            let verifier = match &authorities {
+                Some((path, authorities)) => verifier(path, authorities, &provider, required)?,
+                None => Arc::new(Nobody::new(&provider, required)),
+            };
+            identity.configuration(settings, &provider, Some(verifier))
+        };
+        Ok(Configurations {
+            ignored: identity.configuration(settings, &provider, None)?,
+            requested: verified(false)?,
+            required: verified(true)?,
+        })
     }
 
     /// Returns what a handshake needs.
-    ///
-    /// # Errors
-    /// `InvalidInput` if certificates cannot be verified, because no authority is known.
-    pub(super) fn of(&self, clients: ClientCertificates) -> io::Result<&Arc<ServerConfig>> {
-        match (clients, &self.verified) {
-            (ClientCertificates::Ignored, _) => Ok(&self.ignored),
-            (ClientCertificates::Requested, Some(verified)) => Ok(&verified.requested),
-            (ClientCertificates::Required, Some(verified)) => Ok(&verified.required),
-            (_, None) => Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "the certificates of clients cannot be verified without the certificate of the \
-                 authority that issues them",
-            )),
+    pub(super) fn of(&self, clients: ClientCertificates) -> &Arc<ServerConfig> {
+        match clients {
+            ClientCertificates::Ignored => &self.ignored,
+            ClientCertificates::Requested => &self.requested,
+            ClientCertificates::Required => &self.required,
         }
     }
 }
 
 /// The certificates and the key of the server.
-struct Identity {
-    certificates: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
-}
+struct Identity(Arc<CertifiedKey>);
 
 impl Identity {
-    fn read(settings: &TlsSettings) -> io::Result<Self> {
+    fn read(settings: &TlsSettings, provider: &CryptoProvider) -> io::Result<Self> {
         let certificates = read_certificates(&settings.certificates)?;
         let key = read(&settings.key)
-            .and_then(|text| PrivateKeyDer::from_pem_slice(&text).map_err(pem_error("private key")))
+            .and_then(|text| PrivateKey::parse(&text)?.load(provider))
             .map_err(|error| name(&settings.key, error))?;
-        Ok(Identity { certificates, key })
+        let identity = CertifiedKey::new(certificates, key);
+        match identity.keys_match() {
+            // What the library does not read, clients may.
+            Err(error) if !is_old_version(&error) => {
+                let files = (settings.certificates.display(), settings.key.display());
+                Err(io::Error::other(format!("{} with the key {}: {error}", files.0, files.1)))
+            }
+            _ => Ok(Identity(Arc::new(identity))),
+        }
     }
 
     fn configuration(
@@ -102,12 +99,8 @@ impl Identity {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
             None => builder.with_no_client_auth(),
         };
-        let mut configuration = builder
-            .with_single_cert(self.certificates.clone(), self.key.clone_key())
-            .map_err(|error| {
-                let files = (settings.certificates.display(), settings.key.display());
-                io::Error::other(format!("{} with the key {}: {error}", files.0, files.1))
-            })?;
+        let resolver = SingleCertAndKey::from(self.0.clone());
+        let mut configuration = builder.with_cert_resolver(Arc::new(resolver));
         if !settings.session_cache {
             configuration.session_storage = Arc::new(NoServerSessionStorage {});
             configuration.send_tls13_tickets = 0;
@@ -128,10 +121,16 @@ fn verifier(
     builder.build().map_err(|error| name(path, io::Error::other(error)))
 }
 
-fn read_authorities(path: &Path) -> io::Result<RootCertStore> {
+fn read_authorities(path: &Path, provider: &CryptoProvider) -> io::Result<RootCertStore> {
     let mut authorities = RootCertStore::empty();
     for certificate in read_certificates(path)? {
         authorities.add(certificate).map_err(|error| name(path, io::Error::other(error)))?;
+    }
+    // A bundle may contain others too.
+    let mut keys = authorities.roots.iter().map(|root| &root.subject_public_key_info);
+    if !keys.any(|key| is_supported(key, provider)) {
+        let what = format!("no certificate has a key that can be used; supported are {SUPPORTED}");
+        return Err(name(path, io::Error::other(what)));
     }
     Ok(authorities)
 }
@@ -157,7 +156,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Returns a function that explains that the text has no usable `what`.
-fn pem_error(what: &str) -> impl Fn(pem::Error) -> io::Error {
+pub(super) fn pem_error(what: &str) -> impl Fn(pem::Error) -> io::Error {
     move |error| match error {
         pem::Error::NoItemsFound => io::Error::other(format!("there is no {what} in PEM format")),
         error => io::Error::other(format!("cannot be read as PEM: {error}")),

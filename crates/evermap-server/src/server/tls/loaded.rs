@@ -1,6 +1,8 @@
 //! Certificates that can be loaded again while connections use them.
 
-use std::io;
+use std::io::{self, Write};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,6 +11,7 @@ use rustls::ServerConnection;
 use super::certificates::Configurations;
 use super::settings::{ClientCertificates, TlsSettings};
 use super::stream::TlsStream;
+use super::supported::Failure;
 use crate::server::socket::Socket;
 
 /// Loaded certificates. Clones share them.
@@ -20,6 +23,9 @@ struct Inner {
     settings: TlsSettings,
     /// What the next handshake uses. Connections keep what they began with.
     current: Mutex<Current>,
+    last_failure: Mutex<Option<&'static str>>,
+    /// The reasons that standard error has, as bits.
+    explained: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -33,11 +39,19 @@ impl Tls {
     ///
     /// # Errors
     /// The message names the file and says what is wrong with it: it cannot be read, it has no
-    /// certificate or key, the key is not that of the certificate, or clients have to present
-    /// certificates and no authority is given that issues them.
+    /// certificate or key, the key is not that of the certificate, or of a kind that is not
+    /// supported.
+    ///
+    /// Without an authority that issues the certificates of clients, every certificate that one
+    /// presents is refused.
     pub fn load(settings: TlsSettings) -> io::Result<Tls> {
         let current = Current::load(&settings)?;
-        Ok(Tls(Arc::new(Inner { settings, current: Mutex::new(current) })))
+        Ok(Tls(Arc::new(Inner {
+            settings,
+            current: Mutex::new(current),
+            last_failure: Mutex::default(),
+            explained: AtomicU32::new(0),
+        })))
     }
 
     /// Reads the files again. Open connections are not affected; later ones use what was read.
@@ -60,20 +74,32 @@ impl Tls {
         self.current().loaded.elapsed()
     }
 
-    /// Returns an error if clients of a listener have to present what cannot be verified.
-    pub(in crate::server) fn check(&self, clients: ClientCertificates) -> io::Result<()> {
-        self.current().configurations.of(clients).map(drop)
-    }
-
     /// Begins to communicate over a new connection.
     pub(in crate::server) fn accept(
         &self,
         socket: Socket,
         clients: ClientCertificates,
     ) -> io::Result<TlsStream> {
-        let configuration = self.current().configurations.of(clients)?.clone();
+        let configuration = self.current().configurations.of(clients).clone();
         let connection = ServerConnection::new(configuration).map_err(io::Error::other)?;
-        Ok(TlsStream::new(socket, connection))
+        Ok(TlsStream::new(socket, connection, self.clone()))
+    }
+
+    /// Notes why a handshake failed. Says so on standard error when a reason needs an explanation
+    /// and occurs for the first time.
+    pub(super) fn note_failure(&self, failure: Failure) {
+        if let Some(explanation) = failure.explanation()
+            && self.0.explained.fetch_or(1 << failure as u32, Relaxed) & 1 << failure as u32 == 0
+        {
+            // If standard error is closed, `stats` still has the reason.
+            let _ = writeln!(io::stderr(), "evermap: {explanation}");
+        }
+        *self.0.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.word());
+    }
+
+    /// Returns a word that says why the last handshake failed that did.
+    pub(in crate::server) fn last_failure(&self) -> Option<&'static str> {
+        *self.0.last_failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {

@@ -6,10 +6,16 @@
 #[cfg(feature = "tls")]
 mod certificates;
 #[cfg(feature = "tls")]
+mod keys;
+#[cfg(feature = "tls")]
 mod loaded;
+#[cfg(feature = "tls")]
+mod nobody;
 mod settings;
 #[cfg(feature = "tls")]
 mod stream;
+#[cfg(feature = "tls")]
+mod supported;
 #[cfg(not(feature = "tls"))]
 mod without;
 

@@ -8,6 +8,8 @@ use std::io::{self, ErrorKind, Read, Write};
 
 use rustls::ServerConnection;
 
+use super::loaded::Tls;
+use super::supported::Failure;
 use crate::server::socket::{Received, Socket};
 
 /// The number of bytes that are encrypted before the socket has taken the ones before.
@@ -19,12 +21,13 @@ pub(in crate::server) struct TlsStream {
     connection: ServerConnection,
     /// The number of bytes that were encrypted when the socket had last taken everything.
     taken: usize,
+    tls: Tls,
 }
 
 impl TlsStream {
-    pub(super) fn new(socket: Socket, mut connection: ServerConnection) -> Self {
+    pub(super) fn new(socket: Socket, mut connection: ServerConnection, tls: Tls) -> Self {
         connection.set_buffer_limit(Some(TAKEN_MAX));
-        TlsStream { socket, connection, taken: 0 }
+        TlsStream { socket, connection, taken: 0, tls }
     }
 
     /// Reads until the buffer is full or the socket has no more.
@@ -81,7 +84,12 @@ impl TlsStream {
         let processed = self.connection.process_new_packets();
         // After an error there is an alert that tells the peer the reason.
         let sent = self.send_taken();
-        processed.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+        processed.map_err(|error| {
+            if self.connection.is_handshaking() {
+                self.tls.note_failure(Failure::of(&error));
+            }
+            io::Error::new(ErrorKind::InvalidData, error)
+        })?;
         sent?;
         Ok(emptied)
     }
