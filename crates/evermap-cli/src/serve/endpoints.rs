@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
+use evermap_server::ListenAddress;
 use evermap_server::server::{ClientCertificates, Security};
 
 /// One place to listen.
@@ -83,6 +84,14 @@ impl Endpoint {
         let hosts: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let addresses = hosts.map(|host| SocketAddr::new(host, port)).into();
         Endpoint::Tcp { addresses, encryption: Encryption::IfConfigured }
+    }
+
+    /// Returns the first address.
+    pub(super) fn first_address(&self) -> Option<ListenAddress> {
+        match self {
+            Endpoint::Tcp { addresses, .. } => addresses.first().copied().map(ListenAddress::Tcp),
+            Endpoint::Unix { path, .. } => Some(ListenAddress::Unix(path.clone())),
+        }
     }
 
     /// Returns the endpoint with another use of TLS.

@@ -5,7 +5,7 @@
 //! addresses are taken afterwards.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -26,8 +26,21 @@ pub(super) struct Addresses {
     /// Whether there is a certificate, so that connections use TLS unless their address says
     /// otherwise.
     pub(super) has_certificate: bool,
+    /// The user and the group to which unix sockets belong, if they are not those of the process.
+    pub(super) owner: Option<(u32, u32)>,
+    /// The name with which messages begin.
+    pub(super) program: &'static str,
     /// How to choose other addresses.
     pub(super) hint: &'static str,
+}
+
+/// What becomes of an address that is in use, if its host has others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum InUse {
+    /// It is an error: a server that is exiting may have the address.
+    Fails,
+    /// The others are served, as by memcached.
+    PassedOver,
 }
 
 impl Addresses {
@@ -40,13 +53,16 @@ impl Addresses {
         const TIMEOUT: Duration = Duration::from_millis(500);
         let began = Instant::now();
         loop {
-            match self.bind_all() {
+            match self.bind_all(InUse::Fails) {
                 Ok(listeners) => return Ok(Some(listeners)),
                 Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
                     return Err(self.failure(error));
                 }
                 Err(_) if path.is_some_and(is_locked) => return Ok(None),
-                Err(error) if began.elapsed() >= TIMEOUT => return Err(self.failure(error)),
+                Err(_) if began.elapsed() >= TIMEOUT => {
+                    let taken = self.bind_all(InUse::PassedOver);
+                    return taken.map(Some).map_err(|error| self.failure(error));
+                }
                 Err(_) => std::thread::sleep(RETRY_DELAY),
             }
         }
@@ -58,40 +74,46 @@ impl Addresses {
         const TIMEOUT: Duration = Duration::from_secs(5);
         let began = Instant::now();
         loop {
-            match self.bind_all() {
-                Err(error)
-                    if error.kind() == io::ErrorKind::AddrInUse && began.elapsed() < TIMEOUT =>
-                {
-                    std::thread::sleep(RETRY_DELAY);
+            let taken = match self.bind_all(InUse::Fails) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                    if began.elapsed() < TIMEOUT {
+                        std::thread::sleep(RETRY_DELAY);
+                        continue;
+                    }
+                    self.bind_all(InUse::PassedOver)
                 }
-                taken => return taken.map_err(|error| self.failure(error)),
-            }
+                taken => taken,
+            };
+            return taken.map_err(|error| self.failure(error));
         }
     }
 
-    /// Takes all addresses or none.
-    fn bind_all(&self) -> io::Result<Vec<Listener>> {
+    /// Takes addresses of all endpoints, or none.
+    fn bind_all(&self, in_use: InUse) -> io::Result<Vec<Listener>> {
         let mut listeners = Vec::new();
         for endpoint in &self.endpoints {
             match endpoint {
                 Endpoint::Tcp { addresses, encryption } => {
-                    self.bind_host(addresses, *encryption, &mut listeners)?;
+                    self.bind_host(addresses, *encryption, in_use, &mut listeners)?;
                 }
-                Endpoint::Unix { path, mode } => listeners.push(Listener::unix(path, *mode)?),
+                Endpoint::Unix { path, mode } => {
+                    listeners.push(Listener::unix_of(path, *mode, self.owner)?);
+                }
             }
         }
         Ok(listeners)
     }
 
     /// Takes every address of a host. An address whose family the machine does not have is passed
-    /// over, if there is another one.
+    /// over, if there is another one, and so may be one that is in use.
     fn bind_host(
         &self,
         addresses: &[SocketAddr],
         encryption: Encryption,
+        in_use: InUse,
         listeners: &mut Vec<Listener>,
     ) -> io::Result<()> {
-        let (mut port, mut missing) = (None, None);
+        let (mut port, mut missing, mut taken) = (None, None, Vec::new());
         for &address in addresses {
             // If the system chooses the port, it is the same for all addresses of the host.
             let address = match (port, address.port()) {
@@ -105,13 +127,28 @@ impl Addresses {
                         .push(listener.with_security(encryption.security(self.has_certificate)));
                 }
                 Err(error) if is_without_family(&error) => missing = Some(error),
+                Err(error)
+                    if error.kind() == io::ErrorKind::AddrInUse && in_use == InUse::PassedOver =>
+                {
+                    taken.push(error);
+                }
                 Err(error) => return Err(error),
             }
         }
-        match (port, missing) {
-            (None, Some(error)) => Err(error),
-            _ => Ok(()),
+        if port.is_none()
+            && let Some(error) = taken.pop().or(missing)
+        {
+            return Err(error);
         }
+        for error in taken {
+            let program = self.program;
+            // If standard error is closed, `stats settings` lists what is served.
+            let _ = writeln!(
+                io::stderr(),
+                "{program}: warning: {error}; only the other addresses of this host are served"
+            );
+        }
+        Ok(())
     }
 
     /// Returns the failure to report, with what to do.

@@ -6,6 +6,7 @@ mod default_path;
 mod endpoints;
 mod listeners;
 pub(crate) mod memcached;
+mod memory_bounds;
 mod notify;
 mod options;
 mod pid_file;

@@ -15,7 +15,7 @@ use evermap_server::server::{
 };
 
 use super::endpoints::Endpoint;
-use super::service::{Announcement, Place, Service, StoreSettings};
+use super::service::{Announcement, Naming, Place, Service, StoreSettings};
 use crate::failure::Failure;
 use crate::open::{index_kind, parse_size};
 use crate::rejoin::RejoinArguments;
@@ -34,7 +34,8 @@ pub(super) const PORT: u16 = 11211;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// File of the store [default: /dev/shm/evermap-UID.map if /dev/shm is a tmpfs of at least 1
-    /// GiB, otherwise ./evermap.map]
+    /// GiB, otherwise ./evermap.map; the name of a server with another first address than the
+    /// default one, or 0.0.0.0:11211, contains that address]
     #[arg(long, value_name = "FILE")]
     path: Option<PathBuf>,
     /// Address and port to listen on; can be repeated, or be a list with commas. The prefix notls:
@@ -343,7 +344,9 @@ impl Arguments {
                  --durability process",
             )),
             (Durability::Process, Some(path)) => Ok(Place::File(path.clone())),
-            (Durability::Process, None) => Ok(Place::DefaultFile { name: String::new() }),
+            (Durability::Process, None) => {
+                Ok(Place::DefaultFile(Naming { plain_port: Some(PORT), any_port: true }))
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 pub(super) struct User {
     name: CString,
     pub(super) uid: libc::uid_t,
-    gid: libc::gid_t,
+    pub(super) gid: libc::gid_t,
 }
 
 impl User {
@@ -95,19 +95,78 @@ pub(super) fn allow_core_dumps() -> io::Result<()> {
     Ok(setrlimit(Resource::Core, Rlimit { current: maximum, maximum })?)
 }
 
-/// Raises the limit of open file descriptors to `needed`, as far as the system allows.
-pub(super) fn raise_descriptor_limit(needed: u64) {
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current.is_none_or(|current| current >= needed) {
-        return;
+/// What a server needs file descriptors for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DescriptorNeeds {
+    pub(super) threads: usize,
+    /// The number of listeners.
+    pub(super) fixed: usize,
+}
+
+impl DescriptorNeeds {
+    /// An event queue and its waker.
+    const PER_THREAD: usize = 2;
+    /// Of the process: standard streams, the store, signals, the threads that accept and watch, and
+    /// the files that are read now and then. Of those, connections for metrics can do without.
+    const OWN: usize = 96;
+    const OWN_LEAST: usize = 24;
+
+    /// Returns the number for this many connections.
+    pub(super) fn all(self, connections: usize) -> usize {
+        (Self::OWN - Self::OWN_LEAST).saturating_add(self.least()).saturating_add(connections)
     }
-    // Only root may raise the maximum.
-    let raised =
-        Rlimit { current: Some(needed), maximum: limit.maximum.map(|max| max.max(needed)) };
-    if setrlimit(Resource::Nofile, raised).is_err() {
-        let current = limit.maximum.map_or(needed, |maximum| maximum.min(needed));
-        // If this fails, the server pauses accepting while there are no descriptors, and counts the
-        // pauses in `stats`.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
+
+    /// Returns the number without which the server cannot work at all.
+    pub(super) fn least(self) -> usize {
+        Self::OWN_LEAST + Self::PER_THREAD * self.threads + self.fixed
+    }
+
+    /// Returns how many connections there can be, at most `asked`, or `None` for none.
+    pub(super) fn connections(self, asked: usize, available: u64) -> Option<usize> {
+        let available = usize::try_from(available).unwrap_or(usize::MAX);
+        if available >= self.all(asked) {
+            return Some(asked);
+        }
+        let possible = available.checked_sub(self.least()).filter(|&possible| possible > 0)?;
+        Some(asked.min(possible))
+    }
+}
+
+/// Raises the limit of open file descriptors to `needed`, as far as the system allows. Returns the
+/// limit.
+pub(super) fn raise_descriptor_limit(needed: u64) -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let is_enough = |current: Option<u64>| current.is_none_or(|current| current >= needed);
+    if !is_enough(limit.current) {
+        // Only root may raise the maximum.
+        let raised =
+            Rlimit { current: Some(needed), maximum: limit.maximum.map(|max| max.max(needed)) };
+        if setrlimit(Resource::Nofile, raised).is_err() {
+            let current = limit.maximum.map_or(needed, |maximum| maximum.min(needed));
+            // If this fails, the limit stays.
+            let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
+        }
+    }
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_descriptors_are_left_for() {
+        let needs = DescriptorNeeds { threads: 4, fixed: 2 };
+        assert_eq!(needs.least(), 34);
+        assert_eq!(needs.connections(1024, u64::MAX), Some(1024));
+        assert_eq!(needs.connections(1024, 1024 + 106), Some(1024));
+        assert_eq!(needs.connections(1024, 1024), Some(990));
+        assert_eq!(needs.connections(10, 64), Some(10));
+        assert_eq!(needs.connections(1024, 64), Some(30));
+        assert_eq!(needs.connections(1024, 35), Some(1));
+        for too_few in [0, 20, 34] {
+            assert_eq!(needs.connections(1024, too_few), None);
+        }
+        assert_eq!(needs.connections(usize::MAX, 1 << 20), Some((1 << 20) - 34));
     }
 }

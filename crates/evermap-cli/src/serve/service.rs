@@ -1,6 +1,7 @@
 //! The life of a server process, from its settings to its end.
 
 use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -9,18 +10,20 @@ use std::time::Instant;
 use evermap::{Evermap, Evicted, IndexKind, Options, Order};
 use evermap_server::protocol::Credentials;
 use evermap_server::server::{Tls, TlsSettings};
-use evermap_server::{Config, Listener, Server};
+use evermap_server::{Config, ListenAddress, Listener, Server};
 use rustix::process::getuid;
 
 use super::activation;
 use super::daemon::Daemon;
-use super::default_path::default_path;
+use super::default_path::{default_path, name_of};
 use super::endpoints::Endpoint;
 use super::listeners::{Addresses, exposure, without_inherited};
+use super::memory_bounds::{Bound, Limits, bounds, fit};
 use super::notify::Manager;
 use super::pid_file::PidFile;
 use super::privileges::{
-    User, allow_core_dumps, allow_locked_memory, lock_memory, raise_descriptor_limit,
+    DescriptorNeeds, User, allow_core_dumps, allow_locked_memory, lock_memory,
+    raise_descriptor_limit,
 };
 use super::ready::{ready_line, write_ports};
 use super::signals::{Request, ServerSignals};
@@ -67,11 +70,28 @@ pub(super) struct StoreSettings {
 pub(super) enum Place {
     File(PathBuf),
     /// A file of the user, with a name that distinguishes it from those of other servers.
-    DefaultFile {
-        name: String,
-    },
+    DefaultFile(Naming),
     /// Nowhere but in the process.
     Memory,
+}
+
+/// How the file of a server is named after its first address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Naming {
+    /// The port of the server whose file needs no distinction.
+    pub(super) plain_port: Option<u16>,
+    /// Whether a server has a file whose port the system chooses. The next one has another port, but
+    /// finds the file.
+    pub(super) any_port: bool,
+}
+
+impl Naming {
+    /// Returns the name, or `None` if there is no file.
+    pub(super) fn name(self, first: Option<&ListenAddress>) -> Option<String> {
+        let first = first?;
+        let is_any = first.tcp().is_some_and(|address| address.port() == 0);
+        (self.any_port || !is_any).then(|| name_of(first, self.plain_port))
+    }
 }
 
 /// Where a server says that clients can connect.
@@ -90,13 +110,15 @@ impl Service {
         let inherited = activation::take(self.tls.is_some())?;
         self.config.tls = self.load_certificates()?;
         self.config.credentials = self.load_credentials()?;
-        let path = self.store.path(user.as_ref())?;
+        let path = self.store.path(user.as_ref(), self.first_address(&inherited).as_ref())?;
+        let asked = self.store.memory;
+        let bound = self.fit_memory(path.as_deref());
         let daemon = if self.daemonize { Some(Daemon::detach()?) } else { None };
         // Install the handlers first, so that a signal while the store is opened leads to a clean
         // shutdown too.
         let signals = ServerSignals::install()?;
-        self.set_limits();
-        let addresses = self.addresses(&inherited);
+        self.set_limits(inherited.len())?;
+        let addresses = self.addresses(&inherited, user.as_ref());
         let listeners = addresses.take(path.as_deref())?;
         let mut pid_file = self.pid_file.as_deref().map(PidFile::open).transpose()?;
         if let Some(user) = &user {
@@ -117,6 +139,7 @@ impl Service {
         self.config.earlier = history.counters();
         let server = self.start(listeners, &db, &addresses)?;
         history.announce(&server);
+        Service::show_memory(&server, asked, bound.as_ref());
         if let Some(pid_file) = &mut pid_file {
             pid_file.write()?;
         }
@@ -267,14 +290,30 @@ impl Service {
         Ok(())
     }
 
-    fn set_limits(&self) {
-        /// The file of the store, standard streams, signals and what the process was started with.
-        const OWN: usize = 64;
-        /// An event queue and its waker.
-        const PER_THREAD: usize = 4;
-        let needed = [self.config.max_connections, PER_THREAD * self.config.threads, OWN];
-        let needed = needed.into_iter().fold(self.endpoints.len(), usize::saturating_add);
-        raise_descriptor_limit(needed as u64);
+    /// Raises the limits of the process as far as needed. Lowers the number of connections if there
+    /// cannot be as many, and says so.
+    fn set_limits(&mut self, inherited: usize) -> Result<(), Failure> {
+        let fixed = inherited + self.endpoints.len().max(1);
+        let needs = DescriptorNeeds { threads: self.config.threads, fixed };
+        let asked = self.config.max_connections;
+        let available = raise_descriptor_limit(needs.all(asked) as u64);
+        self.config.max_connections = needs.connections(asked, available).ok_or_else(|| {
+            Failure::Other(format!(
+                "the limit of open files, {available}, is too low: with {} threads this server \
+                 needs at least {} (ulimit -n, or LimitNOFILE of a unit)",
+                needs.threads,
+                needs.least() + 1
+            ))
+        })?;
+        if self.config.max_connections < asked {
+            let settings = &mut self.config.settings;
+            settings.insert("maxconns_asked".into(), asked.to_string());
+            self.say(&format!(
+                "warning: at most {} connections instead of {asked}, because the limit of open \
+                 files is {available} and cannot be raised (ulimit -n, or LimitNOFILE of a unit)",
+                self.config.max_connections
+            ));
+        }
         if self.lock_memory {
             allow_locked_memory();
         }
@@ -283,16 +322,66 @@ impl Service {
         {
             self.say(&format!("warning: memory dumps are not possible: {error}"));
         }
+        Ok(())
+    }
+
+    /// Returns the address after which the file of the store is named.
+    pub(super) fn first_address(&self, inherited: &[Listener]) -> Option<ListenAddress> {
+        match inherited.first().map(Listener::address) {
+            // Service managers include IPv4 in it.
+            Some(ListenAddress::Tcp(SocketAddr::V6(address))) if address.ip().is_unspecified() => {
+                Some(ListenAddress::Tcp((Ipv4Addr::UNSPECIFIED, address.port()).into()))
+            }
+            Some(address) => Some(address.clone()),
+            None => self.endpoints.first().unwrap_or(&self.default_endpoint).first_address(),
+        }
+    }
+
+    /// Lowers the limits to what the system allows, and says so. Returns the lowest bound.
+    fn fit_memory(&mut self, path: Option<&Path>) -> Option<Bound> {
+        let config = &mut self.config;
+        let asked = Limits {
+            items: self.store.memory,
+            uploads: config.upload_limit as u64,
+            replies: config.reply_limit as u64,
+        };
+        let item = config.item_size_max as u64;
+        let least = Limits {
+            items: Some(2 * item),
+            uploads: item,
+            replies: 4 * item.max(config.output_limit as u64),
+        };
+        let fitted = fit(asked, least, &bounds(path.and_then(Path::parent)));
+        self.store.memory = fitted.limits.items;
+        config.upload_limit = fitted.limits.uploads.try_into().unwrap_or(usize::MAX);
+        config.reply_limit = fitted.limits.replies.try_into().unwrap_or(usize::MAX);
+        if let Some(warning) = &fitted.warning {
+            self.say(warning);
+        }
+        fitted.bound
+    }
+
+    /// Adds to `stats` what the system allows.
+    fn show_memory(server: &Server, asked: Option<u64>, bound: Option<&Bound>) {
+        server.set_stat("evermap_memory_asked", asked.unwrap_or(0));
+        server.set_stat("evermap_memory_bound", bound.map_or(0, |bound| bound.bytes));
+        server.set_stat("evermap_memory_bound_by", bound.map_or("none", |bound| bound.by.word()));
     }
 
     /// Returns the addresses to take, which are not those that were passed to the process.
-    fn addresses(&self, inherited: &[Listener]) -> Addresses {
+    fn addresses(&self, inherited: &[Listener], user: Option<&User>) -> Addresses {
         let mut endpoints = self.endpoints.clone();
         if endpoints.is_empty() && inherited.is_empty() {
             endpoints.push(self.default_endpoint.clone());
         }
         without_inherited(&mut endpoints, inherited);
-        Addresses { endpoints, has_certificate: self.tls.is_some(), hint: self.address_options }
+        Addresses {
+            endpoints,
+            has_certificate: self.tls.is_some(),
+            owner: user.map(|user| (user.uid, user.gid)),
+            program: self.program,
+            hint: self.address_options,
+        }
     }
 }
 
@@ -306,13 +395,20 @@ fn reload_line(what: &str, reloaded: Result<(), String>) -> String {
 
 impl StoreSettings {
     /// Returns the file of the store, or `None` for a store in memory.
-    fn path(&self, user: Option<&User>) -> Result<Option<PathBuf>, Failure> {
+    fn path(
+        &self,
+        user: Option<&User>,
+        first: Option<&ListenAddress>,
+    ) -> Result<Option<PathBuf>, Failure> {
         match &self.place {
             Place::Memory => Ok(None),
             Place::File(path) => Ok(Some(path.clone())),
-            Place::DefaultFile { name } => {
+            Place::DefaultFile(naming) => {
+                let Some(name) = naming.name(first) else {
+                    return Ok(None);
+                };
                 let uid = user.map_or_else(|| getuid().as_raw(), |user| user.uid);
-                let path = default_path(uid, name)?;
+                let path = default_path(uid, &name)?;
                 std::path::absolute(&path)
                     .map(Some)
                     .map_err(|source| Failure::Io { what: format!("{}", path.display()), source })

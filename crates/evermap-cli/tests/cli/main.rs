@@ -2,6 +2,7 @@
 
 mod common;
 mod lab;
+mod limits;
 mod memcached;
 mod output;
 #[path = "../../../evermap/tests/fixtures/packed.rs"]

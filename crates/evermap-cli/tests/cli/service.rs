@@ -5,17 +5,17 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{CommandOutput, evermap, run};
-use crate::memcached::reply;
+use crate::memcached::{reply, wait_for_text};
 
 /// A server that has said that it is ready.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     _out: BufReader<ChildStdout>,
     ready: String,
@@ -23,7 +23,7 @@ struct Server {
 
 impl Server {
     #[track_caller]
-    fn start(mut command: Command) -> Self {
+    pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut ready = String::new();
@@ -35,7 +35,7 @@ impl Server {
     }
 
     /// Returns the addresses of the ready line.
-    fn addresses(&self) -> Vec<&str> {
+    pub(crate) fn addresses(&self) -> Vec<&str> {
         let rest = self.ready.strip_prefix("ready on ").unwrap();
         rest.split_once(": ").unwrap().0.split(", ").collect()
     }
@@ -46,7 +46,7 @@ impl Server {
 
     /// Stops the server. Returns what it has written to standard error.
     #[track_caller]
-    fn stop(mut self) -> String {
+    pub(crate) fn stop(mut self) -> String {
         self.signal(Signal::TERM);
         let mut errors = String::new();
         if let Some(mut stderr) = self.child.stderr.take() {
@@ -283,6 +283,76 @@ fn several_addresses_and_a_socket() {
     let server = Server::start(serve(dir.path(), &only));
     is_served(UnixStream::connect(&socket).unwrap());
     server.stop();
+}
+
+/// Returns the file of a server from its ready line. It is removed when this is dropped.
+struct OwnFile(PathBuf);
+
+impl OwnFile {
+    #[track_caller]
+    fn of(server: &Server) -> Self {
+        let (_, rest) = server.ready.split_once(": ").unwrap();
+        OwnFile(rest.split_once(" (").unwrap().0.into())
+    }
+}
+
+impl Drop for OwnFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Servers that are not told their file do not take each other's, and find their own again.
+#[test]
+fn servers_on_different_addresses_have_different_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let sockets = ["a/b", "a-b"].map(|name| dir.path().join(name));
+    std::fs::create_dir(dir.path().join("a")).unwrap();
+    let addresses = [format!("127.0.0.1:{port}"), format!("127.0.0.2:{port}")];
+    let mut arguments: Vec<Vec<&str>> =
+        addresses.iter().map(|address| vec!["--listen", address]).collect();
+    arguments.extend(sockets.iter().map(|path| vec!["--socket", path.to_str().unwrap()]));
+    let start = |arguments: &Vec<&str>| {
+        let mut command = evermap(["serve", "--threads", "1"]);
+        command.args(arguments).current_dir(dir.path());
+        Server::start(command)
+    };
+    let servers: Vec<_> = arguments.iter().map(start).collect();
+    let files: Vec<_> = servers.iter().map(OwnFile::of).collect();
+    for server in servers {
+        server.stop();
+    }
+    for (arguments, file) in arguments.iter().zip(&files) {
+        let server = start(arguments);
+        assert_eq!(OwnFile::of(&server).0, file.0);
+        server.stop();
+    }
+}
+
+/// As with memcached, the other addresses of the host are served.
+#[test]
+fn an_address_of_a_host_may_be_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    if TcpListener::bind(("::", 0)).is_err() {
+        println!("skipped: there is no IPv6");
+        return;
+    }
+    let ports = dir.path().join("ports");
+    let mut command = evermap(["-u", "root", "-l", &format!("*:{port}"), "-p", "0", "-e"]);
+    command.arg0("/usr/bin/memcached").arg(dir.path().join("map"));
+    command.env("MEMCACHED_PORT_FILENAME", &ports).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let text = wait_for_text(&ports, || child.try_wait().unwrap().is_none());
+    assert_eq!(text, format!("TCP INET6: {port}\n"));
+    is_served(TcpStream::connect(("::1", port)).unwrap());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let output = CommandOutput::new(child.wait_with_output().unwrap());
+    assert_eq!(output.code, 0);
+    let expected = format!("memcached: warning: cannot listen on 0.0.0.0:{port}: ");
+    assert!(output.stderr.contains(&expected), "{output:?}");
 }
 
 #[test]

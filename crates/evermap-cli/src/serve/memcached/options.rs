@@ -203,7 +203,7 @@ impl Options {
                 self.port = port(&text(parser)?)?;
                 self.port_given = true;
             }
-            'l' => self.listen.extend(text(parser)?.split(',').map(str::to_owned)),
+            'l' => self.listen.extend(text(parser)?.split([',', ';']).map(str::to_owned)),
             's' => self.socket = Some(parser.value().map_err(wrong)?.into()),
             'a' => {
                 self.socket_mode =

@@ -4,10 +4,10 @@ use evermap_server::Config;
 
 use super::NAME;
 use super::addresses::{default_endpoint, endpoints};
-use super::options::{Options, Port};
+use super::options::Options;
 use crate::failure::Failure;
 use crate::rejoin::RejoinArguments;
-use crate::serve::service::{Announcement, Place, Service, StoreSettings};
+use crate::serve::service::{Announcement, Naming, Place, Service, StoreSettings};
 
 /// Returns the server that the options ask for.
 ///
@@ -75,19 +75,14 @@ fn config(options: &Options) -> Config {
     }
 }
 
-/// Returns where the items are. Without `-e` they are in a file with a name of its own for each
-/// port, because several servers of one user are usual.
+/// Returns where the items are. Without `-e` they are in a file that is named after the first
+/// address, because several servers of one user are usual. If the system chooses the port, there is
+/// none: the next server would have another port, so it would not be known which file is its own.
 fn place(options: &Options) -> Place {
-    if let Some(file) = &options.file {
-        return Place::File(file.clone());
+    match &options.file {
+        Some(file) => Place::File(file.clone()),
+        None => Place::DefaultFile(Naming { plain_port: None, any_port: false }),
     }
-    let name = match (options.port, &options.socket) {
-        (_, Some(socket)) => socket.display().to_string().replace(['/', ':'], "-"),
-        (Port::Number(port), None) => format!("-{port}"),
-        // The next server would have another port, so it would not find the items.
-        (Port::Any | Port::Off, None) => return Place::Memory,
-    };
-    Place::DefaultFile { name }
 }
 
 #[cfg(test)]
@@ -96,23 +91,36 @@ mod tests {
     use crate::serve::memcached::options::{Action, parse};
 
     fn name(arguments: &[&str]) -> Option<String> {
-        match parse(arguments.iter().map(Into::into)) {
-            Ok(Action::Serve(options)) => match place(&options) {
-                Place::DefaultFile { name } => Some(name),
-                Place::File(path) => Some(path.display().to_string()),
-                Place::Memory => None,
-            },
-            _ => panic!("{arguments:?}"),
+        let arguments = [&["-u", "root"], arguments].concat();
+        let Ok(Action::Serve(options)) = parse(arguments.iter().map(Into::into)) else {
+            panic!("{arguments:?}")
+        };
+        let service = service(*options).unwrap_or_else(|failure| panic!("{failure}"));
+        match &service.store.place {
+            Place::DefaultFile(naming) => naming.name(service.first_address(&[]).as_ref()),
+            Place::File(path) => Some(path.display().to_string()),
+            Place::Memory => None,
         }
     }
 
     /// Servers of one user must not take each other's file, and each has to find its own again.
     #[test]
     fn each_server_has_a_file_of_its_own() {
-        assert_eq!(name(&[]).as_deref(), Some("-11211"));
-        assert_eq!(name(&["-p", "11212"]).as_deref(), Some("-11212"));
-        assert_eq!(name(&["-s", "/run/cache:1"]).as_deref(), Some("-run-cache-1"));
-        assert_eq!(name(&["-p", "5", "-e", "/x"]).as_deref(), Some("/x"));
-        assert_eq!(name(&["-p", "-1"]), None);
+        for (arguments, expected) in [
+            (&[][..], Some("-11211")),
+            (&["-p", "11212"], Some("-11212")),
+            (&["-l", "127.0.0.1"], Some("-11211")),
+            (&["-l", "127.0.0.1:11212"], Some("-11212")),
+            (&["-l", "127.0.0.1:11212", "-p", "0"], Some("-11212")),
+            (&["-l", "127.0.0.2"], Some("-127.0.0.2-11211")),
+            (&["-l", "127.0.0.2,127.0.0.3"], Some("-127.0.0.2-11211")),
+            (&["-l", "[::1]:5"], Some("-..1-5")),
+            (&["-s", "/run/cache"], Some("-run-cache")),
+            (&["-p", "5", "-e", "/x"], Some("/x")),
+            (&["-p", "-1"], None),
+            (&["-p", "-1", "-l", "127.0.0.2"], None),
+        ] {
+            assert_eq!(name(arguments).as_deref(), expected, "{arguments:?}");
+        }
     }
 }
