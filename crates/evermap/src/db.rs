@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::{FlushKind, Mapped, MappedOptions, Pages};
-use evermap_pm::region::{self, Identity, OnSuspect, Opened, Region, RegionConfig};
+use evermap_pm::region::{self, DamageMark, Identity, OnSuspect, Opened, Region, RegionConfig};
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Medium, Pool};
 
@@ -295,6 +295,7 @@ impl<M: Medium> Evermap<M> {
         let was_created = opened.is_none();
         let clean = opened.is_none_or(|opened| opened.clean);
         let suspect = opened.is_some_and(|opened| opened.suspect);
+        let distrusted = suspect || opened.is_some_and(|opened| opened.damage > DamageMark::None);
         let context = OpenContext { pool: &pool, cas_counter: &cas_counter, options, clean };
         let default = Arc::new(context.assemble(header, index, None, None, is_new)?);
         default.damage_met.store(damage_met, Relaxed);
@@ -307,10 +308,10 @@ impl<M: Medium> Evermap<M> {
             reservations: KeyReservations::new(),
             clock: Time::new(options.clock.clone()),
             read_only: pool.medium().is_read_only(),
-            verify: options.verify_reads || suspect,
+            verify: options.verify_reads || distrusted,
             // What was created here is what this process has stored. Everything else needs a
             // promise, which cannot be meant for pages that may be of different ages.
-            lends: !suspect
+            lends: !distrusted
                 && (options.assumes_exclusive_file || was_created && pool.medium().is_exclusive()),
             tombstone: tombstone_of(pool.generation()),
             origin,
@@ -331,6 +332,13 @@ impl<M: Medium> Evermap<M> {
         }
         db.apply_memory_limit(options.memory_limit);
         Ok(db)
+    }
+
+    /// Calls `listener` whenever damage is found for the first time since the file was last verified,
+    /// and when it turns out to be [widespread](DamageMark::Widespread), with a description of what
+    /// was found. It must not use the store.
+    pub fn on_damage(&self, listener: impl Fn(DamageMark, &str) + Send + Sync + 'static) {
+        self.file.pool.region().on_damage(Box::new(listener));
     }
 
     /// Returns the default map, which every file has and which has no name. O(1).

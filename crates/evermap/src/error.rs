@@ -3,8 +3,10 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use evermap_pm::Medium;
 use evermap_pm::epoch::Backlog;
 use evermap_pm::heap::MEMORY_LIMIT;
+use evermap_pm::region::Region;
 
 /// Result of everything that can fail in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -518,6 +520,22 @@ impl Error {
     /// Returns `true` if something in the file is damaged.
     pub fn is_damaged(&self) -> bool {
         self.kind() == ErrorKind::Damaged
+    }
+
+    /// Notes in the file that there is damage, if that is what this error reports.
+    #[cold]
+    pub(crate) fn note_damage<M: Medium>(&self, region: &Region<M>) {
+        let offset = match self {
+            Error::Damaged { offset, .. } => *offset,
+            // What leads to a map has no place of its own.
+            Error::MapDamaged { .. } => 0,
+            Error::Storage(error) => match error.source.kind() {
+                evermap_pm::ErrorKind::Damaged { offset, .. } => *offset,
+                _ => return,
+            },
+            _ => return,
+        };
+        region.note_damage(offset, || self.to_string());
     }
 
     #[cold]

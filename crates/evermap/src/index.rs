@@ -12,6 +12,7 @@ use evermap_index::{
     Action, Bytes, Cceh, Change, Clht, DashEh, DashLh, Guard, Index, Level, MutateMode, Persistent,
     Result, Stats, Tranche, Visitor,
 };
+use evermap_pm::region::Region;
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 
 use crate::Error;
@@ -163,6 +164,7 @@ impl FromStr for IndexKind {
 pub(crate) struct PrimaryIndex<M: Medium> {
     index: AnyIndex<M>,
     damage_met: AtomicU64,
+    region: Arc<Region<M>>,
 }
 
 impl<M: Medium> AnyIndex<M> {
@@ -204,8 +206,8 @@ impl<M: Medium> AnyIndex<M> {
 }
 
 impl<M: Medium> PrimaryIndex<M> {
-    fn new(index: AnyIndex<M>) -> Self {
-        PrimaryIndex { index, damage_met: AtomicU64::new(0) }
+    fn new(index: AnyIndex<M>, pool: &Pool<M>) -> Self {
+        PrimaryIndex { index, damage_met: AtomicU64::new(0), region: pool.share_region() }
     }
 
     /// Makes an empty index of this kind for the root cell `root` to name: enough for the smallest
@@ -219,12 +221,12 @@ impl<M: Medium> PrimaryIndex<M> {
         pool: &Arc<Pool<M>>,
         root: &PmU64,
     ) -> Result<Self> {
-        AnyIndex::create(kind, small, pool, root).map(Self::new)
+        AnyIndex::create(kind, small, pool, root).map(|index| Self::new(index, pool))
     }
 
     /// Opens the index that the root cell `root` names, whatever type it is.
     pub(crate) fn open(pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        AnyIndex::open(pool, root).map(Self::new)
+        AnyIndex::open(pool, root).map(|index| Self::new(index, pool))
     }
 
     /// Which kind it is.
@@ -239,8 +241,9 @@ impl<M: Medium> PrimaryIndex<M> {
 
     #[cold]
     fn met(&self, error: &evermap_pm::Error) {
-        if matches!(error.kind(), ErrorKind::Damaged { .. }) {
+        if let ErrorKind::Damaged { offset, .. } = error.kind() {
             self.damage_met.fetch_add(1, Relaxed);
+            self.region.note_damage(*offset, || format!("index: {error}"));
         }
     }
 

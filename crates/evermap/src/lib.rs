@@ -24,7 +24,7 @@ pub use error::{Error, ErrorKind, Result, StorageError};
 pub use evermap_index::record::KEY_MAX;
 pub use evermap_pm::epoch::{Backlog, EpochStats, Holder};
 pub use evermap_pm::medium::{describe_address, explain_bus_errors};
-pub use evermap_pm::region::OnSuspect;
+pub use evermap_pm::region::{DamageMark, OnSuspect};
 pub use index::IndexKind;
 pub use item::{Edit, Item, Marks, Meta, Outcome};
 pub use maintenance::census::Count;

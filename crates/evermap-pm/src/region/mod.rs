@@ -24,6 +24,7 @@ use crate::medium::{Medium, Note, OFFSET_LIMIT};
 use crate::sync::Mutex;
 use crate::{Error, ErrorKind, PmU64, Result, random};
 
+mod damage;
 mod entry;
 mod superblock;
 mod table;
@@ -32,11 +33,14 @@ mod tests;
 
 pub(crate) use entry::{BlockKind, GRANULE, Geometry, TableEntry, Usage};
 use superblock::{
-    CLEAN, CREATING, FORMAT_AT_FIRST, HEADER_WORDS, SECOND_COPY, Superblock, is_zero,
+    CLEAN, CLOSED, CREATING, FORMAT_AT_FIRST, HEADER_WORDS, SECOND_COPY, Superblock, is_zero,
 };
 use table::{HEADER_BYTES, PARTS};
 
+use damage::DamageLog;
+
 pub use crate::medium::{HOLDER_PID_OFFSET, Identity};
+pub use damage::{DamageMark, OnDamage, WIDESPREAD};
 pub use superblock::{FORMAT, Header, ROOTS, starts_with_magic, truncated_header};
 
 /// Smallest and largest extent size, in bytes.
@@ -83,8 +87,10 @@ impl Default for RegionConfig {
 /// The state that [`Region::open`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// Whether the last close was clean.
+    /// Whether the last close was clean, and no damage was found before it.
     pub clean: bool,
+    /// The damage that was found before.
+    pub damage: DamageMark,
     /// Whether the contents are suspect but were opened nevertheless.
     pub suspect: bool,
     /// Whether old generation tags cannot be distinguished from new ones, so that everything must
@@ -108,6 +114,7 @@ pub struct Region<M: Medium> {
     /// Locked while the superblock changes.
     format_lock: Mutex<()>,
     poisoned: AtomicBool,
+    damage: DamageLog,
     forked: crate::fork::ForkDetector,
 }
 
@@ -157,6 +164,7 @@ impl<M: Medium> Region<M> {
             format: AtomicU32::new(FORMAT_AT_FIRST),
             format_lock: Mutex::new(()),
             poisoned: AtomicBool::new(false),
+            damage: DamageLog::default(),
             forked: crate::fork::ForkDetector::new()?,
             medium,
         };
@@ -165,6 +173,7 @@ impl<M: Medium> Region<M> {
         // This makes all of the above durable.
         region.write_generation();
         region.write_superblock(SECOND_COPY);
+        region.write_fit(SECOND_COPY);
         region.write_superblock(0);
         Ok(region)
     }
@@ -221,6 +230,7 @@ impl<M: Medium> Region<M> {
             format: AtomicU32::new(format),
             format_lock: Mutex::new(()),
             poisoned: AtomicBool::new(false),
+            damage: DamageLog::default(),
             forked: crate::fork::ForkDetector::new()?,
             medium,
         };
@@ -236,8 +246,8 @@ impl<M: Medium> Region<M> {
             region.parts().try_for_each(|part| region.fill_holes(part))?;
         }
         let lost = region.check_length(on_suspect)?;
-        let (clean, suspect) = region.check_trust(identity, on_suspect)?;
-        region.fill_used_holes(is_same_file, clean)?;
+        let (closed, suspect) = region.check_trust(identity, on_suspect)?;
+        region.fill_used_holes(is_same_file, closed)?;
         region.store_part_words(words);
         region.clear_entries(lost);
         // The process that stored these words may have died before they were durable. Fenced
@@ -251,15 +261,18 @@ impl<M: Medium> Region<M> {
             "needed by users of more than a root: `an_open_makes_durable_what_it_relies_on`",
         ));
         region.medium.flush(region.header());
-        let opened = region.take_over(identity, clean, suspect)?;
+        let opened = region.take_over(identity, closed, suspect)?;
         region.recover_all = opened.recover_all;
         for copy in [SECOND_COPY, 0] {
             // A copy that does not verify was damaged, or its write was interrupted: repair it from
             // the other.
-            if !Self::superblock_verifies(&region.medium, copy) {
+            if !Self::superblock_verifies(&region.medium, copy)
+                || Self::fit(&region.medium, copy) != Self::fit(&region.medium, at)
+            {
                 region.write_superblock(copy);
             }
         }
+        region.write_fit(at);
         Ok((region, opened))
     }
 
@@ -267,6 +280,20 @@ impl<M: Medium> Region<M> {
     pub(crate) fn units_in_file(&self) -> u64 {
         let bytes = self.medium.len().saturating_sub(self.unit_offset(0));
         (bytes / self.unit()).min(self.unit_count)
+    }
+
+    /// Stores the word by which the header recognises the superblock, of which there is a copy at
+    /// `at`, durably.
+    fn write_fit(&self, at: u64) {
+        let (m, cell) = (&self.medium, &self.header().fit);
+        let fit = Self::fit(m, at);
+        if m.load(cell) != fit {
+            m.store(cell, fit);
+            m.note(Note::Harmless("a region without the word is opened all the same"));
+            m.flush(cell);
+            m.note(Note::Harmless("a region without the word is opened all the same"));
+            m.fence();
+        }
     }
 
     /// Allocates space for holes in `range`, so that touching them cannot find the file system
@@ -284,7 +311,7 @@ impl<M: Medium> Region<M> {
     /// Allocates space for all holes that the heap does not know of. The heap has returned the
     /// space of free extents, and allocates it again before it uses them. All other holes have
     /// another cause: a sparse copy, or a program that punches holes.
-    fn fill_used_holes(&self, is_same_file: bool, clean: bool) -> Result<()> {
+    fn fill_used_holes(&self, is_same_file: bool, closed: bool) -> Result<()> {
         let (m, holes) = (&self.medium, self.medium.hole_bytes());
         if is_same_file && holes == 0 {
             return Ok(());
@@ -295,7 +322,7 @@ impl<M: Medium> Region<M> {
         // In the same file, the holes of the last close were made by the heap. If it was not
         // closed, their number is unknown, but cannot exceed the free space. In a copy, holes can
         // be anywhere.
-        let own = match clean {
+        let own = match closed {
             true => m.load(&self.header().hole_bytes),
             false => free().count() as u64 * self.unit(),
         };
@@ -319,24 +346,32 @@ impl<M: Medium> Region<M> {
         Identity::from_words(std::array::from_fn(|i| m.load(&words.identity[i])))
     }
 
-    /// Returns whether the region was closed, and whether its contents are suspect.
+    /// Returns whether the region was closed with everything durable, and whether its contents are
+    /// suspect.
     ///
     /// # Errors
     ///
     /// `Suspect`, unless `on_suspect` allows it.
     fn check_trust(&self, identity: Identity, on_suspect: OnSuspect) -> Result<(bool, bool)> {
-        let clean = self.medium.load(&self.header().state) == CLEAN;
-        match identity.doubt(&self.identity()) {
-            Some(why) if !clean && on_suspect == OnSuspect::Refuse => {
+        let closed = [CLEAN, CLOSED].contains(&self.medium.load(&self.header().state));
+        let doubt = identity.doubt(&self.identity()).filter(|_| !closed);
+        let doubt = doubt.or((self.damage_mark() == DamageMark::Widespread).then_some(
+            "damage was found in many places of it, as in a file whose contents are of different \
+             times: one that was copied while a process was writing to it",
+        ));
+        match doubt {
+            Some(why) if on_suspect == OnSuspect::Refuse => {
                 Err(ErrorKind::Suspect { path: "".into(), why: why.into() }.into())
             }
-            doubt => Ok((clean, !clean && doubt.is_some())),
+            doubt => Ok((closed, doubt.is_some())),
         }
     }
 
     /// Makes this open the current generation.
-    fn take_over(&mut self, identity: Identity, clean: bool, suspect: bool) -> Result<Opened> {
+    fn take_over(&mut self, identity: Identity, closed: bool, suspect: bool) -> Result<Opened> {
         let (m, words) = (&self.medium, self.header());
+        let damage = self.damage_mark();
+        let clean = m.load(&words.state) == CLEAN && damage == DamageMark::None;
         let generation = m.load(&words.generation[0]);
         let reliable = m.load(&words.generation[1]) == !generation;
         // The low 16 bits of a generation are never 0: when they would be, the tags in version
@@ -357,12 +392,13 @@ impl<M: Medium> Region<M> {
         let m = &self.medium;
         m.note(Note::Harmless("torn, the word is no longer `CLEAN`: the region counts as open"));
         m.store(&self.header().state, 0);
-        if clean && !m.mutant("DA-1") {
+        if closed && !m.mutant("DA-1") {
             m.sync()?;
         }
         // In a suspect file the page with the generation may be older than pages with tags of that
         // generation and of later ones.
-        Ok(Opened { clean, suspect, recover_all: !reliable || wrapped || suspect })
+        let recover_all = !reliable || wrapped || suspect || damage > DamageMark::None;
+        Ok(Opened { clean, damage, suspect, recover_all })
     }
 
     /// Writes the generation. Durable on return, together with everything flushed before.
@@ -392,7 +428,8 @@ impl<M: Medium> Region<M> {
         m.flush(&words.identity);
     }
 
-    /// Marks the region closed, with everything durable. There must be no changes afterwards.
+    /// Marks the region closed, with everything durable, and as clean if no damage was found. There
+    /// must be no changes afterwards.
     ///
     /// # Errors
     ///
@@ -406,7 +443,8 @@ impl<M: Medium> Region<M> {
         self.medium.sync()?;
         self.medium
             .note(Note::Harmless("torn, the word is not `CLEAN`: the region counts as open"));
-        self.medium.store(&self.header().state, CLEAN);
+        let clean = self.damage_mark() == DamageMark::None;
+        self.medium.store(&self.header().state, if clean { CLEAN } else { CLOSED });
         self.medium.sync()
     }
 

@@ -35,8 +35,12 @@ pub(super) const HEADER_WORDS: u64 = 8192;
 /// Number of root slots in a region.
 pub const ROOTS: usize = 16;
 
-/// `state` of a region that was closed with everything durable. Any other value means open.
+/// `state` of a region that was closed with everything durable, and in which no damage was found.
 pub(super) const CLEAN: u64 = u64::from_le_bytes(*b"CLEAN\0\0\0");
+
+/// `state` of a region that was closed with everything durable, although damage was found in it.
+/// Any other value means open.
+pub(super) const CLOSED: u64 = u64::from_le_bytes(*b"CLOSED\0\0");
 
 pod! {
     /// One copy of the superblock. After creation only its format ever changes.
@@ -68,7 +72,7 @@ pod! {
 pod! {
     /// The words that change. Each group is on a line of its own.
     pub struct Header: 1024 {
-        /// `CLEAN` after a clean shutdown.
+        /// `CLEAN` after a clean shutdown, `CLOSED` after one with damage.
         pub(super) state: PmU64,
         /// Bytes of the file that had no space allocated at the last clean shutdown.
         pub(super) hole_bytes: PmU64,
@@ -98,7 +102,13 @@ pod! {
         pub(super) roots: [PmU64; ROOTS],
         /// Offsets of the later parts of the table, each with a check; two copies.
         pub(super) parts: [[PmU64; PARTS]; 2],
-        reserved: [PmU64; 16],
+        /// Says which superblock belongs to these words: see [`Region::fit`]. 0 in regions that
+        /// were never opened by a program that knows it.
+        pub(super) fit: PmU64,
+        pad8: [PmU64; 7],
+        /// Whether damage was found: see [`DamageMark`](super::DamageMark).
+        pub(super) damage: PmU64,
+        pad9: [PmU64; 7],
     }
 }
 
@@ -185,6 +195,46 @@ impl<M: Medium> Region<M> {
         medium.load(&copy.magic) == MAGIC && medium.load(&copy.check) == Self::checksum(medium, at)
     }
 
+    /// Returns the word by which the header recognises a superblock: a checksum of the fields that
+    /// never change, with a checksum of its own. A superblock of another region, or one that was
+    /// changed and given a new checksum, would place all keys elsewhere.
+    pub(super) fn fit(medium: &M, at: u64) -> u64 {
+        let mut bytes = [0; 40];
+        let offset = at + std::mem::offset_of!(Superblock, uuid) as u64;
+        medium.read_bytes(medium.slice(offset, 5).expect("below the table"), &mut bytes);
+        fit_word(crc32c::crc32c(&bytes))
+    }
+
+    /// Returns the offset of the copy of the superblock that is valid and fits the header.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` if there is none, or two that contradict each other.
+    fn fitting_superblock(medium: &M) -> Result<Option<u64>> {
+        let mut valid =
+            [0, SECOND_COPY].into_iter().filter(|&at| Self::superblock_verifies(medium, at));
+        let (first, second) = (valid.next(), valid.next());
+        let header: &Header = medium.at(HEADER_WORDS).expect("below the table");
+        let known = medium.load(&header.fit);
+        if known != 0 && known == fit_word(known as u32) {
+            let fits =
+                [first, second].into_iter().flatten().find(|&at| Self::fit(medium, at) == known);
+            return match fits {
+                None if first.is_some() => Err(Error::damaged(
+                    HEADER_WORDS,
+                    "the superblock is not the one that this file was created with",
+                )),
+                fits => Ok(fits),
+            };
+        }
+        match (first, second) {
+            (Some(one), Some(other)) if Self::fit(medium, one) != Self::fit(medium, other) => {
+                Err(Error::damaged(0, "the two copies of the superblock contradict each other"))
+            }
+            _ => Ok(first),
+        }
+    }
+
     /// Returns the offset of the valid copy of the superblock.
     pub(super) fn find_superblock(medium: &M) -> Result<u64> {
         let no_store = |why: String| Err(ErrorKind::NotAStore { path: "".into(), why }.into());
@@ -194,26 +244,24 @@ impl<M: Medium> Region<M> {
                 _ => no_store(format!("it has only {} bytes", medium.len())),
             };
         }
-        for at in [0, SECOND_COPY] {
-            if Self::superblock_verifies(medium, at) {
-                let format = medium.load(&medium.at::<Superblock>(at).expect("verified").format);
-                if format >> 32 != u64::from(BYTE_ORDER) {
-                    return no_store("it is one of a machine with another byte order".into());
-                }
-                if (format as u32) < FORMAT_AT_FIRST {
-                    let why = format!(
-                        "it has format {}, which an older version wrote and this one cannot read; \
-                         this version reads formats {FORMAT_AT_FIRST} to {FORMAT}",
-                        format as u32
-                    );
-                    return Err(ErrorKind::NotAStore { path: "".into(), why }.into());
-                }
-                if format as u32 > FORMAT {
-                    let (path, found) = ("".into(), format as u32);
-                    return Err(ErrorKind::NewerFormat { path, found, known: FORMAT }.into());
-                }
-                return Ok(at);
+        if let Some(at) = Self::fitting_superblock(medium)? {
+            let format = medium.load(&medium.at::<Superblock>(at).expect("verified").format);
+            if format >> 32 != u64::from(BYTE_ORDER) {
+                return no_store("it is one of a machine with another byte order".into());
             }
+            if (format as u32) < FORMAT_AT_FIRST {
+                let why = format!(
+                    "it has format {}, which an older version wrote and this one cannot read; \
+                         this version reads formats {FORMAT_AT_FIRST} to {FORMAT}",
+                    format as u32
+                );
+                return Err(ErrorKind::NotAStore { path: "".into(), why }.into());
+            }
+            if format as u32 > FORMAT {
+                let (path, found) = ("".into(), format as u32);
+                return Err(ErrorKind::NewerFormat { path, found, known: FORMAT }.into());
+            }
+            return Ok(at);
         }
         let magic = |at| medium.load(&medium.at::<Superblock>(at).expect("fits").magic);
         // First: the second copy may be there in part.
@@ -249,6 +297,11 @@ pub fn starts_with_magic(bytes: &[u8]) -> bool {
 pub(super) fn is_zero<M: Medium>(medium: &M, bytes: u64) -> bool {
     let words = medium.slice::<PmU64>(0, bytes / 8);
     words.is_some_and(|words| words.iter().all(|word| medium.load(word) == 0))
+}
+
+/// Returns a word with a checksum and a checksum of that.
+fn fit_word(checksum: u32) -> u64 {
+    u64::from(checksum) | u64::from(crc32c::crc32c(&checksum.to_le_bytes())) << 32
 }
 
 fn format_word(format: u32) -> u64 {

@@ -6,7 +6,10 @@ use evermap_index::Visitor;
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
+use evermap_pm::region::{DamageMark, WIDESPREAD};
 
+#[cfg(doc)]
+use crate::Stat;
 use crate::maintenance::sweep::SweepState;
 use crate::ops::read::Walk;
 use crate::record::Record;
@@ -34,6 +37,8 @@ pub struct CheckReport {
     pub bytes: u64,
     /// The number of blocks that can be reached from an index, including its own.
     pub blocks: u64,
+    /// The number of problems that are blocks which nothing refers to.
+    leaks: u64,
 }
 
 impl CheckReport {
@@ -80,7 +85,9 @@ impl fmt::Display for CheckReport {
 impl<M: Medium> Evermap<M> {
     /// Checks the whole file and describes everything that is wrong: the index of each map, that
     /// exactly the reachable blocks are allocated, the counts, that the ordered index, if it is
-    /// ready, has the same keys, and if `deep`, every record with its checksum. Changes nothing.
+    /// ready, has the same keys, and if `deep`, every record with its checksum. Changes nothing but
+    /// the [mark](Stat::damage) of damaged files: that is set if there are problems, and taken away
+    /// by a deep check that finds none.
     ///
     /// Without `deep` no record is read, so that the time depends on the size of the indexes and
     /// not on that of the file.
@@ -144,7 +151,25 @@ impl<M: Medium> Evermap<M> {
         if whole {
             self.check_blocks(&mut report, reachable);
         }
+        self.mark(&report);
         Ok(report)
+    }
+
+    /// Marks the file as damaged if there are problems, and takes the mark away if everything was
+    /// verified and there are none.
+    fn mark(&self, report: &CheckReport) {
+        let region = self.file.pool.region();
+        let problems = report.problems.len() as u64 + report.more_problems;
+        match problems - report.leaks {
+            0 if problems == 0 && report.deep => return region.clear_damage(),
+            // Leaked blocks do no harm, and the next sweep finds them.
+            0 if problems > 0 => return self.file.pool.require_sweep(),
+            0 => return,
+            _ => {}
+        }
+        let is_widespread = problems - report.leaks >= WIDESPREAD as u64;
+        let mark = if is_widespread { DamageMark::Widespread } else { DamageMark::Found };
+        region.mark_damage(mark, &report.problems[0]);
     }
 
     /// Compares what is reachable with what is allocated.
@@ -167,6 +192,7 @@ impl<M: Medium> Evermap<M> {
             report.problem(format!("block at offset {block:#x}: reachable but not allocated"));
         }
         for block in missing(&reachable, &allocated) {
+            report.leaks += 1;
             report
                 .problem(format!("block at offset {block:#x}: leaked: allocated but unreachable"));
         }

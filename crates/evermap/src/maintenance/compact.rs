@@ -11,9 +11,11 @@ use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
 use evermap_pm::heap::Evacuation;
 
+use crate::maintenance::expire::unless_damaged;
 use crate::maintenance::sweep::SweepState;
 use crate::ops::commit::Verdict;
 use crate::ops::read::Walk;
+use crate::record::control::Control;
 use crate::record::{Draft, Record};
 use crate::{Error, Evermap, Map, Result};
 
@@ -155,8 +157,8 @@ impl<'s, M: Medium> Mover<'s, M> {
         Ok(())
     }
 
-    /// Moves the record that `word` names. Returns `true` if it did. A record that does not verify
-    /// stays: a copy would make its damage look sound.
+    /// Moves the record that `word` names. Returns `true` if it did. A record that cannot be read,
+    /// or does not verify, stays: a copy would make its damage look sound.
     pub(crate) fn move_record(&mut self, word: u64, guard: &Guard<'_>) -> Result<bool> {
         let (map, key, value) = (self.map, &mut self.key, &mut self.value);
         let owner = map.inner.header.owner();
@@ -168,7 +170,7 @@ impl<'s, M: Medium> Mover<'s, M> {
         if !record.verifies(owner, key, value) {
             return Ok(false);
         }
-        let control = record.control().unwrap_or_default().encode();
+        let Some(control) = record.control().map(Control::encode) else { return Ok(false) };
         let (pool, flags) = (&map.db.file.pool, record.flags());
         let draft = Draft::reserve(pool, owner, key, value, flags, control, record.cas())?;
         // What it knows of its readers moves along.
@@ -178,7 +180,7 @@ impl<'s, M: Medium> Mover<'s, M> {
         if !pool.medium().mutant("EV-3") {
             pool.medium().fence();
         }
-        let change = map.commit(
+        let change = unless_damaged(map.commit(
             map.key(key)?,
             MutateMode::ExistingOnly,
             guard,
@@ -190,7 +192,7 @@ impl<'s, M: Medium> Mover<'s, M> {
                     _ => Verdict::Keep,
                 }
             },
-        )?;
-        Ok(change.new.is_some())
+        ))?;
+        Ok(change.is_some_and(|change| change.new == Some(draft.word())))
     }
 }

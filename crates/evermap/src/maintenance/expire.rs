@@ -461,7 +461,7 @@ impl<M: Medium> Map<M> {
 }
 
 /// Returns `None` instead of an error of damage, which is skipped.
-fn unless_damaged<T>(found: Result<T>) -> Result<Option<T>> {
+pub(crate) fn unless_damaged<T>(found: Result<T>) -> Result<Option<T>> {
     match found {
         Err(error) if error.is_damaged() => Ok(None),
         found => found.map(Some),

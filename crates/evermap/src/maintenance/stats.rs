@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_index::Stats;
 use evermap_pm::epoch::{EpochStats, Holder};
+use evermap_pm::region::DamageMark;
 use evermap_pm::{ErrorKind, Medium};
 
 use crate::maintenance::census::Count;
@@ -97,6 +98,15 @@ pub struct Stat {
     /// Number of operations that met a damaged record, or a damaged part of the index, since
     /// opening.
     pub damage_met: u64,
+    /// Damage of the file that was found and not repaired. It is noted in the file, which never
+    /// counts as cleanly closed while it is: the next opening verifies everything that it reads,
+    /// and refuses the file if the damage is [widespread](DamageMark::Widespread). A deep
+    /// [check](Evermap::check) that finds no problem takes the mark away.
+    pub damage: DamageMark,
+    /// Number of distinct places in the file that were found damaged since opening, up to 256.
+    pub damaged_places: u64,
+    /// Descriptions of the first of them.
+    pub damage_found: Vec<String>,
 }
 
 /// How the space of a file and the index of a map are used: what [`Map::space`] returns.
@@ -154,6 +164,7 @@ impl<M: Medium> Map<M> {
     pub fn stat(&self) -> Stat {
         let file = &self.db.file;
         let epoch = file.pool.epoch_stats();
+        let (places, damage_found) = file.pool.region().damaged_places();
         let (room, evicted) = (file.pool.heap().room(), &file.maintenance.evictor.counts);
         Stat {
             path: file.origin.path.clone(),
@@ -195,6 +206,9 @@ impl<M: Medium> Map<M> {
             expired_unfetched: evicted.expired_unfetched.load(Relaxed),
             moved_for_space: evicted.moved.load(Relaxed),
             damage_met: self.damage_met(),
+            damage: file.pool.region().damage_mark(),
+            damaged_places: places as u64,
+            damage_found,
         }
     }
 
@@ -292,7 +306,15 @@ impl fmt::Display for Stat {
             line(f, "flush due", &due)?;
         }
         line(f, "purged", &format!("{} records, {} walks", self.purged, self.purges))?;
-        line(f, "damage met", &self.damage_met)
+        line(f, "damage met", &self.damage_met)?;
+        if self.damage > DamageMark::None {
+            let extent = match self.damage {
+                DamageMark::Widespread => "in many places: the next opening refuses the file",
+                _ => "noted in the file until check --deep finds no problem",
+            };
+            line(f, "damage", &format!("{} places found; {extent}", self.damaged_places))?;
+        }
+        self.damage_found.iter().try_for_each(|found| line(f, "damaged", found))
     }
 }
 

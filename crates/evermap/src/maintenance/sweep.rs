@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use evermap_index::Visitor;
 use evermap_index::record::OFFSET_MASK;
+use evermap_pm::region::{DamageMark, WIDESPREAD};
 use evermap_pm::{ErrorKind, Medium};
 
 use crate::maintenance::census::{Census, Totals};
@@ -66,12 +67,29 @@ impl<M: Medium> Evermap<M> {
             true => Error::Closed,
             false => error,
         });
+        self.note_what_was_swept(&swept);
         self.file.maintenance.set_sweep_state(match &swept {
             Ok(()) => SweepState::Done(began.elapsed()),
             Err(_) if self.file.maintenance.is_stopping() => SweepState::Pending,
             Err(error) => SweepState::Failed(error.to_string()),
         });
         swept
+    }
+
+    /// Marks the file if the sweep has found damage: a part of an index that cannot be read, or
+    /// words that lead to no block.
+    fn note_what_was_swept(&self, swept: &Result<()>) {
+        let region = self.file.pool.region();
+        if let Err(error) = swept {
+            error.note_damage(region);
+        }
+        let faults = self.file.pool.heap_stats().faults;
+        if faults > 0 {
+            let is_widespread = faults >= WIDESPREAD as u64;
+            let mark = if is_widespread { DamageMark::Widespread } else { DamageMark::Found };
+            let what = "impossible entries in its table, or words that lead to no block";
+            region.mark_damage(mark, &format!("sweep: {faults} {what}"));
+        }
     }
 
     fn sweep(&self) -> Result<()> {

@@ -234,7 +234,7 @@ impl<M: Medium> Evermap<M> {
         // Without waiting for readers, even if much memory waits for them: one of them may be
         // waiting for the table.
         let removed =
-            catalogue.key(name.as_bytes()).and_then(|name| catalogue.unbind(name, None, |_| true));
+            catalogue.key(name.as_bytes()).and_then(|name| catalogue.unbind(name, None, None));
         // An error may mean that only tidying up failed.
         let is_gone = removed.is_ok() || matches!(catalogue.contains(name.as_bytes()), Ok(false));
         drop(turn);
@@ -379,15 +379,15 @@ impl<M: Medium> Evermap<M> {
         }
         let count = |error: &Error| {
             if error.is_damaged() {
-                self.default_map().met_damage();
+                self.default_map().met_damage(error);
             }
         };
         let catalogue = self.catalogue(table).inspect_err(count)?;
         let Some(catalogue) = catalogue else { return Ok(None) };
         let damaged = |error: Error| match error.is_damaged() {
             true => {
-                self.default_map().met_damage();
-                Error::MapDamaged { name: name.into(), why: error.to_string() }
+                let error = Error::MapDamaged { name: name.into(), why: error.to_string() };
+                self.default_map().met(error)
             }
             false => error,
         };

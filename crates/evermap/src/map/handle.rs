@@ -206,10 +206,11 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Notes that a read met damage.
+    /// Notes that an operation met damage, which this error reports.
     #[cold]
-    pub(crate) fn met_damage(&self) {
+    pub(crate) fn met_damage(&self, error: &Error) {
         self.inner.damage_met.fetch_add(1, Relaxed);
+        error.note_damage(self.db.file.pool.region());
     }
 
     /// How often damage was met since opening, in records and in the index.

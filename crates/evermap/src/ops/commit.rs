@@ -6,7 +6,7 @@ use evermap_pm::Medium;
 
 use crate::ordered::KeyEvent;
 use crate::record::{Draft, Record};
-use crate::{Map, Result};
+use crate::{Error, Map, Result};
 
 /// What a mutation decides about a key.
 pub(crate) enum Verdict {
@@ -42,6 +42,8 @@ enum Round {
     Again(Obstacle),
     /// A decision was made. `was_hidden`: the key was bound to a record that no reader can see.
     Decided { change: Change, action: Action, was_hidden: bool },
+    /// The key is bound to this, which cannot be read, and that is to stay so.
+    Unreadable(u64),
 }
 
 impl Round {
@@ -49,7 +51,7 @@ impl Round {
     fn action(self) -> Action {
         match self {
             Round::Decided { action, .. } => action,
-            Round::NotAsked | Round::Again(_) => Action::Keep,
+            Round::NotAsked | Round::Again(_) | Round::Unreadable(_) => Action::Keep,
         }
     }
 
@@ -57,7 +59,7 @@ impl Round {
     fn change(self) -> Option<Change> {
         match self {
             Round::Decided { change, .. } => Some(change),
-            Round::NotAsked | Round::Again(_) => None,
+            Round::NotAsked | Round::Again(_) | Round::Unreadable(_) => None,
         }
     }
 }
@@ -80,12 +82,33 @@ impl<M: Medium> Map<M> {
         (self.is_dead(&record, mark) == Some(false)).then_some(record)
     }
 
+    /// Returns `true` if the record that `word` names can be read, and is flushed or expired.
+    #[cold]
+    fn is_certainly_dead(&self, word: u64, mark: u64) -> bool {
+        let record = Record::at(self.db.file.pool.medium(), word);
+        record.is_ok_and(|record| self.is_dead(&record, mark) == Some(true))
+    }
+
+    /// Returns the error that reports the record that `word` names, which cannot be read.
+    #[cold]
+    fn unreadable(&self, key: BytesRef<'_>, word: u64) -> Error {
+        let why = match Record::at(self.db.file.pool.medium(), word) {
+            Ok(record) => record.why_unreadable(),
+            Err(why) => why,
+        };
+        self.damaged_at(key, word, why)
+    }
+
     /// Changes `key` while it is locked: calls `decide` with its live record, if there is one, and
     /// does what it decides. Everything but [batches](Map::apply) changes this way.
     ///
-    /// A record that is dead or unreadable is not shown to `decide`, and is removed along the way.
-    /// `decide` may be called more than once, of which the last call counts. It must not panic, and
-    /// must not use the store.
+    /// A record that is dead or unreadable is not shown to `decide`. One that is dead is removed
+    /// along the way. `decide` may be called more than once, of which the last call counts. It must
+    /// not panic, and must not use the store.
+    ///
+    /// # Errors
+    /// `Damaged` if the record is unreadable and `decide` neither replaces nor removes it: it stays
+    /// for whoever repairs the file.
     pub(crate) fn commit(
         &self,
         key: BytesRef<'_>,
@@ -125,6 +148,7 @@ impl<M: Medium> Map<M> {
                     self.enter_order(key, guard)?;
                     continue;
                 }
+                Round::Unreadable(word) => return Err(self.unreadable(key, word)),
                 // An earlier round may have shown a record that is gone by now.
                 Round::NotAsked => drop(decide(None)),
                 Round::Decided { was_hidden, .. } if change.changed() => {
@@ -161,6 +185,9 @@ impl<M: Medium> Map<M> {
             round.action()
         });
         let (change, failed) = settled(self.injected_failure(done), round.change())?;
+        if let Round::Unreadable(word) = round {
+            return Err(self.unreadable(key, word));
+        }
         let Round::Decided { was_hidden, .. } = round else { return Ok(None) };
         if change.changed() && !early {
             self.account(key, change.old, None, guard);
@@ -210,7 +237,10 @@ impl<M: Medium> Map<M> {
                 publish(draft)
             }
             (Verdict::Remove, _) => Action::Remove,
-            _ if was_hidden => Action::Remove,
+            _ if was_hidden => match word.filter(|&word| !self.is_certainly_dead(word, mark)) {
+                Some(word) => return Round::Unreadable(word),
+                None => Action::Remove,
+            },
             _ => Action::Keep,
         };
         // A mistake, which tests have to notice: what is still bound has a tombstone for a moment.
@@ -275,7 +305,7 @@ impl<M: Medium> Map<M> {
         // Damage has led the index to it again. Its block is free, or another thread is about to
         // write it.
         if record.is_unbound() {
-            self.met_damage();
+            self.met(record.damaged(record.why_unreadable()));
             return None;
         }
         record.set_tombstone(self.db.file.tombstone);

@@ -390,10 +390,16 @@ impl<M: Medium> Map<M> {
         Err(self.damaged_at(key, record.word(), record.why_unreadable()))
     }
 
+    /// Notes this damage, and returns it.
+    #[cold]
+    pub(crate) fn met(&self, error: Error) -> Error {
+        self.met_damage(&error);
+        error
+    }
+
     #[cold]
     pub(crate) fn damaged_at(&self, key: BytesRef<'_>, word: u64, what: &'static str) -> Error {
-        self.met_damage();
-        Error::damaged(key.bytes, word & OFFSET_MASK, what)
+        self.met(Error::damaged(key.bytes, word & OFFSET_MASK, what))
     }
 
     /// Appends the value to `out`, and verifies the copy if
@@ -404,8 +410,7 @@ impl<M: Medium> Map<M> {
         record.append_value(out)?;
         if self.db.file.verify && !record.verifies(self.inner.header.owner(), key, &out[start..]) {
             out.truncate(start);
-            self.met_damage();
-            return Err(Error::damaged(key, record.offset(), MISMATCH));
+            return Err(self.met(Error::damaged(key, record.offset(), MISMATCH)));
         }
         Ok(())
     }
@@ -479,8 +484,7 @@ impl<'s, M: Medium> Walk<'s, M> {
         record.append_key(keys)?;
         let key = map.key(&keys[from..])?;
         if key.hash != hash {
-            map.met_damage();
-            return Err(record.damaged("it is stored under the hash of another key"));
+            return Err(map.met(record.damaged("it is stored under the hash of another key")));
         }
         let Some((record, control)) = map.readable(key, word, guard)? else { return Ok(None) };
         if record.word() != word {

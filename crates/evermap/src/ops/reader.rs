@@ -88,8 +88,7 @@ impl<M: Medium> Map<M> {
             // longer than that.
             let value = unsafe { record.value_slice() };
             if file.verify && !record.verifies(self.inner.header.owner(), key.bytes, value) {
-                self.met_damage();
-                return Err(Error::damaged(key.bytes, record.offset(), MISMATCH));
+                return Err(self.met(Error::damaged(key.bytes, record.offset(), MISMATCH)));
             }
             Bytes::Lent(NonNull::from(value))
         } else {

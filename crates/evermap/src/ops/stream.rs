@@ -123,8 +123,7 @@ impl<M: Medium> Map<M> {
         let Some((found, _)) = self.find(key, guard)? else { return Ok(None) };
         self.accessed(&found);
         if self.db.file.verify && !found.verify(self.inner.header.owner()) {
-            self.met_damage();
-            return Err(Error::damaged(key.bytes, found.offset(), MISMATCH));
+            return Err(self.met(Error::damaged(key.bytes, found.offset(), MISMATCH)));
         }
         // The same, but not borrowed from the guard, which moves into the reader.
         let record = Record::at(self.db.file.pool.medium(), found.word());

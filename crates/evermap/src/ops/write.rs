@@ -281,7 +281,7 @@ impl<M: Medium> Map<M> {
     /// See [`Map`]. A damaged record is removed too.
     pub fn remove(&self, key: &[u8]) -> Result<bool> {
         let key = self.begin_change(key)?;
-        Ok(self.unbind(key, None, |_| true)? == Outcome::Removed)
+        Ok(self.unbind(key, None, None)? == Outcome::Removed)
     }
 
     /// Removes `key`, and returns the value that it had, or `None` if it was absent. Expected O(1).
@@ -299,7 +299,7 @@ impl<M: Medium> Map<M> {
     /// [`Error::Damaged`](crate::Error::Damaged), and the key is removed nevertheless.
     pub fn take(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let (key, mut old) = (self.begin_change(key)?, OldValue::default());
-        let outcome = self.unbind(key, Some(&mut old), |_| true)?;
+        let outcome = self.unbind(key, Some(&mut old), None)?;
         Ok((outcome == Outcome::Removed).then_some(old.0))
     }
 
@@ -318,22 +318,23 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// See [`Map`].
     pub fn remove_if(&self, key: &[u8], cas: u64) -> Result<Outcome> {
-        self.unbind(self.begin_change(key)?, None, |found| found == cas)
+        self.unbind(self.begin_change(key)?, None, Some(cas))
     }
 
-    /// Removes the live record of `key` if `allowed`, given its CAS id. Copies its value to `old`.
+    /// Removes the record of `key`, if it is `expected` to have a CAS id only the one with that.
+    /// Copies its value to `old`. An unreadable record is removed only if none is expected.
     pub(crate) fn unbind(
         &self,
         key: BytesRef<'_>,
         old: Option<&mut OldValue>,
-        allowed: impl Fn(u64) -> bool,
+        expected: Option<u64>,
     ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
         let (mut outcome, mut word) = (Outcome::Absent, None);
         self.commit(key, MutateMode::ExistingOnly, &guard, None, &mut |live| {
             word = live.map(|record| record.word());
             match live {
-                Some(record) if allowed(record.cas()) => {
+                Some(record) if expected.is_none_or(|cas| cas == record.cas()) => {
                     outcome = Outcome::Removed;
                     Verdict::Remove
                 }
@@ -343,7 +344,7 @@ impl<M: Medium> Map<M> {
                 }
                 None => {
                     outcome = Outcome::Absent;
-                    Verdict::Keep
+                    if expected.is_none() { Verdict::Remove } else { Verdict::Keep }
                 }
             }
         })?;

@@ -11,6 +11,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -30,9 +31,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The time of every store here, so that expiry is not mistaken for damage.
 const NOW: u64 = 1000;
 
-/// How the process ends. Where nothing is closed, the file has the order too.
+/// How the process ends, and whether the file has the order too.
 fn options(index: IndexKind, stop: &str) -> Options {
-    let order = if stop == "unclean" { Order::Persistent } else { Order::Volatile };
+    let order = match stop {
+        "clean" => Order::Volatile,
+        "clean, order in file" | "unclean" => Order::Persistent,
+        _ => unreachable!("no such case: {stop}"),
+    };
     Options::small(BYTES).index(index).seed(1).clock(evermap::Clock::manual(NOW)).ordered(order)
 }
 
@@ -198,6 +203,32 @@ fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     list
 }
 
+/// Returns damages to words that are not zero: to the smallest and the greatest number, to numbers
+/// nearby, and in single bits; a sample or all of them, or one.
+fn extreme_list(template: &Template, wanted: &str) -> Vec<Damage> {
+    let bytes = &template.now;
+    let word = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+    let mut random = Random::new(11);
+    let mut list = Vec::new();
+    for at in (0..bytes.len()).step_by(8).filter(|&at| word(at) != 0) {
+        let before = word(at);
+        let mut bit = |from: u64, to: u64| 1 << (from + random.below(to - from));
+        let bits = [(0, 8), (8, 16), (16, 32), (32, 48), (48, 64)].map(|(from, to)| bit(from, to));
+        let new = [0, u64::MAX, 1 << 63, before.wrapping_add(1), before.wrapping_sub(1)];
+        let new = new.into_iter().chain(bits.map(|bit| before ^ bit));
+        list.extend(new.filter(|&new| new != before).map(|new| Damage::Word(at, new)));
+    }
+    let step = match wanted {
+        "" => tier().choose(1009, 61),
+        "all" => 1,
+        number => number.strip_prefix('/').map_or(1, |step| step.parse().unwrap()),
+    };
+    if !["", "all"].contains(&wanted) && !wanted.starts_with('/') {
+        list.retain(|damage| damage.to_string() == wanted);
+    }
+    list.into_iter().step_by(step).collect()
+}
+
 /// Returns damages to words, a sample of them or all, to pages and to the length, or one.
 fn list(template: &Template, wanted: &str) -> Vec<Damage> {
     let bytes = &template.now;
@@ -290,6 +321,8 @@ struct Tally {
     /// sound.
     lossy: u64,
     unnoticed: Vec<String>,
+    /// What was shown that must not be.
+    wrong: Vec<String>,
 }
 
 /// The contents of the undamaged store: the version of each key, in the default map and in the
@@ -399,6 +432,76 @@ impl Tally {
         }
     }
 
+    /// Compares walks and scans with what `get` returns, and that with what was put since the
+    /// damage: no key may be shown twice, none that `get` does not find, and none in a version that
+    /// was replaced.
+    fn compare(&mut self, map: &Map, put_since: &BTreeMap<u64, u64>, damage: &Damage) {
+        let mut wrong = Vec::new();
+        let version = |key: &[u8]| map.get_with(key, |item| item.flags);
+        for (&number, &put) in put_since {
+            match version(&key_of(number)) {
+                Ok(Some(found)) if u64::from(found) != put => {
+                    wrong.push(format!("get of key {number} returns {found} and not {put}"));
+                }
+                _ => {}
+            }
+        }
+        let mut shown = BTreeMap::new();
+        let mut note = |how: &str, key: &[u8], flags: u32| {
+            if shown.insert((how.to_owned(), key.to_vec()), flags).is_some() {
+                wrong.push(format!("{how} shows key {} twice", number_of(key)));
+            }
+        };
+        map.for_each(|item| {
+            item.iter().for_each(|item| note("for_each", item.key, item.flags));
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        let mut page = Some(0);
+        while let Some(from) = page {
+            page = map
+                .find_page(from, |record| {
+                    record
+                        .iter()
+                        .for_each(|record| note("find_page", record.key(), record.flags()));
+                })
+                .unwrap();
+        }
+        map.keys().flatten().for_each(|key| {
+            let flags = version(&key).ok().flatten();
+            note("keys", &key, flags.unwrap_or_default());
+        });
+        let mut before = None;
+        let mut unordered = Vec::new();
+        if let Ok(mut scan) = map.scan(..) {
+            let _ = scan.visit(|item| {
+                for item in item.iter() {
+                    note("scan", item.key, item.flags);
+                    if before.replace(item.key.to_vec()).is_some_and(|before| *before >= *item.key)
+                    {
+                        unordered.push(format!("scan shows key {} late", number_of(item.key)));
+                    }
+                }
+                ControlFlow::Continue(())
+            });
+        }
+        wrong.append(&mut unordered);
+        for ((how, key), flags) in &shown {
+            match version(key) {
+                Ok(found) if found != Some(*flags) => {
+                    wrong.push(format!(
+                        "{how} shows {flags} of key {}, get {found:?}",
+                        number_of(key)
+                    ));
+                }
+                _ => {}
+            }
+        }
+        if let Some(first) = wrong.first() {
+            self.wrong.push(format!("{damage}: {first}, and {} more", wrong.len() - 1));
+        }
+    }
+
     /// Reads a damaged file without changing it: only current versions may be returned, and missing
     /// records must be noticed.
     fn inspect(&mut self, path: &Path, options: &Options, expected: &Contents, damage: &Damage) {
@@ -421,18 +524,30 @@ impl Tally {
         }
     }
 
-    fn try_out(&mut self, path: &Path, options: Options, expected: &BTreeMap<u64, u64>) -> bool {
+    fn try_out(
+        &mut self,
+        path: &Path,
+        options: Options,
+        expected: &BTreeMap<u64, u64>,
+        damage: &Damage,
+    ) -> bool {
         let Ok(map) = common::open_file(path, options.clone()) else {
             self.refused += 1;
             return false;
         };
         self.look(&map, expected);
+        self.compare(&map, &BTreeMap::new(), damage);
+        let mut put_since = BTreeMap::new();
         for number in (0..KEYS + 100).step_by(5) {
-            let _ = put(&map, number, 20_000 + number);
+            if put(&map, number, 20_000 + number).is_ok() {
+                put_since.insert(number, 20_000 + number);
+            }
         }
         let _ = map.remove(&key_of(11));
         let _ = map.touch(&key_of(12), Some(5000));
         let _ = map.db().purge();
+        let _ = map.db().compact();
+        self.compare(&map, &put_since, damage);
         let report = map.db().check(true).unwrap();
         self.problems += u64::from(!report.is_sound());
         assert!(
@@ -455,6 +570,7 @@ impl Tally {
         // Opened once more: the damage must not have spread.
         if let Ok(map) = common::open_file(path, options) {
             self.look(&map, expected);
+            self.compare(&map, &put_since, damage);
         }
         true
     }
@@ -507,21 +623,26 @@ fn use_damaged_files() {
     let mut out = std::io::stdout().lock();
     let damages = match parts[3] {
         "mangled" => mangle_list(&template, parts[4]),
+        "extreme" => extreme_list(&template, parts[4]),
         _ => list(&template, parts[4]),
     };
     for damage in damages {
         writeln!(out, "case {damage}").unwrap();
         tally.cases += 1;
-        rewrite(&path, &damage.apply(&template));
-        tally.inspect(&path, &options(index, stop), &expected, &damage);
-        rewrite(&path, &damage.apply(&template));
-        if !tally.try_out(&path, options(index, stop), &expected.default) {
+        let tried = catch_unwind(AssertUnwindSafe(|| {
             rewrite(&path, &damage.apply(&template));
-            let salvage = options(index, stop).on_suspect(OnSuspect::Salvage);
-            tally.try_out(&path, salvage, &expected.default);
-        }
+            tally.inspect(&path, &options(index, stop), &expected, &damage);
+            rewrite(&path, &damage.apply(&template));
+            if !tally.try_out(&path, options(index, stop), &expected.default, &damage) {
+                rewrite(&path, &damage.apply(&template));
+                let salvage = options(index, stop).on_suspect(OnSuspect::Salvage);
+                tally.try_out(&path, salvage, &expected.default, &damage);
+            }
+        }));
         // Also panics of the background thread.
-        assert!(!PANICKED.load(SeqCst), "a panic");
+        if tried.is_err() || PANICKED.swap(false, SeqCst) {
+            tally.wrong.push(format!("{damage}: a panic"));
+        }
     }
     writeln!(
         out,
@@ -544,6 +665,10 @@ fn use_damaged_files() {
     for case in &tally.unnoticed {
         writeln!(out, "unnoticed: {case}").unwrap();
     }
+    for case in &tally.wrong {
+        writeln!(out, "wrong: {case}").unwrap();
+    }
+    assert!(tally.wrong.is_empty(), "wrong records");
     // A clean shutdown saves counts. They do not help if the file was cut off, if a page is of
     // another time, or if the words are damaged that record how the store was closed.
     let unnoticed = tally.unnoticed.len() as u64;
@@ -601,6 +726,22 @@ fn mangled_after_a_clean_shutdown() {
 #[test]
 fn mangled_after_an_unclean_shutdown() {
     common::campaign_indexes().into_iter().for_each(|index| supervise("unclean", index, "mangled"));
+}
+
+#[test]
+fn extremes_after_a_clean_shutdown() {
+    common::campaign_indexes().into_iter().for_each(|index| supervise("clean", index, "extreme"));
+}
+
+#[test]
+fn extremes_after_a_clean_shutdown_with_an_order_in_the_file() {
+    let stop = "clean, order in file";
+    common::campaign_indexes().into_iter().for_each(|index| supervise(stop, index, "extreme"));
+}
+
+#[test]
+fn extremes_after_an_unclean_shutdown() {
+    common::campaign_indexes().into_iter().for_each(|index| supervise("unclean", index, "extreme"));
 }
 
 /// After an unclean shutdown there are no counts to compare with: what is left of the index must

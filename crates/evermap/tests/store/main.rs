@@ -32,4 +32,5 @@ mod streams;
 mod sweep;
 mod trust;
 mod typed;
+mod unreadable;
 mod walks;

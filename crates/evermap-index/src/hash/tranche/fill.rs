@@ -61,10 +61,34 @@ impl Fill {
     /// be taken, and each has this capacity.
     pub(super) fn ratio(&self, capacity: u64, usable: f64) -> f64 {
         let sum = |of: fn(&Part) -> &AtomicU64| {
-            // Wrapping: a record may be counted in one part before it is removed from another.
-            self.0.iter().fold(0u64, |sum, part| sum.wrapping_add(of(part).load(Ordering::Relaxed)))
+            // Wrapping: a record may be counted in one part before it is removed from another. If
+            // what is removed was never counted, because it was damaged then, the sum is negative.
+            let sum = self
+                .0
+                .iter()
+                .fold(0u64, |sum, part| sum.wrapping_add(of(part).load(Ordering::Relaxed)));
+            sum.cast_signed().max(0) as f64
         };
         let (live, groups) = (sum(|part| &part.live), sum(|part| &part.groups));
-        if groups == 0 { 0.0 } else { live as f64 / ((groups * capacity) as f64 * usable) }
+        if groups == 0.0 { 0.0 } else { live / (groups * capacity as f64 * usable) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Damage can make a group count as one that joins or leaves more often than it did.
+    #[test]
+    fn counts_below_zero_have_a_ratio() {
+        let fill = Fill::default();
+        fill.remove_group(3);
+        assert_eq!(fill.ratio(1 << 40, 0.9), 0.0);
+        fill.add_group(4, 10);
+        fill.add_group(5, 10);
+        fill.remove(5, 30, 1);
+        assert_eq!(fill.ratio(100, 0.9), 0.0);
+        fill.add(5, 100, 1);
+        assert_eq!(fill.ratio(100, 0.9), 1.0);
     }
 }

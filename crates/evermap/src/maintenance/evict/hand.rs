@@ -29,6 +29,7 @@ use evermap_index::{BATCH_KEYS, Guard};
 use evermap_pm::Medium;
 
 use super::{Evicted, Manner};
+use crate::maintenance::expire::unless_damaged;
 use crate::ops::commit::Verdict;
 use crate::record::Record;
 use crate::record::access::AccessState;
@@ -305,7 +306,7 @@ impl<M: Medium> Map<M> {
         let access = record.access();
         match self.is_dead(record, judge.mark) {
             Some(true) => {
-                self.remove_dead_unless_reserved(key, record, guard)?;
+                unless_damaged(self.remove_dead_unless_reserved(key, record, guard))?;
             }
             Some(false) => {
                 let bytes = record.bytes();
@@ -342,7 +343,7 @@ impl<M: Medium> Map<M> {
     ) -> Result<()> {
         let (word, mut access) = (record.word(), record.access());
         let (mut chosen, mut expires_at) = (false, None);
-        let change = self.commit_unless_reserved(key, guard, &mut |live| {
+        let change = unless_damaged(self.commit_unless_reserved(key, guard, &mut |live| {
             chosen = live.is_some_and(|live| {
                 access = live.access();
                 expires_at = live.expires_at();
@@ -352,7 +353,8 @@ impl<M: Medium> Map<M> {
                         && judge.verdict(access, live.cas(), times) == Chosen::Goes
             });
             if chosen { Verdict::Remove } else { Verdict::Keep }
-        })?;
+        }))?;
+        let change = change.flatten();
         if !chosen || !change.is_some_and(|change| change.removed()) {
             return Ok(());
         }
