@@ -117,6 +117,12 @@ impl<'i> Cursor<'i> {
         self.page.expect(pairs);
     }
 
+    /// Returns the number of pairs of the current page that were left out because they were not
+    /// where they belong: damage.
+    pub fn misplaced(&self) -> u64 {
+        self.page.misplaced()
+    }
+
     /// Returns the bound at which another cursor in the same direction would continue this scan:
     /// the key returned last, excluded, or an equivalent bound.
     pub fn position(&self) -> Bound<&[u8]> {

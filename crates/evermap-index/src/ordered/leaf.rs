@@ -299,8 +299,9 @@ pub(crate) fn walk_all<'m, M: Medium, W>(
     }
 }
 
-/// Makes a page of leaves, which are in the order of the scan, and their words. If it has not
-/// `ended`, the next page begins beyond the last one.
+/// Makes a page of leaves, which are in the order of the scan, and their words. The next page begins
+/// beyond the last one of the first `most`, unless the tree has `ended` with these leaves. One leaf
+/// more shows whether that last one is where it belongs.
 ///
 /// # Errors
 /// The first of a leaf.
@@ -308,9 +309,11 @@ pub(crate) fn fill_page<'m, M: Medium>(
     m: &M,
     page: &mut Page,
     mut leaves: impl DoubleEndedIterator<Item = Result<LeafRef<'m>>> + ExactSizeIterator,
-    direction: Direction,
+    (from, direction): (Bound<&[u8]>, Direction),
+    most: usize,
     ended: bool,
 ) -> Result<()> {
+    let ended = ended && leaves.len() <= most;
     page.clear();
     page.pairs.reserve(leaves.len());
     let push = |leaf: Result<LeafRef<'m>>| -> Result<()> {
@@ -322,8 +325,9 @@ pub(crate) fn fill_page<'m, M: Medium>(
         Direction::Ascending => leaves.try_for_each(push)?,
         Direction::Descending => leaves.rev().try_for_each(push)?,
     }
+    page.keep_ordered(from, direction, most);
     if !ended {
-        page.continue_beyond_pairs(direction);
+        page.continue_beyond_pairs(from, direction);
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Packed lists of pairs.
 
-use std::ops::Range;
+use std::ops::{Bound, Range};
 
 use super::Direction;
 
@@ -83,6 +83,19 @@ impl Run {
         self.pairs.clear();
     }
 
+    /// Keeps the first pairs.
+    fn truncate(&mut self, pairs: usize) {
+        self.pairs.truncate(pairs);
+        self.bytes.truncate(self.pairs.last().map_or(0, |pair| pair.end));
+    }
+
+    /// Keeps the pairs at these ascending indices.
+    fn keep(&mut self, kept: &[usize]) {
+        let mut run = Run::new();
+        kept.iter().for_each(|&at| run.push(self.key(at), self.word(at)));
+        *self = run;
+    }
+
     /// Returns the first index in `places` for whose key `before` is `false`. `before` must be
     /// `true` for a prefix of the range and `false` for the rest.
     pub(super) fn partition_point(
@@ -110,6 +123,8 @@ pub struct Page {
     pub(super) edge: Vec<u8>,
     pub(super) more: bool,
     expected: Option<usize>,
+    /// The number of pairs that were left out because they were not in order.
+    misplaced: u64,
 }
 
 impl Page {
@@ -117,6 +132,50 @@ impl Page {
     pub fn clear(&mut self) {
         self.pairs.clear();
         self.more = false;
+        self.misplaced = 0;
+    }
+
+    /// Leaves out pairs that are not beyond `from` or not in order, as few as possible, which are
+    /// those of leaves that damage has led to, and then keeps the first `most` in this direction.
+    pub(super) fn keep_ordered(&mut self, from: Bound<&[u8]>, direction: Direction, most: usize) {
+        let pairs = &self.pairs;
+        let is_within = |key: &[u8]| match (direction, from) {
+            (_, Bound::Unbounded) => true,
+            (Direction::Ascending, Bound::Included(from)) => key >= from,
+            (Direction::Ascending, Bound::Excluded(from)) => key > from,
+            (Direction::Descending, Bound::Included(from)) => key <= from,
+            (Direction::Descending, Bound::Excluded(from)) => key < from,
+        };
+        let nearest = match direction {
+            Direction::Ascending => 0,
+            Direction::Descending => pairs.len().saturating_sub(1),
+        };
+        let in_order = (1..pairs.len()).all(|at| pairs.key(at - 1) < pairs.key(at))
+            && (pairs.is_empty() || is_within(pairs.key(nearest)));
+        match direction {
+            _ if in_order && pairs.len() <= most => return,
+            Direction::Ascending if in_order => return self.pairs.truncate(most),
+            _ => {}
+        }
+        let mut kept = match in_order {
+            true => (0..pairs.len()).collect(),
+            false => {
+                longest_ascending(pairs, (0..pairs.len()).filter(|&at| is_within(pairs.key(at))))
+            }
+        };
+        self.misplaced += (pairs.len() - kept.len()) as u64;
+        if kept.len() > most {
+            match direction {
+                Direction::Ascending => kept.truncate(most),
+                Direction::Descending => drop(kept.drain(..kept.len() - most)),
+            }
+        }
+        self.pairs.keep(&kept);
+    }
+
+    /// Returns the number of pairs that were left out because they were not in order: damage.
+    pub fn misplaced(&self) -> u64 {
+        self.misplaced
     }
 
     /// Records that all other pairs are beyond `edge`: in ascending order, those with keys from
@@ -127,11 +186,16 @@ impl Page {
         self.more = true;
     }
 
-    /// Records that all other pairs are beyond those in the page, of which there is at least one.
-    pub(super) fn continue_beyond_pairs(&mut self, direction: Direction) {
+    /// Records that all other pairs are beyond those in the page. If there are none, the next page
+    /// would be the same, beginning at `from`, which a [`Cursor`](super::Cursor) reports.
+    pub(super) fn continue_beyond_pairs(&mut self, from: Bound<&[u8]>, direction: Direction) {
         let (pairs, edge) = (&self.pairs, &mut self.edge);
         edge.clear();
         match direction {
+            _ if pairs.is_empty() => match from {
+                Bound::Included(from) | Bound::Excluded(from) => edge.extend_from_slice(from),
+                Bound::Unbounded => {}
+            },
             Direction::Ascending => {
                 edge.extend_from_slice(pairs.key(pairs.len() - 1));
                 // The least key that is greater.
@@ -159,6 +223,25 @@ impl Page {
     }
 }
 
+/// Returns the longest list of these indices at which keys ascend; of several, one that ends with
+/// the smallest key. O(n log n).
+fn longest_ascending(pairs: &Run, indices: impl Iterator<Item = usize>) -> Vec<usize> {
+    // The index at which the best list of each length ends, and the one before each index.
+    let (mut ends, mut before) = (Vec::<usize>::new(), vec![None; pairs.len()]);
+    for at in indices {
+        let length = ends.partition_point(|&end| pairs.key(end) < pairs.key(at));
+        before[at] = length.checked_sub(1).map(|shorter| ends[shorter]);
+        if length == ends.len() {
+            ends.push(at);
+        } else {
+            ends[length] = at;
+        }
+    }
+    let mut list: Vec<_> = std::iter::successors(ends.last().copied(), |&at| before[at]).collect();
+    list.reverse();
+    list
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,5 +256,35 @@ mod tests {
         assert_eq!(run.partition_point(0..4, |_| true), 4);
         run.clear();
         assert!(run.is_empty() && run.iter().next().is_none());
+    }
+
+    #[test]
+    fn pairs_that_are_not_in_order_are_left_out() {
+        let page = |keys: &str, from: Bound<&[u8]>, direction, most| {
+            let mut page = Page::default();
+            keys.bytes().for_each(|key| page.pairs.push(&[key], 0));
+            page.keep_ordered(from, direction, most);
+            let kept = page.pairs.iter().map(|(key, _)| char::from(key[0])).collect::<String>();
+            (kept, page.misplaced())
+        };
+        let (up, down, any) = (Direction::Ascending, Direction::Descending, Bound::Unbounded);
+        for (keys, kept, misplaced) in [
+            ("abcd", "abcd", 0),
+            ("azbcd", "abcd", 1),
+            ("bcad", "bcd", 1),
+            ("abcz", "abcz", 0),
+            // The last one shows that the one before is too large.
+            ("abzd", "abd", 1),
+            ("za", "a", 1),
+            ("aab", "ab", 1),
+        ] {
+            assert_eq!(page(keys, any, up, 9), (kept.to_owned(), misplaced), "{keys}");
+        }
+        assert_eq!(page("abzd", any, up, 2), ("ab".into(), 1));
+        assert_eq!(page("abcd", any, up, 3), ("abc".into(), 0));
+        assert_eq!(page("abcd", any, down, 3), ("bcd".into(), 0));
+        assert_eq!(page("bcd", Bound::Excluded(b"b"), up, 9), ("cd".into(), 1));
+        assert_eq!(page("bcd", Bound::Included(b"c"), down, 9), ("bc".into(), 1));
+        assert_eq!(page("a", Bound::Excluded(b"b"), up, 9), ("".into(), 1));
     }
 }

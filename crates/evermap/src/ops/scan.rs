@@ -359,6 +359,10 @@ impl<'s, M: Medium> Scan<'s, M> {
             {
                 self.keys.push(key, hash);
             }
+            if self.cursor.misplaced() > 0 {
+                let what = "keys of the ordered index are not where they belong";
+                self.map.met(evermap_pm::Error::damaged(0, what).into());
+            }
         }
         Ok(!self.keys.is_empty())
     }

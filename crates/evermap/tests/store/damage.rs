@@ -674,8 +674,10 @@ fn use_damaged_files() {
     let unnoticed = tally.unnoticed.len() as u64;
     assert!(unnoticed == 0 || stop != "clean" || parts[3] != "mangled", "losses are not noticed");
     assert!(unnoticed * 2 < tally.lossy, "most losses are not noticed");
-    assert!(tally.answers > tally.cases * 100 && tally.problems > 0 && tally.refused > 0);
-    assert!(tally.named > tally.cases * 20 && tally.unnamed > 0);
+    assert!(tally.answers > tally.cases * 100 && tally.problems > 0);
+    assert!(tally.named > tally.cases * 20);
+    // Only a few words concern the opening of the file, and of the named map.
+    assert!(parts[3] == "extreme" || tally.refused > 0 && tally.unnamed > 0);
 }
 
 fn supervise(stop: &str, index: IndexKind, list: &str) {

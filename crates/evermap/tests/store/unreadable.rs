@@ -1,7 +1,7 @@
 //! Records that cannot be read stay until their keys are put or removed, and are counted and named.
 
 use crate::common::{self, Kept};
-use evermap::{Batch, Clock, DamageMark, Edit, Error, Map, Options, OnSuspect};
+use evermap::{Batch, Clock, DamageMark, Edit, Error, Map, OnSuspect, Options};
 use evermap_pm::Medium;
 use evermap_pm::sim::Sim;
 
@@ -17,9 +17,9 @@ fn key_of(number: u32) -> [u8; 12] {
 fn record_at(memory: &Kept, key: &[u8; 12]) -> u64 {
     let word = u64::from_le_bytes(*key.first_chunk().unwrap());
     let rest = u32::from_le_bytes(*key.last_chunk().unwrap());
-    let found = (16 << 10..memory.len()).step_by(8).filter(|&at| {
-        memory.word(at) == word && memory.word(at + 8) as u32 == rest
-    });
+    let found = (16 << 10..memory.len())
+        .step_by(8)
+        .filter(|&at| memory.word(at) == word && memory.word(at + 8) as u32 == rest);
     found.map(|at| at - 32).last().expect("it is stored")
 }
 

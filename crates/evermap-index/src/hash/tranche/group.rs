@@ -474,6 +474,18 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         self.0.load(cell) & !(0xff << shift) | u64::from(fingerprint(hash)) << shift
     }
 
+    /// Stores the fingerprint of a record of a group that is being recovered, if it has another.
+    /// Returns `false` if it had. Not flushed.
+    pub(super) fn mend_fingerprint(&self, stored: &Stored<'m>, hash: u64) -> bool {
+        let cell = &stored.tranche[Shape::<T>::fingerprint_word(stored.at)];
+        let right = self.with_fingerprint(cell, stored.at, hash);
+        let is_right = self.0.load(cell) == right;
+        if !is_right {
+            self.0.store(cell, right);
+        }
+        is_right
+    }
+
     pub(super) fn with_entry(&self, cell: &PmU64, at: usize, entry: Entry) -> u64 {
         let shift = at % 4 * 16;
         self.0.load(cell) & !(0xffff << shift) | u64::from(entry.encode()) << shift

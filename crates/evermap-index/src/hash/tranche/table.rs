@@ -765,8 +765,11 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
                 return Ok(());
             }
             let hash = self.hash_of(&stored)?;
-            // Left over by a move that a crash has interrupted before or after its commit.
-            let stray = self.group_of(hash) != group.index && !m.mutant("TM-3");
+            // Otherwise searches would pass over it, and a walk would show what they do not find.
+            let is_right = groups.mend_fingerprint(&stored, hash);
+            // Left over by a move that a crash has interrupted before or after its commit. If its
+            // fingerprint is wrong, it is damaged, and not there by mistake.
+            let stray = self.group_of(hash) != group.index && is_right && !m.mutant("TM-3");
             if stray {
                 dropped.push(stored)
             } else {

@@ -243,9 +243,11 @@ impl<M: Medium> Art<M> {
     ) -> Result<bool> {
         let m = self.medium();
         let mut walk = Walk::new(self, from, direction)?;
-        let mut children = Vec::with_capacity(most);
+        // One more, to see where the last one belongs, unless a short scan will end with it.
+        let wanted = if most < PAGE { most } else { most + 1 };
+        let mut children = Vec::with_capacity(wanted);
         let mut ended = false;
-        while children.len() < most && !ended {
+        while children.len() < wanted && !ended {
             match walk.next()? {
                 Some(child) if child.is_leaf() => {
                     // As for a key of up to 24 bytes.
@@ -259,7 +261,7 @@ impl<M: Medium> Art<M> {
         // Each leaf is somewhere else, so they are read when the memory has been asked for all of
         // them.
         let leaves = children.into_iter().map(|child| self.leaf(child));
-        fill_page(m, page, leaves, direction, ended)?;
+        fill_page(m, page, leaves, (from, direction), most, ended)?;
         walk.is_valid(last)
     }
 }

@@ -181,9 +181,11 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     ) -> Result<bool> {
         let m = self.medium();
         let mut walk = Walk::new(self, from, direction)?;
-        let mut children = Vec::with_capacity(most);
+        // One more, to see where the last one belongs, unless a short scan will end with it.
+        let wanted = if most < PAGE { most } else { most + 1 };
+        let mut children = Vec::with_capacity(wanted);
         let mut ended = false;
-        while children.len() < most && !ended {
+        while children.len() < wanted && !ended {
             match walk.next()? {
                 Some(child) if child.is_leaf() && !child.is_dead() => {
                     // As for a key of up to 24 bytes.
@@ -197,7 +199,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         // Each leaf is somewhere else, so they are read when the memory has been asked for all of
         // them.
         let leaves = children.into_iter().map(|child| self.leaf(child));
-        fill_page(m, page, leaves, direction, ended)?;
+        fill_page(m, page, leaves, (from, direction), most, ended)?;
         if !walk.is_valid() {
             retries.again(self, walk.seen.iter().map(|&(lock, _)| lock))?;
             return Ok(false);
