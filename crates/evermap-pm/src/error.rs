@@ -142,10 +142,8 @@ impl fmt::Display for ErrorKind {
             }
             Suspect { why, .. } => write!(
                 f,
-                "contents are suspect: {why}. Nothing was changed. They are whole if the machine \
-                 was shut down normally, and of different ages if it crashed or lost power. Open \
-                 it with on_suspect = salvage to keep all that verifies, or on_suspect = discard \
-                 to start empty"
+                "contents are suspect: {why}. Nothing was changed. Open it with on_suspect = \
+                 salvage to keep all that verifies, or on_suspect = discard to start empty"
             ),
             Config(what) => write!(f, "configuration: {what}"),
             Forked => f.write_str(
@@ -188,6 +186,15 @@ impl ErrorKind {
     }
 }
 
+/// What helps with a store that can be opened.
+const CHECK: &str = "run `evermap check` on the file";
+/// What helps with one that can be opened without what is damaged.
+const SALVAGE: &str =
+    "restore the file from a copy, or open what is left of it with on_suspect = salvage";
+/// What helps with one that cannot.
+const RESTORE: &str =
+    "restore the file from a copy, or start empty with on_suspect = discard, which loses all of it";
+
 impl Error {
     /// Returns the kind of this error.
     pub fn kind(&self) -> &ErrorKind {
@@ -197,8 +204,26 @@ impl Error {
     /// Creates an error for a word or length at `offset` that is impossible.
     #[cold]
     pub fn damaged(offset: u64, what: impl Into<String>) -> Self {
-        let advice = "run `evermap check` on the file";
-        ErrorKind::Damaged { offset, what: what.into(), advice }.into()
+        ErrorKind::Damaged { offset, what: what.into(), advice: CHECK }.into()
+    }
+
+    /// Creates an error for a word or length at `offset` that is impossible, and without which a
+    /// store can be opened if that is asked for.
+    #[cold]
+    pub fn salvageable(offset: u64, what: impl Into<String>) -> Self {
+        ErrorKind::Damaged { offset, what: what.into(), advice: SALVAGE }.into()
+    }
+
+    /// Returns the error of an opening that has failed with this one. A file that cannot be opened
+    /// cannot be checked.
+    #[cold]
+    pub fn at_opening(self) -> Self {
+        match *self.0 {
+            ErrorKind::Damaged { offset, what, advice: CHECK } => {
+                ErrorKind::Damaged { offset, what, advice: RESTORE }.into()
+            }
+            kind => kind.into(),
+        }
     }
 
     /// Creates an error for a failed system call on `path`.

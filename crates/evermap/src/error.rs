@@ -240,6 +240,11 @@ impl fmt::Display for Error {
                 "memory limit of {limit} bytes reached (needs {needed} more); \
                  remove something or raise it"
             ),
+            Error::Damaged { key, offset, what } if key.is_empty() => write!(
+                f,
+                "record of an unknown or empty key at offset {offset:#x} is damaged ({what}); \
+                 dump what can be read, and load it into a new file"
+            ),
             Error::Damaged { key, offset, what } => write!(
                 f,
                 "record of key \"{key}\" at offset {offset:#x} is damaged ({what}); \
@@ -586,11 +591,12 @@ impl Error {
         Error::HeldUp(Box::new(backlog))
     }
 
-    /// Adds the path of the file that was being opened.
+    /// Adds the path of the file that was being opened, and what helps with a file that cannot be.
     #[cold]
     pub(crate) fn with_path(self, path: &Path) -> Self {
         match self {
             Error::Storage(StorageError { source, .. }) => {
+                let source = source.at_opening();
                 Error::Storage(StorageError { source, path: Some(path.into()) })
             }
             error => error,

@@ -199,6 +199,10 @@ impl<M: Medium> Region<M> {
     ///
     /// `NotAStore`, `NewerFormat`, `Damaged`, `Suspect` (unless `on_suspect` allows it).
     pub fn open(medium: M, identity: Identity, on_suspect: OnSuspect) -> Result<(Self, Opened)> {
+        Self::open_at(medium, identity, on_suspect).map_err(Error::at_opening)
+    }
+
+    fn open_at(medium: M, identity: Identity, on_suspect: OnSuspect) -> Result<(Self, Opened)> {
         let at = Self::find_superblock(&medium)?;
         let copy = medium.at::<Superblock>(at).expect("just read");
         let load = |cell: &PmU64| medium.load(cell);
@@ -354,14 +358,20 @@ impl<M: Medium> Region<M> {
     /// `Suspect`, unless `on_suspect` allows it.
     fn check_trust(&self, identity: Identity, on_suspect: OnSuspect) -> Result<(bool, bool)> {
         let closed = [CLEAN, CLOSED].contains(&self.medium.load(&self.header().state));
-        let doubt = identity.doubt(&self.identity()).filter(|_| !closed);
-        let doubt = doubt.or((self.damage_mark() == DamageMark::Widespread).then_some(
-            "damage was found in many places of it, as in a file whose contents are of different \
-             times: one that was copied while a process was writing to it",
-        ));
-        match doubt {
+        let doubt = identity.doubt(&self.identity()).filter(|_| !closed).map(|why| {
+            format!(
+                "{why}. They are whole if the machine was shut down normally, and of different \
+                 ages if it crashed or lost power"
+            )
+        });
+        let is_damaged = self.damage_mark() == DamageMark::Widespread;
+        let damage = || {
+            "damage was found in many places, as in a file that was copied while a process was \
+             writing to it. `evermap check --deep --on-suspect salvage` describes it"
+        };
+        match doubt.or_else(|| is_damaged.then(|| damage().to_owned())) {
             Some(why) if on_suspect == OnSuspect::Refuse => {
-                Err(ErrorKind::Suspect { path: "".into(), why: why.into() }.into())
+                Err(ErrorKind::Suspect { path: "".into(), why }.into())
             }
             doubt => Ok((closed, doubt.is_some())),
         }

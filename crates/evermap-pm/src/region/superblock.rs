@@ -285,7 +285,8 @@ impl<M: Medium> Region<M> {
 /// Returns the error for a file that begins with a superblock and ends after `len` bytes, inside
 /// its header.
 pub fn truncated_header(len: u64) -> Error {
-    Error::damaged(len, format!("the file ends at {len} bytes, inside its header: it was cut off"))
+    let what = format!("the file ends at {len} bytes, inside its header: it was cut off");
+    Error::damaged(len, what).at_opening()
 }
 
 /// Returns `true` if `bytes` begin with the magic word of a region.
@@ -301,7 +302,7 @@ pub(super) fn is_zero<M: Medium>(medium: &M, bytes: u64) -> bool {
 
 /// Returns a word with a checksum and a checksum of that.
 fn fit_word(checksum: u32) -> u64 {
-    u64::from(checksum) | u64::from(crc32c::crc32c(&checksum.to_le_bytes())) << 32
+    u64::from(checksum) | u64::from(crc32c::crc32c_append(checksum, b"fits")) << 32
 }
 
 fn format_word(format: u32) -> u64 {

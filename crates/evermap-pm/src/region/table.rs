@@ -119,11 +119,8 @@ impl<M: Medium> Region<M> {
     /// Returns the error for a file that once extended to `end` at least.
     fn truncated_before(&self, end: u64) -> Error {
         let len = self.medium.len();
-        let text = format!(
-            "the file has {len} bytes, but had {end} at least: it was cut off; restore it, or open \
-             what is left with on_suspect = salvage"
-        );
-        Error::damaged(len, text)
+        let text = format!("the file has {len} bytes, but had {end} at least: it was cut off");
+        Error::salvageable(len, text)
     }
 
     /// Clears the entries of the extent table from unit `first` on.

@@ -189,9 +189,8 @@ pub(crate) fn resume<M: Medium>(
         None if on_suspect == OnSuspect::Salvage => damaged = 1,
         None => {
             let at = decode_checked(WordKind::Intent, word).unwrap_or(m.offset_of(pool.root(ROOT)));
-            let advice =
-                "the intent of a batch cannot be read; on_suspect = salvage goes on without it";
-            return Err(evermap_pm::Error::damaged(at, advice).into());
+            let what = "the intent of a batch cannot be read";
+            return Err(evermap_pm::Error::salvageable(at, what).into());
         }
         Some(entries) => {
             if m.mutant("BA-4") {

@@ -44,6 +44,10 @@ enum Round {
     Decided { change: Change, action: Action, was_hidden: bool },
     /// The key is bound to this, which cannot be read, and that is to stay so.
     Unreadable(u64),
+    /// The key was bound to a record that was removed before, which damage has led to again, and
+    /// is unbound from it. The right record may be elsewhere in the index, so the change is tried
+    /// again.
+    Misled(Change),
 }
 
 impl Round {
@@ -51,6 +55,7 @@ impl Round {
     fn action(self) -> Action {
         match self {
             Round::Decided { action, .. } => action,
+            Round::Misled(_) => Action::Remove,
             Round::NotAsked | Round::Again(_) | Round::Unreadable(_) => Action::Keep,
         }
     }
@@ -58,7 +63,7 @@ impl Round {
     /// Returns the change that the index makes if it succeeds.
     fn change(self) -> Option<Change> {
         match self {
-            Round::Decided { change, .. } => Some(change),
+            Round::Decided { change, .. } | Round::Misled(change) => Some(change),
             Round::NotAsked | Round::Again(_) | Round::Unreadable(_) => None,
         }
     }
@@ -87,6 +92,12 @@ impl<M: Medium> Map<M> {
     fn is_certainly_dead(&self, word: u64, mark: u64) -> bool {
         let record = Record::at(self.db.file.pool.medium(), word);
         record.is_ok_and(|record| self.is_dead(&record, mark) == Some(true))
+    }
+
+    /// Returns `true` if the record that `word` names was removed or replaced before.
+    #[cold]
+    fn was_removed(&self, word: u64) -> bool {
+        Record::at(self.db.file.pool.medium(), word).is_ok_and(|record| record.has_tombstone())
     }
 
     /// Returns the error that reports the record that `word` names, which cannot be read.
@@ -149,6 +160,10 @@ impl<M: Medium> Map<M> {
                     continue;
                 }
                 Round::Unreadable(word) => return Err(self.unreadable(key, word)),
+                Round::Misled(_) => {
+                    self.account(key, change.old, None, guard);
+                    continue;
+                }
                 // An earlier round may have shown a record that is gone by now.
                 Round::NotAsked => drop(decide(None)),
                 Round::Decided { was_hidden, .. } if change.changed() => {
@@ -220,6 +235,9 @@ impl<M: Medium> Map<M> {
         let was_hidden = word.is_some() && live.is_none();
         let verdict = decide(live);
         let binds = matches!(verdict, Verdict::Publish | Verdict::PublishWith(_));
+        if binds && was_hidden && word.is_some_and(|word| self.was_removed(word)) {
+            return Round::Misled(Change::of(word, Action::Remove));
+        }
         let action = match (verdict, draft) {
             (Verdict::Publish | Verdict::PublishWith(_), Some(draft)) if draft.cas() < mark => {
                 // A flush came between the draft and now. The record that this one replaces may be

@@ -158,6 +158,5 @@ fn store_limit<M: Medium>(region: &Region<M>, limit: u64) {
 
 /// Returns the error of a word that does not verify and that the store cannot do without.
 pub(crate) fn lost(offset: u64, what: &str) -> Error {
-    let advice = format!("{what} cannot be read; on_suspect = salvage goes on without it");
-    Error::damaged(offset, advice)
+    Error::salvageable(offset, format!("{what} cannot be read"))
 }

@@ -483,12 +483,15 @@ impl<'m, M: Medium> Record<'m, M> {
         self.control_word() == tombstone_of(generation)
     }
 
+    /// Returns `true` if the record has a tombstone, which is not damaged.
+    pub(crate) fn has_tombstone(&self) -> bool {
+        let value = decode_checked(WordKind::Control, self.control_word());
+        value.is_some_and(|value| value & UNBOUND != 0)
+    }
+
     /// Returns why [`control`](Record::control) returns `None`.
     pub(crate) fn why_unreadable(&self) -> &'static str {
-        match decode_checked(WordKind::Control, self.control_word()) {
-            Some(value) if value & UNBOUND != 0 => REMOVED,
-            _ => "its expiry is unreadable",
-        }
+        if self.has_tombstone() { REMOVED } else { "its expiry is unreadable" }
     }
 
     /// Makes the control word a [tombstone](tombstone_of), once nothing names the record any more

@@ -38,6 +38,32 @@ fn found(map: &Map) -> usize {
     (0..RECORDS).filter(|key| matches!(map.get(&key.to_le_bytes()), Ok(Some(_)))).count()
 }
 
+/// The offset of the word by which the header recognises the superblock.
+const FIT: usize = 8192 + 512 + 384;
+
+/// Changes a word of the superblock at `at`, and its checksum.
+fn set_in_superblock(bytes: &mut [u8], at: usize, offset: usize, word: u64) {
+    set_word(bytes, at + offset, word);
+    let check = crc32c::crc32c(&bytes[at..at + 248]);
+    set_word(bytes, at + 248, check.into());
+}
+
+/// A file that has no word by which its superblock is recognised gets one.
+#[test]
+fn a_file_of_an_older_program_is_opened_and_recognised_from_then_on() {
+    let (_directory, path, mut bytes) = closed_store();
+    let fit = bytes[FIT..FIT + 8].to_vec();
+    assert_ne!(fit, [0; 8]);
+    for word in [0, 1, u64::MAX] {
+        set_word(&mut bytes, FIT, word);
+        std::fs::write(&path, &bytes).unwrap();
+        let map = open(&path, OnSuspect::Refuse).unwrap();
+        assert_eq!(found(&map), RECORDS as usize);
+        map.into_db().close().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap()[FIT..FIT + 8], fit);
+    }
+}
+
 fn set_word(bytes: &mut [u8], at: usize, word: u64) {
     bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
 }
@@ -108,11 +134,41 @@ fn an_untrusted_file_is_refused_or_replaced_on_request() {
     cases.push(("superblocks".into(), superblocks, "neither copy"));
     let root = with(&|bytes| set_word(bytes, 8192 + 512, u64::MAX));
     cases.push(("root".into(), root, "damaged"));
+    for at in [0, 4096] {
+        // As a program that repairs checksums leaves it.
+        let seed = with(&|bytes| set_in_superblock(bytes, at, 48, 77));
+        let superblock = with(&|bytes| {
+            set_word(bytes, 4096 - at + 248, 1);
+            set_in_superblock(bytes, at, 48, 77);
+        });
+        std::fs::write(&path, &seed).unwrap();
+        assert_eq!(found(&open(&path, OnSuspect::Refuse).unwrap()), RECORDS as usize);
+        cases.push((format!("seed at {at}"), superblock, "not the one"));
+    }
+    let seeds =
+        with(&|bytes| [0, 4096].iter().for_each(|&at| set_in_superblock(bytes, at, 48, 77)));
+    cases.push(("seeds".into(), seeds, "not the one"));
+    let contradiction = with(&|bytes| {
+        set_in_superblock(bytes, 0, 48, 77);
+        // A file of an older program has no word that tells which one belongs to it.
+        set_word(bytes, FIT, 0);
+    });
+    cases.push(("contradiction".into(), contradiction, "contradict"));
     for (name, bytes, why) in cases {
         std::fs::write(&path, &bytes).unwrap();
         let error = refusal(&path, OnSuspect::Refuse);
         assert!(error.is_damaged() && error.to_string().contains(why), "{name}: {error}");
         assert!(error.to_string().contains(path.to_str().unwrap()), "{name}: {error}");
+        // What is advised is possible with a file that cannot be opened.
+        assert!(!error.to_string().contains("evermap check"), "{name}: {error}");
+        assert!(error.to_string().contains("restore the file"), "{name}: {error}");
+        match open(&path, OnSuspect::Salvage) {
+            Ok(_) => assert!(error.to_string().contains("= salvage"), "{name}: {error}"),
+            Err(salvaging) => {
+                assert!(salvaging.to_string().contains("= discard"), "{name}: {salvaging}");
+            }
+        }
+        std::fs::write(&path, &bytes).unwrap();
         assert_eq!(std::fs::read(&path).unwrap().len(), bytes.len());
         let map = open(&path, OnSuspect::Discard).unwrap();
         assert_eq!((found(&map), map.iter().count()), (0, 0), "{name}");
