@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use evermap_pm::Medium;
 use evermap_pm::epoch::Backlog;
-use evermap_pm::heap::MEMORY_LIMIT;
+use evermap_pm::heap::{MEMORY_LIMIT, NEIGHBOURS};
 use evermap_pm::region::Region;
 
 /// Result of everything that can fail in this crate.
@@ -436,16 +436,28 @@ impl StorageError {
         self.source.is_no_space()
     }
 
-    /// Returns the number of bytes that were lacking, if that is what failed, and whether it was
-    /// because of the memory limit.
-    pub(crate) fn missing_bytes(&self) -> Option<(u64, bool)> {
-        match self.source.kind() {
-            evermap_pm::ErrorKind::NoSpace { needed, what } => {
-                Some((*needed, what == MEMORY_LIMIT))
-            }
-            _ => None,
-        }
+    /// Returns what was lacking, if that is what failed.
+    pub(crate) fn shortage(&self) -> Option<Shortage> {
+        let evermap_pm::ErrorKind::NoSpace { needed, what } = self.source.kind() else {
+            return None;
+        };
+        Some(match what.as_str() {
+            MEMORY_LIMIT => Shortage::Limit { missing: *needed },
+            NEIGHBOURS => Shortage::Neighbours { needed: *needed },
+            _ => Shortage::Disk { missing: *needed },
+        })
     }
+}
+
+/// What an allocation lacked, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    /// The memory limit does not allow as much.
+    Limit { missing: u64 },
+    /// As much is free, but not in one place.
+    Neighbours { needed: u64 },
+    /// The disk is full, or the file cannot become longer.
+    Disk { missing: u64 },
 }
 
 impl fmt::Debug for StorageError {

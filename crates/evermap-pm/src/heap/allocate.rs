@@ -40,7 +40,7 @@ impl<M: Medium> Heap<M> {
     }
 
     fn allocate_of(&self, size: u64, fixed: bool) -> Result<u64> {
-        let Some(class) = self.classes.of(size) else { return self.allocate_large(size) };
+        let Some(class) = self.classes.of(size) else { return self.allocate_large(size, fixed) };
         let kind = BlockKind { size: self.classes.size(class), fixed };
         let mut magazines = lock(&self.shards[thread_ordinal() % SHARDS].0);
         let magazine = &mut magazines[if fixed { self.classes.len() } else { 0 } + class];
@@ -66,7 +66,7 @@ impl<M: Medium> Heap<M> {
     /// `NoSpace`; nothing has changed then.
     pub fn allocate_exact(&self, size: u64) -> Result<u64> {
         if size > self.region.extent_size() {
-            return self.allocate_large(size);
+            return self.allocate_large(size, true);
         }
         let mut magazine = lock(&self.shared).take_exact(size).unwrap_or_default();
         if magazine.mask == 0 {
@@ -84,10 +84,10 @@ impl<M: Medium> Heap<M> {
         Ok(offset)
     }
 
-    pub(super) fn allocate_large(&self, size: u64) -> Result<u64> {
+    pub(super) fn allocate_large(&self, size: u64, fixed: bool) -> Result<u64> {
         let units = size.div_ceil(self.geometry.unit()).max(1);
         self.count_large(units);
-        let first = self.take_units(units..units)?.start;
+        let first = self.take_units(units..units, fixed)?.start;
         self.assign(first, TableEntry { usage: Usage::Large, units });
         let extent = &mut *self.extents.lock(first);
         extent.free = 0;
@@ -129,8 +129,9 @@ impl<M: Medium> Heap<M> {
         }
         let units = next_extent(&self.geometry, kind.size, have, most);
         // Under a limit rather behind the others than in a gap that would leave space unused.
-        let exact = most.and_then(|_| self.take_units(units.end..units.end).ok());
-        match exact.map_or_else(|| self.take_units(units), Ok) {
+        let fixed = kind.fixed;
+        let exact = most.and_then(|_| self.take_units(units.end..units.end, fixed).ok());
+        match exact.map_or_else(|| self.take_units(units, fixed), Ok) {
             Ok(units) => {
                 let entry =
                     TableEntry { usage: Usage::Blocks(kind), units: units.end - units.start };

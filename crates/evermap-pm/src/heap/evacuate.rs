@@ -32,7 +32,7 @@ struct Candidate {
 impl Extent {
     /// Returns `true` if half of the blocks that remained after the last evacuation are still
     /// there, so that some of them cannot be moved.
-    fn resists(&self) -> bool {
+    pub(super) fn resists(&self) -> bool {
         self.unmoved > 0 && self.blocks - self.free > self.unmoved / 2
     }
 }
@@ -103,14 +103,12 @@ fn choose(candidates: &[Candidate]) -> impl Iterator<Item = &Candidate> {
 }
 
 impl<M: Medium> Evacuation<'_, M> {
-    /// Adds an extent of movable blocks: nothing is allocated from it from now on. Returns `false`
-    /// if it has another use by now, or is being emptied already.
+    /// Adds an extent of movable blocks, or a large object: nothing is allocated from it from now
+    /// on. Returns `false` if it has another use by now, or is being emptied already.
     pub fn add(&mut self, index: u64) -> bool {
         {
             let Some(mut extent) = self.heap.extents.lock_existing(index) else { return false };
-            let movable =
-                matches!(extent.entry.usage, Usage::Blocks(BlockKind { fixed: false, .. }));
-            if extent.state != ExtentState::Open || !movable || extent.evacuating {
+            if !extent.is_movable() || extent.evacuating {
                 return false;
             }
             extent.evacuating = true;
@@ -127,6 +125,11 @@ impl<M: Medium> Evacuation<'_, M> {
         self.heap
             .locate(offset)
             .is_some_and(|(index, _)| self.extents.binary_search(&index).is_ok())
+    }
+
+    /// Returns the numbers of the extents to be emptied, in ascending order.
+    pub fn numbers(&self) -> &[u64] {
+        &self.extents
     }
 
     /// Returns the number of extents to be emptied.

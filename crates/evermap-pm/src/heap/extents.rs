@@ -100,6 +100,13 @@ impl Extent {
         }
     }
 
+    /// Returns `true` if it is in use and has movable blocks, or is one large object.
+    pub(super) fn is_movable(&self) -> bool {
+        let movable =
+            matches!(self.entry.usage, Usage::Large | Usage::Blocks(BlockKind { fixed: false, .. }));
+        self.state == ExtentState::Open && movable
+    }
+
     /// Returns `true` if blocks of this kind can be allocated from it.
     pub(super) fn has_space(&self, kind: BlockKind) -> bool {
         self.state == ExtentState::Open

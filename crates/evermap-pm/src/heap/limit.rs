@@ -10,6 +10,8 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
+#[cfg(doc)]
+use super::NEIGHBOURS;
 use super::{Heap, SharedState, lock};
 use crate::medium::Medium;
 use crate::{Error, Result};
@@ -59,6 +61,29 @@ impl<M: Medium> Heap<M> {
         self.limit.store(bytes, Relaxed);
     }
 
+    /// Sets the length in bytes beyond which the region does not grow for movable blocks:
+    /// allocations that find no neighbouring units below it fail with [`NEIGHBOURS`]. `u64::MAX`:
+    /// it grows up to its capacity. Fixed blocks may exceed it where they find no free units.
+    ///
+    /// It should be well above the limit, so that few allocations fail.
+    pub fn set_length_goal(&self, bytes: u64) {
+        self.length_goal.store(bytes, Relaxed);
+    }
+
+    /// Lets the region grow by this number of bytes beyond what is used of it, if it could not
+    /// before. Its capacity is the bound all the same.
+    pub fn extend_length_goal(&self, bytes: u64) {
+        let end = self.region.unit_offset(lock(&self.shared).frontier);
+        self.length_goal.fetch_max(end.saturating_add(bytes), Relaxed);
+    }
+
+    /// Returns the first unit that the region has no space for at the length that is its
+    /// [goal](Heap::set_length_goal).
+    pub(super) fn goal_end(&self) -> u64 {
+        let goal = self.length_goal.load(Relaxed).saturating_sub(self.region.unit_offset(0));
+        (goal >> self.geometry.shift).min(self.extents.len)
+    }
+
     /// Returns `true` if there is a limit.
     pub(super) fn is_limited(&self) -> bool {
         self.limit.load(Relaxed) != u64::MAX
@@ -78,13 +103,21 @@ impl<M: Medium> Heap<M> {
     /// bytes. Returns `true` if the limit demands more, and there may be more.
     pub fn return_excess(&self, most: u64) -> bool {
         let shared = &mut *lock(&self.shared);
-        let excess = self.held_bytes(shared).saturating_sub(self.limit.load(Relaxed));
-        self.discard_free(shared, excess.min(most)) && excess > most
+        let excess = |shared: &_| self.held_bytes(shared).saturating_sub(self.limit.load(Relaxed));
+        let before = excess(shared);
+        if !self.discard_free(shared, before.min(most)) && excess(shared) > 0 {
+            // The memory of what was never used can only be returned as that of free units. A
+            // failure leaves things as they are.
+            let _ = self.absorb(shared, self.region.units_in_file());
+            let more = shared.next_free_without(|shared| &shared.discarded, 0).is_some();
+            return excess(shared) > 0 && more;
+        }
+        before > most
     }
 
     /// Returns the bytes of the units in use, with the header and the table.
     pub(super) fn used_bytes(&self, shared: &SharedState) -> u64 {
-        let used = shared.frontier.saturating_sub(shared.free.total());
+        let used = shared.frontier.saturating_sub(shared.count_free());
         self.region.unit_offset(0) + (used << self.geometry.shift)
     }
 
@@ -160,7 +193,8 @@ impl<M: Medium> Heap<M> {
     fn discard_free(&self, shared: &mut SharedState, bytes: u64) -> bool {
         let (mut units, mut from) = (bytes.div_ceil(self.geometry.unit()), 0);
         while units > 0 {
-            let Some(run) = shared.free.next_without(&shared.discarded, from) else { return false };
+            let run = shared.next_free_without(|shared| &shared.discarded, from);
+            let Some(run) = run else { return false };
             let run = run.start..run.end.min(run.start + units);
             units -= run.end - run.start;
             from = run.end;

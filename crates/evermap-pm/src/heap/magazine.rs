@@ -67,6 +67,12 @@ impl<M: Medium> Heap<M> {
         }
     }
 
+    /// Frees all blocks that threads have claimed and not handed out, so that extents with nothing
+    /// else in them become free. O(threads · block sizes).
+    pub fn return_claimed(&self) {
+        self.return_magazines(|_| true);
+    }
+
     /// Returns the blocks claimed in the extents for which `of` returns `true`.
     pub(super) fn return_magazines(&self, of: impl Fn(u64) -> bool) {
         let wanted = |magazine: &Magazine| magazine.mask != 0 && of(magazine.extent);

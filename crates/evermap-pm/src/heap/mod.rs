@@ -42,6 +42,10 @@
 //! and neither does their memory: where the limit leaves too little for it, it is returned to the
 //! system. So under a limit the file may be longer than the limit, with holes in it, and a large
 //! block finds neighbouring units behind the others although the free ones are scattered.
+//!
+//! How long it becomes may be [bounded](Heap::set_length_goal) too. At that length, movable blocks
+//! take free units, of which enough may be free, but not as neighbours. The caller then chooses a
+//! [window](Heap::window) of neighbouring units, and moves what is in it out of the way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -67,6 +71,7 @@ mod sweep;
 mod tests;
 mod trim;
 mod units;
+mod window;
 
 use classes::Classes;
 use demand::Demand;
@@ -78,6 +83,8 @@ pub use demand::SizeDemand;
 pub use evacuate::Evacuation;
 pub use limit::{MEMORY_LIMIT, Room};
 pub use occupancy::ExtentBlocks;
+pub use units::NEIGHBOURS;
+pub use window::Window;
 
 /// Number of shards, so that threads seldom share one.
 const SHARDS: usize = 16;
@@ -132,8 +139,17 @@ struct SharedState {
     available: BTreeMap<BlockKind, Available>,
     /// Number of running [evacuations](Evacuation).
     evacuations: u32,
-    /// Free units.
+    /// Free units, but for those in the window and the zone.
     free: Runs,
+    /// Free units that are kept for fixed blocks.
+    zone: Runs,
+    /// Number of units that were taken for fixed blocks since the heap was opened.
+    fixed: u64,
+    /// Units that are kept for one allocation, while those among them that are in use become free:
+    /// all of them, and those that are free already. See [`Window`].
+    window: Option<(Range<u64>, Runs)>,
+    /// The end of the last window.
+    window_end: u64,
     /// Free units whose space was returned to the file system, or may have been before this open.
     /// They must be claimed before use.
     unclaimed: Runs,
@@ -151,6 +167,39 @@ impl SharedState {
     fn take_exact(&mut self, size: u64) -> Option<Magazine> {
         let at = self.exact.iter().position(|&(of, _)| of == size)?;
         Some(self.exact.swap_remove(at).1)
+    }
+
+    /// Returns the number of free units.
+    fn count_free(&self) -> u64 {
+        let in_window = self.window.as_ref().map_or(0, |(_, free)| free.total());
+        self.free.total() + self.zone.total() + in_window
+    }
+
+    /// Returns the first run of free units from `from` on that are not in `other`. Those that are
+    /// kept for something follow the others, whatever `from` is.
+    fn next_free_without(&self, other: impl Fn(&Self) -> &Runs, from: u64) -> Option<Range<u64>> {
+        let other = other(self);
+        let in_window = || self.window.as_ref()?.1.next_without(other, 0);
+        let in_zone = || self.zone.next_without(other, 0);
+        self.free.next_without(other, from).or_else(in_zone).or_else(in_window)
+    }
+
+    /// Keeps nothing for fixed blocks any more.
+    fn end_zone(&mut self) {
+        let zone = std::mem::take(&mut self.zone);
+        zone.all().for_each(|units| self.insert_free(units));
+    }
+
+    /// Adds units to the free ones.
+    fn insert_free(&mut self, units: Range<u64>) {
+        let Some((window, free)) = &mut self.window else { return self.free.insert(units) };
+        let kept = units.start.max(window.start)..units.end.min(window.end);
+        if kept.is_empty() {
+            return self.free.insert(units);
+        }
+        self.free.insert(units.start..kept.start);
+        self.free.insert(kept.end..units.end);
+        free.insert(kept);
     }
 }
 
@@ -185,6 +234,9 @@ pub struct Heap<M: Medium> {
     shared: Mutex<SharedState>,
     /// Maximum number of bytes that the units in use may take; `u64::MAX` without a limit.
     limit: AtomicU64,
+    /// The length up to which the region grows for movable blocks, in bytes; `u64::MAX` for its
+    /// capacity.
+    length_goal: AtomicU64,
     demand: Demand,
     faults: AtomicU64,
 }
@@ -222,12 +274,17 @@ impl<M: Medium> Heap<M> {
                 available: BTreeMap::new(),
                 evacuations: 0,
                 free: Runs::default(),
+                zone: Runs::default(),
+                fixed: 0,
+                window: None,
+                window_end: 0,
                 unclaimed: Runs::default(),
                 discarded: Runs::default(),
                 frontier: 0,
                 exact: Vec::new(),
             }),
             limit: AtomicU64::new(u64::MAX),
+            length_goal: AtomicU64::new(u64::MAX),
             demand: Demand::new(classes.len()),
             faults: AtomicU64::new(region.table_faults()),
             geometry,

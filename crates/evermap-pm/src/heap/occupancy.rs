@@ -3,7 +3,7 @@
 use super::extents::{Extent, ExtentState};
 use super::{Heap, lock};
 use crate::medium::Medium;
-use crate::region::{BlockKind, Usage};
+use crate::region::Usage;
 
 /// The blocks of one extent at one moment: see [`Heap::extent_from`].
 #[derive(Clone, Debug)]
@@ -96,11 +96,7 @@ impl<M: Medium> Heap<M> {
     }
 
     fn blocks_of(&self, index: u64, extent: &Extent) -> Option<ExtentBlocks> {
-        let movable = matches!(
-            extent.entry.usage,
-            Usage::Large | Usage::Blocks(BlockKind { fixed: false, .. })
-        );
-        if extent.state != ExtentState::Open || !movable {
+        if !extent.is_movable() {
             return None;
         }
         Some(ExtentBlocks {

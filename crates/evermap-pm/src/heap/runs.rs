@@ -108,6 +108,27 @@ impl Runs {
         Some(start..start + length)
     }
 
+    /// Returns the first run with at least `count` units. O(runs).
+    pub(super) fn first_fitting(&self, count: u64) -> Option<Range<u64>> {
+        let (&start, &length) = self.starts.iter().find(|&(_, &length)| length >= count)?;
+        Some(start..start + length)
+    }
+
+    /// Returns all runs, in ascending order.
+    pub(super) fn all(&self) -> impl Iterator<Item = Range<u64>> {
+        self.starts.iter().map(|(&start, &length)| start..start + length)
+    }
+
+    /// Moves those of these units that are in the set into a set of their own.
+    pub(super) fn split_off(&mut self, units: &Range<u64>) -> Runs {
+        let mut taken = Runs::default();
+        for run in self.near(units) {
+            taken.put(run.start.max(units.start)..run.end.min(units.end));
+        }
+        self.remove(units.clone());
+        taken
+    }
+
     /// Returns the longest run.
     pub(super) fn longest(&self) -> Option<Range<u64>> {
         let &(length, start) = self.lengths.last()?;
@@ -173,6 +194,9 @@ mod tests {
             assert_eq!(runs.longest().as_ref().map(length), expected.iter().map(length).max());
             let fitting = expected.iter().map(length).filter(|&length| length >= 3).min();
             assert_eq!(runs.fitting(3).as_ref().map(length), fitting);
+            let first = expected.iter().find(|run| length(run) >= 3).cloned();
+            assert_eq!(runs.first_fitting(3), first);
+            assert_eq!(runs.all().collect::<Vec<_>>(), expected);
             let start = next(200);
             let range = start..start + 1 + next(5);
             let overlaps = model.range(range.clone()).next().is_some();
@@ -180,6 +204,10 @@ mod tests {
             let end = (range.start..).find(|unit| !model.contains(unit)).unwrap();
             assert_eq!(runs.end_of_run(range.start), end);
             assert_eq!(runs.count_in(&range), model.range(range.clone()).count() as u64);
+            let (before, taken) = (runs.total(), runs.split_off(&range));
+            assert!(!runs.overlaps(&range) && taken.total() + runs.total() == before);
+            taken.all().for_each(|run| runs.insert(run));
+            assert_eq!(runs.all().collect::<Vec<_>>(), expected);
         }
     }
 }

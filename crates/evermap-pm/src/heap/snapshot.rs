@@ -27,7 +27,7 @@ impl<M: Medium> Heap<M> {
         self.return_magazines(|_| true);
         let words = self.snapshot_words();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let offset = self.allocate_large(bytes.len() as u64)?;
+        let offset = self.allocate_large(bytes.len() as u64, true)?;
         let m = self.region.medium();
         let cells = m.slice::<PmU64>(offset, words.len() as u64).expect("just allocated");
         m.write_bytes(cells, &bytes);

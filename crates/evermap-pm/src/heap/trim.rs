@@ -11,6 +11,9 @@ impl<M: Medium> Heap<M> {
     /// it if `all`. As long as extents are in use it is not known how many units will be kept when
     /// they become free, so this is done on request.
     pub(crate) fn trim(&self, all: bool) {
+        if all {
+            lock(&self.shared).end_zone();
+        }
         let mut keep = if all { 0 } else { self.kept_ready(&lock(&self.shared)) };
         let mut from = 0;
         loop {

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::extents::ExtentState;
-use super::{GROWTH_MAX, GROWTH_PART, Heap, LEAST_PART, SharedState, lock};
+use super::{GROWTH_MAX, GROWTH_PART, Heap, LEAST_PART, MEMORY_LIMIT, SharedState, lock};
 use crate::medium::Medium;
 use crate::region::{Geometry, TableEntry, Usage};
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Returns the minimum and the preferred number of units of the next extent of blocks of `size`
 /// bytes, if the extents of such blocks have `have` units. `most` is the maximum if there is a
@@ -27,6 +27,23 @@ pub(super) fn next_extent(
     least..best.unwrap_or(wanted)
 }
 
+/// As many units are kept for fixed blocks at a time as they have already, but at least and at most
+/// one in this many.
+const ZONE_MIN_PART: u64 = 20;
+const ZONE_MAX_PART: u64 = 10;
+
+/// What is exhausted if an allocation fails although there are enough free units, because too few
+/// of them are neighbours.
+pub const NEIGHBOURS: &str = "the free space of the file is in pieces that are too small";
+
+/// What is exhausted if an allocation fails because the region cannot become longer.
+const CAPACITY: &str = "capacity of the region";
+
+/// Returns `true` if this is what an allocation lacked.
+fn is_lack_of(error: &Error, lacking: &str) -> bool {
+    matches!(error.kind(), ErrorKind::NoSpace { what, .. } if what == lacking)
+}
+
 /// The number of units that an extent in a limited heap may have in addition.
 const LIMITED_MORE: u64 = 6;
 
@@ -34,20 +51,106 @@ impl<M: Medium> Heap<M> {
     /// Takes at least `units.start` and at most `units.end` neighbouring units: free ones,
     /// otherwise new ones. Runs that are much smaller than requested are taken last, so that a
     /// large store does not end up in small extents.
-    pub(super) fn take_units(&self, units: Range<u64>) -> Result<Range<u64>> {
+    pub(super) fn take_units(&self, units: Range<u64>, fixed: bool) -> Result<Range<u64>> {
         let shared = &mut *lock(&self.shared);
         let units = self.within_limit(shared, units)?;
-        let worthwhile = units.start.max(units.end / LEAST_PART);
-        if let Some(taken) = self.take_free(shared, worthwhile..units.end)? {
+        let (goal, len) = (self.goal_end(), self.extents.len);
+        if fixed
+            && goal < len
+            && let Some(taken) = self.take_from_zone(shared, &units, goal)?
+        {
             return Ok(taken);
         }
+        let worthwhile = units.start.max(units.end / LEAST_PART);
+        match self.take_free(shared, worthwhile..units.end) {
+            Ok(Some(taken)) => return Ok(taken),
+            Ok(None) => {}
+            // What is left for them may be at the end of the file, where no unit was used yet.
+            Err(error) if is_lack_of(&error, MEMORY_LIMIT) => {}
+            Err(error) => return Err(error),
+        }
+        let error = match self.take_new_below(shared, &units, goal) {
+            Ok(taken) => return Ok(taken),
+            Err(error) => error,
+        };
+        if goal < len {
+            // The rest of it serves others, and neighbours of it. A failure leaves it as it is.
+            let _ = self.absorb(shared, self.region.units_in_file());
+            let _ = self.absorb(shared, goal);
+        }
+        if let Some(taken) = self.take_free(shared, units.clone())? {
+            return Ok(taken);
+        }
+        if fixed && goal < len {
+            return self.take_new_below(shared, &units, len);
+        }
+        if shared.zone.total() > 0 {
+            shared.end_zone();
+            if let Some(taken) = self.take_free(shared, units.clone())? {
+                return Ok(taken);
+            }
+        }
+        if is_lack_of(&error, CAPACITY) && shared.count_free() >= units.start {
+            return Err(Error::no_space(NEIGHBOURS, units.start << self.geometry.shift));
+        }
+        Err(error)
+    }
+
+    /// Takes units for fixed blocks from those that are kept for them, so that these are in few
+    /// places, and what is between them can be moved to make room for large blocks.
+    fn take_from_zone(
+        &self,
+        shared: &mut SharedState,
+        units: &Range<u64>,
+        goal: u64,
+    ) -> Result<Option<Range<u64>>> {
+        if shared.zone.longest().is_none_or(|run| run.end - run.start < units.start) {
+            self.begin_zone(shared, units.start, goal);
+        }
+        let Some(run) = shared.zone.longest().filter(|run| run.end - run.start >= units.start)
+        else {
+            return Ok(None);
+        };
+        let taken = run.start..run.end.min(run.start + units.end);
+        shared.zone.remove(taken.clone());
+        if let Err(error) = self.make_ready(shared, &taken) {
+            shared.zone.insert(taken);
+            return Err(error);
+        }
+        shared.fixed += taken.end - taken.start;
+        Ok(Some(taken))
+    }
+
+    /// Begins to keep other units for fixed blocks, `least` at least, unless there are not as many
+    /// neighbours: free ones at the begin of the file, otherwise new ones.
+    fn begin_zone(&self, shared: &mut SharedState, least: u64, goal: u64) {
+        shared.end_zone();
+        let most = (goal / ZONE_MAX_PART).max(1);
+        let count = shared.fixed.clamp((goal / ZONE_MIN_PART).clamp(1, most), most).max(least);
+        if let Some(run) = shared.free.first_fitting(count) {
+            let zone = run.start..run.start + count;
+            shared.free.remove(zone.clone());
+            shared.zone.insert(zone);
+        } else if let Ok(zone) = self.take_new(shared, count, goal) {
+            self.mark_free(shared, zone.clone());
+            shared.free.remove(zone.clone());
+            shared.zone.insert(zone);
+        }
+    }
+
+    /// Takes new units below unit `end`, as many as there is space for.
+    fn take_new_below(
+        &self,
+        shared: &mut SharedState,
+        units: &Range<u64>,
+        end: u64,
+    ) -> Result<Range<u64>> {
         let mut count = units.end;
         loop {
-            match self.take_new(shared, count) {
-                Ok(taken) => return Ok(taken),
+            match self.take_new(shared, count, end) {
                 // The rest of the space may be enough for fewer units.
                 Err(_) if count > units.start => count = (count / 2).max(units.start),
-                Err(error) => return self.take_free(shared, units)?.ok_or(error),
+                done => return done,
             }
         }
     }
@@ -61,21 +164,27 @@ impl<M: Medium> Heap<M> {
         let taken = start..run.end.min(start + units.end);
         // Not to be discarded for the sake of these units themselves.
         shared.free.remove(taken.clone());
-        let returned = shared.discarded.count_in(&taken) << self.geometry.shift;
-        if self.make_room(shared, returned).is_err() {
-            // What is left for them is at the end of the file, where no unit was used yet.
-            shared.free.insert(taken);
-            return Ok(None);
+        let ready = self.make_ready(shared, &taken);
+        if ready.is_err() {
+            shared.free.insert(taken.clone());
         }
-        if shared.unclaimed.overlaps(&taken) {
-            if let Err(error) = self.region.medium().claim(self.bytes_of(&taken)) {
-                shared.free.insert(taken);
+        ready.map(|()| Some(taken))
+    }
+
+    /// Makes free units usable, which are in no set of free ones at present.
+    fn make_ready(&self, shared: &mut SharedState, units: &Range<u64>) -> Result<()> {
+        let returned = shared.discarded.count_in(units) << self.geometry.shift;
+        self.make_room(shared, returned)?;
+        if shared.unclaimed.overlaps(units) {
+            if let Err(error) = self.region.medium().claim(self.bytes_of(units)) {
+                // They take no memory, whatever an earlier process has left there.
+                shared.discarded.insert(units.clone());
                 return Err(error);
             }
-            shared.unclaimed.remove(taken.clone());
-            shared.discarded.remove(taken.clone());
+            shared.unclaimed.remove(units.clone());
+            shared.discarded.remove(units.clone());
         }
-        Ok(Some(taken))
+        Ok(())
     }
 
     /// Returns unit `start`, or for extents of the largest size the first unit after it at which
@@ -92,12 +201,13 @@ impl<M: Medium> Heap<M> {
         self.region.unit_offset(units.start)..self.region.unit_offset(units.end)
     }
 
-    /// Takes units that were never used, and grows the region and its table for them.
-    fn take_new(&self, shared: &mut SharedState, count: u64) -> Result<Range<u64>> {
-        let mut taken = self.new_units(shared, count)?;
+    /// Takes units that were never used, below unit `end`, and grows the region and its table for
+    /// them.
+    fn take_new(&self, shared: &mut SharedState, count: u64, end: u64) -> Result<Range<u64>> {
+        let mut taken = self.new_units(shared, count, end)?;
         while taken.end > self.region.described() {
             self.grow_table(shared)?;
-            taken = self.new_units(shared, count)?;
+            taken = self.new_units(shared, count, end)?;
         }
         self.grow_to(shared, self.region.unit_offset(taken.end))?;
         let skipped = std::mem::replace(&mut shared.frontier, taken.end)..taken.start;
@@ -108,24 +218,38 @@ impl<M: Medium> Heap<M> {
     }
 
     /// Returns the next `count` units that were never used.
-    fn new_units(&self, shared: &SharedState, count: u64) -> Result<Range<u64>> {
+    fn new_units(&self, shared: &SharedState, count: u64, end: u64) -> Result<Range<u64>> {
         let aligned = self.align(shared.frontier, count);
-        let first = if aligned + count <= self.extents.len { aligned } else { shared.frontier };
-        self.check_capacity(first..first + count)
+        let first = if aligned + count <= end { aligned } else { shared.frontier };
+        self.check_end(first..first + count, end)
     }
 
-    fn check_capacity(&self, units: Range<u64>) -> Result<Range<u64>> {
-        let missing = units.end.saturating_sub(self.extents.len) << self.geometry.shift;
+    fn check_end(&self, units: Range<u64>, end: u64) -> Result<Range<u64>> {
+        let missing = units.end.saturating_sub(end) << self.geometry.shift;
         if missing > 0 {
-            return Err(Error::no_space("capacity of the region", missing));
+            return Err(Error::no_space(CAPACITY, missing));
         }
         Ok(units)
+    }
+
+    /// Makes the units below unit `end` that were never used free ones.
+    pub(super) fn absorb(&self, shared: &mut SharedState, end: u64) -> Result<()> {
+        let end = end.min(self.extents.len);
+        while shared.frontier < end && self.region.described() < end {
+            self.grow_table(shared)?;
+        }
+        if shared.frontier < end {
+            self.grow_to(shared, self.region.unit_offset(end))?;
+            let units = std::mem::replace(&mut shared.frontier, end)..end;
+            self.release_units(shared, units);
+        }
+        Ok(())
     }
 
     /// Adds the next part of the table, in units that were never used.
     fn grow_table(&self, shared: &mut SharedState) -> Result<()> {
         let units = self.region.next_part_bytes().div_ceil(self.geometry.unit());
-        let part = self.check_capacity(shared.frontier..shared.frontier + units)?;
+        let part = self.check_end(shared.frontier..shared.frontier + units, self.extents.len)?;
         let at = self.region.unit_offset(part.start);
         self.grow_to(shared, self.region.unit_offset(part.end))?;
         self.region.add_part(at);
@@ -145,7 +269,8 @@ impl<M: Medium> Heap<M> {
         self.make_room(shared, end - m.len())?;
         let ahead = (end / 16).min(GROWTH_MAX).min(self.growth_ahead_max(shared, end));
         let ahead = ahead >> self.geometry.shift << self.geometry.shift;
-        let wanted = (end + ahead).min(self.region.capacity());
+        let goal = self.region.unit_offset(self.goal_end()).max(end);
+        let wanted = (end + ahead).min(self.region.capacity()).min(goal);
         let old = m.len();
         if wanted == end || m.grow(wanted).is_err() {
             m.grow(end)?;
@@ -193,7 +318,7 @@ impl<M: Medium> Heap<M> {
     /// those, their memory is returned to the system.
     pub(super) fn release_units(&self, shared: &mut SharedState, units: Range<u64>) {
         self.mark_free(shared, units.clone());
-        let ready = shared.free.total() - shared.unclaimed.total();
+        let ready = shared.count_free().saturating_sub(shared.unclaimed.total());
         if ready > self.kept_ready(shared) {
             self.discard(shared, units);
         }
@@ -221,6 +346,6 @@ impl<M: Medium> Heap<M> {
                 m.store_transient(cell, free);
             }
         }
-        shared.free.insert(units);
+        shared.insert_free(units);
     }
 }

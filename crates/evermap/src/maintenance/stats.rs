@@ -43,8 +43,11 @@ pub struct Stat {
     pub extent_size: u64,
     /// Most bytes that records may take; `None` without a limit.
     pub max_bytes: Option<u64>,
-    /// Most bytes that the file may take in memory; `None` without a limit.
+    /// Most bytes that the file may take in memory; `None` without a limit. For a cache it may be
+    /// less than what was asked for, because of the capacity of the file or a full disk.
     pub memory_limit: Option<u64>,
+    /// The limit that was asked for; `None` if none was.
+    pub memory_limit_asked: Option<u64>,
     /// Bytes that the file takes as far as that is limited: what is in use, with the indexes.
     pub memory_used: u64,
     /// The kind of index.
@@ -180,6 +183,7 @@ impl<M: Medium> Map<M> {
             extent_size: file.pool.region().extent_size(),
             max_bytes: Some(self.inner.max_bytes.load(Relaxed)).filter(|&limit| limit != u64::MAX),
             memory_limit: Some(room.limit).filter(|&limit| limit != u64::MAX),
+            memory_limit_asked: self.db.asked_limit(),
             memory_used: room.used,
             index: self.inner.index.kind(),
             generation: file.pool.region().generation(),
@@ -271,6 +275,10 @@ impl fmt::Display for Stat {
         }
         if let Some(limit) = self.memory_limit {
             line(f, "memory limit", &format!("{limit}, of which {} are in use", self.memory_used))?;
+            if let Some(asked) = self.memory_limit_asked.filter(|&asked| asked > limit) {
+                let text = format!("{asked}, for which the capacity or the disk is too small");
+                line(f, "limit asked for", &text)?;
+            }
         }
         if self.evictions > 0 {
             let text = format!(

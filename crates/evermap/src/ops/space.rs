@@ -6,6 +6,8 @@ use evermap_pm::Medium;
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::error::Shortage;
+use crate::maintenance::evict::shortage_of;
 use crate::{Error, Evermap, Map, Result};
 
 /// How long a mutation that lacks space waits for readers that keep some from being reused.
@@ -80,6 +82,13 @@ impl<M: Medium> Evermap<M> {
         }
         if is_short(&answer) && self.move_together(1, Duration::ZERO).is_ok_and(|moved| moved > 0) {
             self.drain();
+            answer = attempt();
+        }
+        if let Some(Shortage::Neighbours { needed }) = shortage_of(&answer)
+            && !self.evicts()
+            && !self.file.pool.epoch().is_pinned()
+            && self.make_neighbours(needed).is_ok_and(|made| made)
+        {
             answer = attempt();
         }
         answer

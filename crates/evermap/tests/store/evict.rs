@@ -601,3 +601,150 @@ fn a_file_of_an_older_format_becomes_a_cache() {
     }
     assert!(map.stat().evictions > 10_000);
 }
+
+/// Returns the length that the file of a cache may have, but for its largest value.
+fn length_for(limit: u64) -> u64 {
+    limit + limit / 4
+}
+
+/// Returns a length of a value in a mix that drifts: most values are small, a few take several
+/// units, and what is common changes with `step`.
+fn drifting_len(random: &mut Random, step: u64) -> usize {
+    let drift = [1, 3, 2, 5][(step / 4_000 % 4) as usize];
+    match random.below(100) {
+        0..=4 => 0,
+        5..=11 => random.below(3_000 * drift) as usize,
+        12..=14 => (20_000 + random.below(3) * 5_500 * drift) as usize,
+        _ => random.below(80 * drift) as usize,
+    }
+}
+
+/// Puts values whose lengths drift, and checks after each that it is there, and that limit, length
+/// and contents stay what they should be.
+fn churn<M: Medium>(map: &Map<M>, limit: u64, seed: u64, steps: u64) {
+    let mut random = Random::new(seed);
+    for step in 0..steps {
+        let key = key_of(random.below(20_000) << 8 | seed);
+        let len = drifting_len(&mut random, step);
+        map.put(&key, &value_of(&key, step, len)).unwrap();
+        if step % 64 == 0 {
+            let stat = map.stat();
+            assert_eq!(stat.memory_limit, Some(limit));
+            assert!(stat.memory_used <= limit);
+            assert!(stat.file_bytes <= length_for(limit), "{} bytes long", stat.file_bytes);
+        }
+        if step % 4_096 == 4_095 {
+            let (bytes, evictions) = (map.bytes().value, map.stat().evictions);
+            // With so many sizes, small caches have much unused space in extents.
+            let least = (limit / 2).saturating_sub(MIB);
+            assert!(evictions == 0 || bytes > least, "{bytes} bytes of records after {step} steps");
+        }
+    }
+}
+
+/// Free space that is scattered is put together, whatever the capacity is. The file does not grow
+/// up to it.
+#[test]
+fn a_cache_works_within_any_capacity_above_its_limit() {
+    for (limit, capacity) in [(2 * MIB, 16 * MIB), (4 * MIB, 8 * MIB), (6 * MIB, 7_864_320)] {
+        let memory = Kept::new(capacity);
+        let map = memory.open(&cache(limit).capacity(capacity)).unwrap();
+        churn(&map, limit, 1, tier().choose(20_000, 200_000));
+        let report = map.db().check(true).unwrap();
+        assert!(report.is_sound(), "{report}");
+        drop(map);
+        // A crash in between changes nothing about that.
+        let map = memory.open(&cache(limit).capacity(capacity)).unwrap();
+        map.db().recover().unwrap();
+        churn(&map, limit, 2, 6_000);
+    }
+}
+
+/// The same with threads, and a thread in the background.
+#[test]
+fn threads_share_a_cache_of_little_capacity() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    for (limit, capacity) in [(2 * MIB, 16 * MIB), (4 * MIB, 5 * MIB)] {
+        let path = directory.path().join("map");
+        let map = common::open_file(&path, cache(limit).capacity(capacity)).unwrap();
+        std::thread::scope(|threads| {
+            for seed in 0..2 {
+                let map = &map;
+                threads.spawn(move || churn(map, limit, seed, tier().choose(16_000, 160_000)));
+            }
+        });
+        assert!(space_of(&path) <= limit && path.metadata().unwrap().len() <= length_for(limit));
+        let report = map.db().check(true).unwrap();
+        assert!(report.is_sound(), "{report}");
+        map.into_db().close().unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+/// Values that need many neighbouring units, between small ones.
+#[test]
+fn large_values_of_changing_lengths_do_not_lengthen_a_file() {
+    let (limit, capacity) = (8 * MIB, 32 * MIB);
+    let memory = Kept::new(capacity);
+    let map = memory.open(&cache(limit).capacity(capacity)).unwrap();
+    let mut random = Random::new(4);
+    let largest = 3 * MIB;
+    for step in 0..tier().choose(3_000, 30_000) {
+        let key = key_of(step);
+        let len = if step % 10 == 0 { 1 + random.below(largest) } else { random.below(20_000) };
+        map.put(&key, &value_of(&key, step, len as usize)).unwrap();
+        assert!(is_value_of(&key, &map.get(&key).unwrap().unwrap()));
+        let stat = map.stat();
+        assert!(stat.memory_used <= limit && stat.memory_limit == Some(limit));
+        assert!(stat.file_bytes <= length_for(limit) + largest, "{} bytes", stat.file_bytes);
+    }
+    let report = map.db().check(true).unwrap();
+    assert!(report.is_sound(), "{report}");
+}
+
+/// A limit for which the capacity is too small is lowered once, and said to be.
+#[test]
+fn a_limit_is_lowered_to_what_the_capacity_allows() {
+    let capacity = 4 * MIB;
+    let memory = Kept::new(capacity);
+    for asked in [4 * MIB, 1 << 40] {
+        let map = memory.open(&cache(asked).capacity(capacity)).unwrap();
+        map.db().recover().unwrap();
+        let stat = map.stat();
+        let limit = stat.memory_limit.unwrap();
+        assert_eq!(stat.memory_limit_asked, Some(asked));
+        assert!(limit >= capacity / 2 && length_for(limit) <= capacity, "{limit}");
+        assert!(stat.to_string().contains(&format!("{asked}, for which the capacity")));
+        churn(&map, limit, 3, 10_000);
+        // No limit is as much as possible.
+        map.db().set_memory_limit(0).unwrap();
+        assert_eq!((map.stat().memory_limit, map.stat().memory_limit_asked), (Some(limit), None));
+        churn(&map, limit, 3, 5_000);
+        map.db().set_memory_limit(MIB).unwrap();
+        assert_eq!(map.stat().memory_limit, Some(MIB));
+    }
+}
+
+/// A value for which there can be no place is refused, and nothing is evicted for it.
+#[test]
+fn what_finds_no_place_in_the_file_evicts_nothing() {
+    let (limit, capacity) = (4 * MIB, 6 * MIB);
+    let memory = Kept::new(capacity);
+    let map = memory.open(&cache(limit).capacity(capacity)).unwrap();
+    churn(&map, limit, 5, 10_000);
+    let (mut stored, mut refused) = (0, 0);
+    for len in (0..40).map(|step| MIB as usize + step * 100_000) {
+        let before = map.stat().evictions;
+        match map.put(b"large", &vec![1; len]) {
+            Ok(()) => stored += 1,
+            Err(Error::Full { .. }) => {
+                refused += 1;
+                assert_eq!(map.stat().evictions, before, "evicted for {len} bytes");
+            }
+            Err(error) => assert!(error.is_no_space(), "{error}"),
+        }
+        map.remove(b"large").unwrap();
+    }
+    assert!(stored > 5 && refused > 5, "{stored} stored, {refused} refused");
+    churn(&map, limit, 5, 10_000);
+}

@@ -36,25 +36,36 @@ impl<M: Medium> Evermap<M> {
         for &extent in &extents {
             evacuation.add(extent);
         }
-        let moved = self.move_out(&extents, &evacuation);
+        let moved = self.move_out(&evacuation, &mut |_, _| Ok(false));
         self.wait_for_reclamation(&evacuation, RECLAMATION_WAIT);
-        self.file
-            .maintenance
-            .evictor
-            .counts
-            .moved
-            .fetch_add(*moved.as_ref().unwrap_or(&0), Relaxed);
         moved
     }
 
-    /// Moves the records that are in these extents.
-    fn move_out(&self, extents: &[u64], evacuation: &Evacuation<'_, M>) -> Result<u64> {
-        let heap = self.file.pool.heap();
+    /// Moves the records that are in the extents to be emptied. Where there is no space for one,
+    /// `stuck` is called with the extent and the block, and may return `true` to go on. Returns the
+    /// number of records moved.
+    pub(super) fn move_out(
+        &self,
+        evacuation: &Evacuation<'_, M>,
+        stuck: &mut dyn FnMut(u64, u64) -> Result<bool>,
+    ) -> Result<u64> {
         let mut moved = 0;
+        let done = self.move_each(evacuation, stuck, &mut moved);
+        self.file.maintenance.evictor.counts.moved.fetch_add(moved, Relaxed);
+        done.map(|()| moved)
+    }
+
+    fn move_each(
+        &self,
+        evacuation: &Evacuation<'_, M>,
+        stuck: &mut dyn FnMut(u64, u64) -> Result<bool>,
+        moved: &mut u64,
+    ) -> Result<()> {
+        let heap = self.file.pool.heap();
         // The records of a map that cannot be opened stay where they are.
         let maps = self.all_maps()?.0;
         let mut movers: Vec<_> = maps.iter().map(Mover::new).collect();
-        for &extent in extents {
+        for &extent in evacuation.numbers() {
             let Some(blocks) = heap.extent_from(extent).filter(|found| found.extent == extent)
             else {
                 continue;
@@ -62,10 +73,14 @@ impl<M: Medium> Evermap<M> {
             for offset in blocks.offsets().filter(|&offset| evacuation.contains(offset)) {
                 for mover in &mut movers {
                     match mover.move_block(extent, offset) {
-                        Ok(true) => moved += 1,
+                        Ok(true) => *moved += 1,
                         Ok(false) | Err(Error::Dropped { .. }) => continue,
                         // Another thread took the space. What has moved so far stays moved.
-                        Err(Error::Storage(error)) if error.is_no_space() => return Ok(moved),
+                        Err(Error::Storage(error)) if error.is_no_space() => {
+                            if !stuck(extent, offset)? {
+                                return Ok(());
+                            }
+                        }
                         Err(error) => return Err(error),
                     }
                     break;
@@ -75,7 +90,7 @@ impl<M: Medium> Evermap<M> {
                 break;
             }
         }
-        Ok(moved)
+        Ok(())
     }
 }
 

@@ -258,6 +258,29 @@ impl<M: Medium> Evermap<M> {
 }
 
 impl<M: Medium> Map<M> {
+    /// Evicts the record in a block of an extent, however often it was read, if there is one of
+    /// this map.
+    pub(super) fn evict_block(
+        &self,
+        extent: u64,
+        offset: u64,
+        events: &mut Vec<Event>,
+    ) -> Result<()> {
+        let mut judge = Judge {
+            bar: u16::MAX,
+            ends_probation: false,
+            mean: 0,
+            records: 0,
+            passed: Share::default(),
+            new_from: 0,
+            mark: self.inner.flush.mark(),
+            now: self.db.file.clock.now(),
+            manner: Manner::Direct,
+            events: self.db.file.maintenance.evictor.is_watched.load(Relaxed).then_some(events),
+        };
+        self.examine_blocks(extent, &[offset], &mut judge)
+    }
+
     /// Passes over these blocks of an extent: evicts records or lowers their frequency.
     fn examine_blocks(&self, extent: u64, blocks: &[u64], judge: &mut Judge<'_>) -> Result<()> {
         let (guard, pool) = (self.enter_writing()?, &self.db.file.pool);

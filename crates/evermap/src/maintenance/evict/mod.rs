@@ -9,6 +9,9 @@
 //! * [`hand`] chooses the records that go: it passes over the extents of the file in turn.
 //! * [`empty`] moves what is left in sparse extents together, so that the space of one size can
 //!   serve another.
+//! * [`neighbours`] moves or evicts what is between free units, where enough are free for a record,
+//!   but not in one place.
+//! * [`limits`] has the limit in effect, and how long the file may become for it.
 //!
 //! An eviction is a removal like any other, under the lock of the key, and only if the record is
 //! still the one that was chosen. Nothing about it is in the file but [how each record was
@@ -16,7 +19,9 @@
 
 mod empty;
 mod hand;
+mod limits;
 mod need;
+mod neighbours;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -26,8 +31,10 @@ use std::time::Duration;
 use evermap_pm::Medium;
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
 
+use crate::error::Shortage;
 use crate::{Error, Evermap, Result};
 use hand::Hand;
+use limits::Limits;
 use need::{Demands, Goal, Need};
 
 /// How often the thread in the background looks although nothing has woken it: less and less often
@@ -41,7 +48,7 @@ const READER_WAIT: Duration = Duration::from_millis(500);
 /// The number of times that a mutation makes space and finds that others have taken it.
 const ATTEMPTS: u32 = 64;
 /// The number of times in a row that it finds nothing to be made, and none left.
-const STALLS: u32 = 3;
+const STALLS: u32 = 8;
 
 /// A record that was evicted: what [`Evermap::on_evict`] passes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +77,7 @@ type SharedListener = Arc<dyn Fn(&Evicted<'_>) + Send + Sync>;
 pub(crate) struct Evictor {
     /// Held by the thread that evicts.
     hand: Mutex<(Hand, Demands)>,
+    limits: Mutex<Limits>,
     /// Whether the thread in the background is to look.
     wanted: Mutex<bool>,
     changed: Condvar,
@@ -100,6 +108,7 @@ impl Evictor {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Evictor {
             hand: Mutex::new((Hand::new(), Demands::new())),
+            limits: Mutex::new(Limits::new()),
             wanted: Mutex::new(false),
             changed: Condvar::new(),
             listener: Mutex::new(None),
@@ -151,36 +160,6 @@ enum Manner {
 }
 
 impl<M: Medium> Evermap<M> {
-    /// Changes the [memory limit](crate::Options::memory_limit) from now on: bytes, or 0 for none.
-    /// It is not stored in the file.
-    ///
-    /// If the file takes more than that, a cache is reduced to it in the background. Without
-    /// eviction nothing is removed, and mutations fail that need more space.
-    ///
-    /// ```
-    /// use evermap::{Evermap, Options};
-    /// let db = Evermap::in_memory(Options::new().evict(true).memory_limit(64 << 20))?;
-    /// db.set_memory_limit(32 << 20)?;
-    /// assert_eq!(db.stat().memory_limit, Some(32 << 20));
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Storage`] with `Poisoned` or `Forked`.
-    pub fn set_memory_limit(&self, bytes: u64) -> Result<()> {
-        self.file.ensure_writable()?;
-        self.apply_memory_limit(bytes);
-        self.file.maintenance.evictor.wake();
-        Ok(())
-    }
-
-    pub(crate) fn apply_memory_limit(&self, bytes: u64) {
-        let heap = self.file.pool.heap();
-        heap.set_limit(if bytes == 0 { u64::MAX } else { bytes });
-        // Spent: the thread that evicts first sets one.
-        heap.set_budget((bytes > 0 && self.evicts()).then_some(0));
-    }
-
     /// Sets what is called with every record that is evicted, or nothing. Returns when a call to
     /// the previous one that is under way may still have to end.
     ///
@@ -251,13 +230,26 @@ impl<M: Medium> Evermap<M> {
         if pool.heap().room().limit == u64::MAX || !pool.is_swept() {
             return Ok(true);
         }
-        let evictions = &self.file.maintenance.evictor.counts.evictions;
-        let before = evictions.load(Relaxed);
-        while pool.heap().return_excess(need::RETURNED_AT_ONCE) {
-            if self.file.maintenance.is_stopping() {
-                break;
+        self.raise_limit();
+        let evictions = || self.file.maintenance.evictor.counts.evictions.load(Relaxed);
+        let first = evictions();
+        loop {
+            let before = evictions();
+            self.return_excess();
+            let passed = self.reach_goal()?;
+            self.return_excess();
+            // One goal is not enough where the limit was lowered by much.
+            let (room, gone) = (pool.heap().room(), evictions() > before);
+            if room.used <= room.limit || !gone || self.file.maintenance.is_stopping() {
+                return Ok(passed == 0 || evictions() > first);
             }
         }
+    }
+
+    /// Makes space until there is as much as there should be, or no more can be made at present.
+    /// Returns the number of bytes that were passed over.
+    fn reach_goal(&self) -> Result<u64> {
+        let pool = &self.file.pool;
         let goal = Goal::ahead(pool.heap().room().limit, pool.region().unit());
         let mut passes = Passes::new(goal);
         while !self.file.maintenance.is_stopping() {
@@ -266,7 +258,13 @@ impl<M: Medium> Evermap<M> {
                 break;
             }
         }
-        Ok(passes.passed == 0 || evictions.load(Relaxed) > before)
+        Ok(passes.passed)
+    }
+
+    /// Returns the memory of free units to the system as far as the limit demands it.
+    fn return_excess(&self) {
+        let heap = self.file.pool.heap();
+        while heap.return_excess(need::RETURNED_AT_ONCE) && !self.file.maintenance.is_stopping() {}
     }
 
     /// Evicts records because a mutation lacked `missing` bytes, and calls `attempt` again, until
@@ -282,32 +280,21 @@ impl<M: Medium> Evermap<M> {
     ) -> Result<R> {
         let (pool, mut stalls) = (&self.file.pool, 0);
         for _ in 0..ATTEMPTS {
-            let Some((missing, by_limit)) = missing_bytes(&answer) else { return answer };
+            let Some(shortage) = shortage_of(&answer) else { return answer };
             if !pool.is_swept() || pool.epoch().is_pinned() {
                 return answer;
             }
-            let mut room = pool.heap().room();
-            if !by_limit {
-                // Not the limit, but the disk or the capacity of the file is used up: a cache goes
-                // on with what it has.
-                room.limit = room.used;
-                self.apply_memory_limit(room.limit);
-            }
-            let wanted = room.left() + missing;
-            if wanted > room.limit.saturating_sub(self.unevictable_bytes()) {
-                return Err(Error::Full { limit: room.limit, needed: wanted });
-            }
-            let mut passes = Passes::new(Goal::direct(room.limit, pool.region().unit(), wanted));
-            let mut made = false;
-            // Only as much as is needed now: more is left to the thread in the background, which
-            // has been woken.
-            while self.make_some(&mut passes, Manner::Direct)? {
-                made = true;
-                pool.epoch().drain_within(READER_WAIT);
-                if pool.heap().room().left() >= wanted || passes.steps >= need::DIRECT_STEPS {
-                    break;
+            let made = match shortage {
+                Shortage::Limit { missing } => {
+                    self.make_units(pool.heap().room().left() + missing)?
                 }
-            }
+                Shortage::Neighbours { needed } => self.make_neighbours(needed)?,
+                Shortage::Disk { missing } => {
+                    self.take_what_there_is();
+                    self.make_units(missing)?;
+                    true
+                }
+            };
             answer = attempt();
             // Others may have made space, and others have taken it.
             stalls = if made { 0 } else { stalls + 1 };
@@ -316,6 +303,36 @@ impl<M: Medium> Evermap<M> {
             }
         }
         answer
+    }
+
+    /// Evicts records until `wanted` bytes are free in units, or no more can be evicted at present.
+    /// Returns `true` if they are free.
+    ///
+    /// # Errors
+    /// [`Error::Full`] if there cannot be as much space, or not in one place.
+    fn make_units(&self, wanted: u64) -> Result<bool> {
+        let (pool, room) = (&self.file.pool, self.file.pool.heap().room());
+        let is_possible = wanted <= room.limit.saturating_sub(self.unevictable_bytes())
+            && (wanted <= self.largest_shared_block() || pool.heap().can_have_neighbours(wanted));
+        if !is_possible {
+            return Err(Error::Full { limit: room.limit, needed: wanted });
+        }
+        let mut passes = Passes::new(Goal::direct(room.limit, pool.region().unit(), wanted));
+        // Only as much as is needed now: more is left to the thread in the background, which has
+        // been woken.
+        while self.make_some(&mut passes, Manner::Direct)? {
+            pool.epoch().drain_within(READER_WAIT);
+            if pool.heap().room().left() >= wanted || passes.steps >= need::DIRECT_STEPS {
+                break;
+            }
+        }
+        Ok(pool.heap().room().left() >= wanted)
+    }
+
+    /// Returns the size of the largest blocks that share an extent, so that they need few
+    /// neighbouring units.
+    fn largest_shared_block(&self) -> u64 {
+        self.file.pool.region().extent_size() / 8
     }
 
     /// Returns the bytes of what eviction cannot remove: the header, the table, and the extents of
@@ -339,11 +356,16 @@ impl<M: Medium> Evermap<M> {
             let (hand, demands) = &mut *evictor.lock();
             self.make_some_under(hand, demands, passes, manner, &mut events)
         };
-        // Without the lock, because the listener may use the store.
+        self.show_evictions(&events);
+        done
+    }
+
+    /// Calls the listener. Without the lock, because it may use the store.
+    fn show_evictions(&self, events: &[hand::Event]) {
+        let evictor = &self.file.maintenance.evictor;
         if let Some(listener) = evictor.listener().filter(|_| !events.is_empty()) {
             events.iter().for_each(|event| event.show(&*listener));
         }
-        done
     }
 
     fn make_some_under(
@@ -387,6 +409,11 @@ impl<M: Medium> Evermap<M> {
         let bar = passes.bar();
         let passed = self.pass(hand, passes.goal.step(), bar, manner, events)?;
         passes.passed += passed.bytes;
+        if passes.passed >= passes.goal.passed_per_bar() / 2 && !passes.has_returned {
+            // In a small cache, these keep many extents from becoming free.
+            passes.has_returned = true;
+            heap.return_claimed();
+        }
         self.file.pool.epoch().drain_within(READERS);
         Ok(passed.bytes > 0 && passes.passed <= passes.goal.most_passed())
     }
@@ -400,11 +427,13 @@ struct Passes {
     steps: u32,
     /// How often readers were waited for without effect.
     waits: u32,
+    /// Whether blocks that threads had claimed were returned.
+    has_returned: bool,
 }
 
 impl Passes {
     fn new(goal: Goal) -> Self {
-        Passes { goal, passed: 0, steps: 0, waits: 0 }
+        Passes { goal, passed: 0, steps: 0, waits: 0, has_returned: false }
     }
 
     /// Returns the largest frequency of records that are evicted: it rises while too few are.
@@ -413,11 +442,10 @@ impl Passes {
     }
 }
 
-/// Returns the number of bytes that a mutation lacked, if that is why it failed, and whether it was
-/// because of the limit.
-fn missing_bytes<R>(answer: &Result<R>) -> Option<(u64, bool)> {
+/// Returns what a mutation lacked, if that is why it failed.
+pub(crate) fn shortage_of<R>(answer: &Result<R>) -> Option<Shortage> {
     match answer {
-        Err(Error::Storage(error)) => error.missing_bytes(),
+        Err(Error::Storage(error)) => error.shortage(),
         _ => None,
     }
 }
