@@ -158,11 +158,11 @@ impl Maintenance {
         }
         self.want_purge();
         let until = Instant::now() + PURGE_WAIT;
-        let mut wanted = self.wanted.lock().expect("no panics while held");
-        // Asked again now and then, because a signal in between is missed.
+        // `enough` takes other locks, so it is not called under this one. It is called again now
+        // and then, because a signal in between is missed.
         while !enough() && !self.is_stopping() && Instant::now() < until {
-            let waited = self.purged_some.wait_timeout(wanted, PURGE_LOOK);
-            wanted = waited.expect("no panics while held").0;
+            let wanted = self.wanted.lock().expect("no panics while held");
+            drop(self.purged_some.wait_timeout(wanted, PURGE_LOOK));
         }
         true
     }
