@@ -13,6 +13,7 @@ use evermap_index::{
     Result, Stats, Tranche, Visitor,
 };
 use evermap_pm::region::Region;
+use evermap_pm::sync::{HeldRank, Rank};
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 
 use crate::Error;
@@ -288,6 +289,8 @@ impl<M: Medium> PrimaryIndex<M> {
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
+        // The bucket of the key is locked while `decide` runs.
+        let _key = HeldRank::acquire(Rank::Key);
         with!(&self.index, index => index.mutate(key, mode, guard, decide))
             .inspect_err(|error| self.met(error))
     }

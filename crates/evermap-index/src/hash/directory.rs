@@ -55,7 +55,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::FOUND_LATE;
 use evermap_pm::medium::Note;
 use evermap_pm::region::Region;
-use evermap_pm::sync::{RwLock, RwLockReadGuard};
+use evermap_pm::sync::{Rank, RwLock, RwLockReadGuard};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use super::hash_prefix::{DEPTH_MAX, HashPrefix};
@@ -140,7 +140,13 @@ impl<M: Medium> Directory<M> {
         let cell = m.at::<PmU64>(root).expect("the caller's root");
         m.store(cell, encode(offset, depth));
         let current = AtomicU64::new(Current::new(offset, depth).0);
-        Ok(Directory { region: pool.share_region(), pool, root, current, latch: RwLock::new(()) })
+        Ok(Directory {
+            region: pool.share_region(),
+            pool,
+            root,
+            current,
+            latch: RwLock::ranked(Rank::Directory, ()),
+        })
     }
 
     /// Opens the directory that the cell at offset `root` refers to.
@@ -157,7 +163,13 @@ impl<M: Medium> Directory<M> {
             return Err(Error::damaged(root, format!("impossible directory {word:#x}")));
         }
         let current = AtomicU64::new(Current::new(offset, depth).0);
-        Ok(Directory { region: pool.share_region(), pool, root, current, latch: RwLock::new(()) })
+        Ok(Directory {
+            region: pool.share_region(),
+            pool,
+            root,
+            current,
+            latch: RwLock::ranked(Rank::Directory, ()),
+        })
     }
 
     /// Returns the entry for `hash`, which contains the offset of the segment that serves it.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicUsize, fence};
 
 use super::{COLLECT_AT, Domain, SHARDS, SMALL, thread_ordinal};
-use crate::sync::{Backoff, Mutex, MutexGuard};
+use crate::sync::{Backoff, Mutex, MutexGuard, Rank};
 
 thread_local! {
     /// Whether this thread is executing a deferred call.
@@ -100,7 +100,11 @@ struct Waiting {
 
 impl CallList {
     pub(super) fn new() -> Self {
-        CallList { list: Mutex::default(), bytes: AtomicUsize::new(0), runner: Mutex::new(()) }
+        CallList {
+            list: Mutex::ranked(Rank::Retired, Calls::default()),
+            bytes: AtomicUsize::new(0),
+            runner: Mutex::ranked(Rank::Calls, ()),
+        }
     }
 
     /// Acquires the lock of the list, as [`Domain::lock`] does.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::report::{Stall, Watch};
 use super::slots::schedule_point;
 use super::{Advance, Domain};
-use crate::sync::Backoff;
+use crate::sync::{Backoff, expect_to_wait_for_readers};
 use crate::{Error, ErrorKind};
 
 /// A grace period that a thread has [started](Domain::start), and can ask for its end.
@@ -158,6 +158,7 @@ impl Domain {
         if self.is_pinned() {
             return Err(WaitError::HoldsGuard);
         }
+        expect_to_wait_for_readers();
         let (began, mut backoff, mut watch) = (Instant::now(), Backoff::new(), Watch::new(self));
         loop {
             // Acquire: as in `is_over`.

@@ -64,7 +64,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, compiler_fence, fence};
 use std::time::{Duration, Instant};
 
 use crate::fork::process_number;
-use crate::sync::{Backoff, Mutex, MutexGuard};
+use crate::sync::{Backoff, Mutex, MutexGuard, Rank, expect_to_wait_for_readers};
 
 mod deferred;
 mod fences;
@@ -218,7 +218,7 @@ impl Domain {
             limit: AtomicU64::new(u64::MAX),
             began: Instant::now(),
             advanced: AtomicU64::new(0),
-            advancing: Mutex::new(()),
+            advancing: Mutex::ranked(Rank::Epoch, ()),
             fences: AtomicU64::new(0),
             id: LAST.fetch_add(1, Relaxed),
             process: AtomicU64::new(process_number()),
@@ -421,6 +421,7 @@ impl Domain {
                 return Err(self.backlog());
             }
             if advance != Advance::Done {
+                expect_to_wait_for_readers();
                 backoff.wait();
             }
         }
@@ -596,6 +597,7 @@ impl Domain {
             if pointless || Instant::now() >= until {
                 break;
             }
+            expect_to_wait_for_readers();
             backoff.wait();
         }
         self.collect_all();

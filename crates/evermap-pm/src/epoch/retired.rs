@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, Rank};
 
 #[repr(align(128))]
 pub(super) struct Shard {
@@ -30,7 +30,8 @@ pub(super) struct Retired {
 
 impl Shard {
     pub(super) fn new() -> Self {
-        Shard { list: Mutex::default(), bytes: AtomicUsize::new(0) }
+        let list = Mutex::ranked(Rank::Retired, RetiredList::default());
+        Shard { list, bytes: AtomicUsize::new(0) }
     }
 
     /// Acquires the lock if it is free.

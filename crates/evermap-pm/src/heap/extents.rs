@@ -1,11 +1,11 @@
 //! The extents of a heap in ordinary memory, and the table that finds them by their units.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{OnceLock, PoisonError, TryLockError};
 
 use super::{AMPLE_PART, lock};
 use crate::region::{BlockKind, Geometry, TableEntry, Usage};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Backoff, Mutex, MutexGuard, Rank};
 
 /// The state of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,9 +205,18 @@ impl Extents {
 
     /// Locks the extent that begins with unit `index`, which must be below `len`.
     pub(super) fn lock(&self, index: u64) -> MutexGuard<'_, Extent> {
+        lock(self.extent(index))
+    }
+
+    /// Locks an extent for a thread that has locked one before it.
+    pub(super) fn lock_later(&self, index: u64) -> MutexGuard<'_, Extent> {
+        self.extent(index).lock_next().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn extent(&self, index: u64) -> &Mutex<Extent> {
         let (group, at) = self.group(index);
         let extent = if at == 0 { &group.first } else { &group.units()[at].extent };
-        lock(extent.get_or_init(|| Box::new(Mutex::new(Extent::UNUSED))))
+        extent.get_or_init(|| Box::new(Mutex::ranked(Rank::Extent, Extent::UNUSED)))
     }
 
     /// Locks the extent that begins with unit `index`, if one begins there or did once.
@@ -225,6 +234,34 @@ impl Extents {
         state: ExtentState,
         geometry: &Geometry,
     ) {
+        self.set_owner(index, entry);
+        self.lock(index).begin(entry, state, geometry);
+    }
+
+    /// Does what [`begin`](Extents::begin) does where no extent was before, for a thread that has
+    /// locked what all share. Only damage leads other threads there, and those that find such an
+    /// extent need nothing else before they release it.
+    pub(super) fn begin_first(
+        &self,
+        index: u64,
+        entry: TableEntry,
+        state: ExtentState,
+        geometry: &Geometry,
+    ) {
+        self.set_owner(index, entry);
+        let (extent, mut backoff) = (self.extent(index), Backoff::new());
+        let mut extent = loop {
+            match extent.try_lock() {
+                Ok(extent) => break extent,
+                Err(TryLockError::Poisoned(error)) => break error.into_inner(),
+                Err(TryLockError::WouldBlock) => drop(backoff.wait()),
+            }
+        };
+        extent.begin(entry, state, geometry);
+    }
+
+    /// Notes to which extent the units of `entry` belong, which begins with unit `index`.
+    fn set_owner(&self, index: u64, entry: TableEntry) {
         let (mut unit, end) = (index, index + entry.units);
         while unit < end {
             let (group, at) = self.group(unit);
@@ -242,7 +279,6 @@ impl Extents {
             }
             unit += here;
         }
-        self.lock(index).begin(entry, state, geometry);
     }
 
     /// Returns the first unit of the extent to which unit `index` belongs.

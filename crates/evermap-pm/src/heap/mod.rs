@@ -54,7 +54,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::medium::Medium;
 use crate::region::{BlockKind, Geometry, Region, TableEntry, Usage};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, Rank};
 
 mod allocate;
 mod classes;
@@ -268,21 +268,25 @@ impl<M: Medium> Heap<M> {
         let heap = Heap {
             extents: Extents::new(geometry.units, region.unit_offset(0) >> geometry.shift),
             shards: (0..SHARDS)
-                .map(|_| Shard(Mutex::new(vec![Magazine::default(); 2 * classes.len()])))
+                .map(|_| vec![Magazine::default(); 2 * classes.len()])
+                .map(|magazines| Shard(Mutex::ranked(Rank::Magazine, magazines)))
                 .collect(),
-            shared: Mutex::new(SharedState {
-                available: BTreeMap::new(),
-                evacuations: 0,
-                free: Runs::default(),
-                zone: Runs::default(),
-                fixed: 0,
-                window: None,
-                window_end: 0,
-                unclaimed: Runs::default(),
-                discarded: Runs::default(),
-                frontier: 0,
-                exact: Vec::new(),
-            }),
+            shared: Mutex::ranked(
+                Rank::Heap,
+                SharedState {
+                    available: BTreeMap::new(),
+                    evacuations: 0,
+                    free: Runs::default(),
+                    zone: Runs::default(),
+                    fixed: 0,
+                    window: None,
+                    window_end: 0,
+                    unclaimed: Runs::default(),
+                    discarded: Runs::default(),
+                    frontier: 0,
+                    exact: Vec::new(),
+                },
+            ),
             limit: AtomicU64::new(u64::MAX),
             length_goal: AtomicU64::new(u64::MAX),
             demand: Demand::new(classes.len()),
@@ -343,7 +347,7 @@ impl<M: Medium> Heap<M> {
                 shared.unclaimed.insert(index..used);
                 index = used;
             } else {
-                self.extents.begin(index, entry, state, &self.geometry);
+                self.extents.begin_first(index, entry, state, &self.geometry);
                 index += entry.units;
             }
         }

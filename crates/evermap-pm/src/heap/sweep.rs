@@ -74,7 +74,7 @@ impl<M: Medium> Heap<M> {
         let described = self.region.described().min(self.extents.len);
         let tail = TableEntry::TAIL.encode(0);
         for later in (index + 1..described).take_while(|&later| self.load_entry(later) == tail) {
-            let later = &mut *self.extents.lock(later);
+            let later = &mut *self.extents.lock_later(later);
             if (later.state, later.entry.usage) == (ExtentState::Closed, Usage::Unused) {
                 later.begin(TableEntry::TAIL, ExtentState::Closed, &self.geometry);
             }

@@ -255,7 +255,7 @@ impl<M: Medium> Heap<M> {
         self.region.add_part(at);
         // No other thread has ever locked an extent there.
         let entry = TableEntry { usage: Usage::Table, units };
-        self.extents.begin(part.start, entry, ExtentState::Open, &self.geometry);
+        self.extents.begin_first(part.start, entry, ExtentState::Open, &self.geometry);
         shared.frontier = part.end;
         Ok(())
     }

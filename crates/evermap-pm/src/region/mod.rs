@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::medium::{Medium, Note, OFFSET_LIMIT};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Rank};
 use crate::{Error, ErrorKind, PmU64, Result, random};
 
 mod damage;
@@ -162,7 +162,7 @@ impl<M: Medium> Region<M> {
             recover_all: false,
             table_faults: 0,
             format: AtomicU32::new(FORMAT_AT_FIRST),
-            format_lock: Mutex::new(()),
+            format_lock: Mutex::ranked(Rank::Format, ()),
             poisoned: AtomicBool::new(false),
             damage: DamageLog::default(),
             forked: crate::fork::ForkDetector::new()?,
@@ -232,7 +232,7 @@ impl<M: Medium> Region<M> {
             recover_all: false,
             table_faults: 0,
             format: AtomicU32::new(format),
-            format_lock: Mutex::new(()),
+            format_lock: Mutex::ranked(Rank::Format, ()),
             poisoned: AtomicBool::new(false),
             damage: DamageLog::default(),
             forked: crate::fork::ForkDetector::new()?,

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 
 use evermap_index::key::BytesRef;
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 
 /// A reservation covers all keys whose hashes agree in this many upper bits. False sharing: an
 /// unrelated key may wait for the batch, but no longer than a reserved one would.
@@ -35,7 +35,7 @@ pub(crate) struct KeyReservations {
 impl KeyReservations {
     pub(crate) fn new() -> Self {
         KeyReservations {
-            permit: Mutex::new(()),
+            permit: Mutex::ranked(Rank::Batch, ()),
             any: AtomicBool::new(false),
             reserved: (0..WORDS).map(|_| AtomicU64::new(0)).collect(),
             changes: AtomicU64::new(0),

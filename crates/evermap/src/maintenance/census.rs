@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 use evermap_pm::epoch::thread_ordinal;
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 
 /// The first threads have a shard each, which no other thread writes, so that a change of it needs
 /// no locked instruction. All others share the rest.
@@ -83,7 +83,7 @@ impl Counters {
         let counters = Counters {
             shards: Default::default(),
             uncounted: AtomicU64::new(if known.is_some() { 0 } else { bound }),
-            bound: Mutex::new(bound),
+            bound: Mutex::ranked(Rank::Bound, bound),
             exact: AtomicBool::new(known.is_some()),
             at_open: AtomicU64::new(known.unwrap_or_default().records),
             departed: Mutex::new(known.is_none().then(Vec::new)),

@@ -36,7 +36,7 @@ use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
 use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 
 use crate::maintenance::census::Counters;
 use crate::ops::commit::Verdict;
@@ -102,7 +102,7 @@ impl Expiries {
         Expiries {
             shards: Default::default(),
             walk: AtomicU8::new(if is_empty { DONE } else { OWED }),
-            examining: Mutex::new(()),
+            examining: Mutex::ranked(Rank::Expiry, ()),
         }
     }
 

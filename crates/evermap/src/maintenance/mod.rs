@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use evermap_pm::Medium;
-use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
+use evermap_pm::sync::{Condvar, Mutex, MutexGuard, Rank};
 
 use crate::Evermap;
 use crate::maintenance::evict::Evictor;
@@ -91,7 +91,7 @@ impl Maintenance {
             swept: Condvar::new(),
             reclaim_pending: AtomicBool::new(false),
             has_thread: AtomicBool::new(false),
-            sweeping: Mutex::new(()),
+            sweeping: Mutex::ranked(Rank::Maintenance, ()),
             stop: AtomicBool::new(false),
             wanted: Mutex::default(),
             changed: Condvar::new(),

@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError};
 use evermap_index::record::OFFSET_MASK;
 use evermap_index::{MutateMode, Visitor};
 use evermap_pm::region::OnSuspect;
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Medium, Pool};
 
 use crate::map::header::MapHeader;
@@ -117,7 +117,7 @@ pub(crate) struct Table<M: Medium> {
 impl<M: Medium> Maps<M> {
     pub(crate) fn new() -> Self {
         let (catalogue, open, pending_drops) = (None, BTreeMap::new(), Vec::new());
-        Maps(Mutex::new(Table { catalogue, open, pending_drops }))
+        Maps(Mutex::ranked(Rank::Maps, Table { catalogue, open, pending_drops }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Table<M>> {

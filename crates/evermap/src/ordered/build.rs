@@ -17,7 +17,7 @@ use evermap_index::key::BytesRef;
 use evermap_index::ordered::{Cursor, Direction, Run, bplus};
 use evermap_index::{BPlus, Guard, OrderedIndex};
 use evermap_pm::Medium;
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 
 use super::{NoticeShard, Ordered, OrderedState, TOGETHER};
 use crate::ops::read::Walk;
@@ -154,7 +154,7 @@ impl<M: Medium> Map<M> {
         tree: &BPlus,
         differs: &mut dyn FnMut(BytesRef<'_>, bool, &Guard<'_>),
     ) -> Result<()> {
-        let walk = Mutex::new(Walk::new(self));
+        let walk = Mutex::ranked(Rank::Walk, Walk::new(self));
         let (mut pairs, mut key) = (Vec::new(), Vec::new());
         while let Some(guard) = self.next_segment(ordered, &walk, &mut pairs)? {
             for (hash, word) in pairs.drain(..) {

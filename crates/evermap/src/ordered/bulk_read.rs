@@ -13,7 +13,7 @@ use evermap_index::ordered::Run;
 use evermap_index::ordered::bplus::{Config, PartitionBuffers, Partitioner};
 use evermap_index::record::OFFSET_MASK;
 use evermap_index::{BPlus, Guard};
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Medium, parallel};
 
 use super::Ordered;
@@ -71,7 +71,7 @@ impl Group {
 impl<M: Medium> Map<M> {
     /// Returns a tree of the keys of all records, read and built by this number of threads.
     pub(super) fn tree_of_index(&self, ordered: &Ordered, threads: usize) -> Result<BPlus> {
-        let walk = Mutex::new(Walk::new(self));
+        let walk = Mutex::ranked(Rank::Walk, Walk::new(self));
         let mut sample = Run::new();
         let records = self.read_sample(ordered, &walk, &mut sample)?;
         let partitioner = Partitioner::from_sample(&sample, records);

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use evermap_index::key::BytesRef;
 use evermap_index::ordered::Run;
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 
 /// The number of notices in a batch, which one thread applies at a time.
 pub(super) const BATCH: usize = 64;
@@ -71,7 +71,6 @@ const _: () = assert!(BATCH <= u64::BITS as usize);
 
 /// The notices of some keys, in order.
 #[repr(align(128))]
-#[derive(Default)]
 pub(super) struct NoticeShard {
     queue: Mutex<Queue>,
     /// Held by the thread that applies notices of this shard.
@@ -104,6 +103,18 @@ pub(super) enum Posted {
     Waiting { batches: usize, completed: bool },
     /// There is a tree now, and the thread that posts must apply the notice itself.
     Refused,
+}
+
+impl Default for NoticeShard {
+    fn default() -> Self {
+        NoticeShard {
+            queue: Mutex::ranked(Rank::Queue, Queue::default()),
+            working: Mutex::ranked(Rank::Notices, ()),
+            posted: AtomicU64::new(0),
+            applied: AtomicU64::new(0),
+            unbindings: AtomicU64::new(0),
+        }
+    }
 }
 
 impl NoticeShard {

@@ -37,7 +37,7 @@ use evermap_index::key::BytesRef;
 use evermap_index::ordered::PersistentOrdered;
 use evermap_index::ordered::art::Art;
 use evermap_index::{Action, Guard, MutateMode, OrderedIndex, Visitor};
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Medium, PmU64, Pool, pod};
 
 use super::OrderedState;
@@ -105,7 +105,7 @@ impl<M: Medium> PersistentOrder<M> {
         // The block and the tree are durable: creating the tree has ended with a fence.
         m.store(cell, encode_checked(WordKind::Order, block));
         m.persist(cell);
-        Ok(PersistentOrder { tree, block, complete: complete.into(), filling: Mutex::new(()) })
+        Ok(Self::of(tree, block, complete))
     }
 
     /// Opens the tree that `cell` names, if it names one. O(1).
@@ -124,9 +124,12 @@ impl<M: Medium> PersistentOrder<M> {
             .ok_or_else(|| evermap_pm::Error::damaged(at, "it does not name an ordered index"))?;
         let tree = Art::open(pool.clone(), &words.tree)?;
         let complete = m.load(&words.complete) == COMPLETE;
-        let order =
-            PersistentOrder { tree, block, complete: complete.into(), filling: Mutex::new(()) };
-        Ok(Some(order))
+        Ok(Some(Self::of(tree, block, complete)))
+    }
+
+    fn of(tree: Art<M>, block: u64, complete: bool) -> Self {
+        let filling = Mutex::ranked(Rank::Filling, ());
+        PersistentOrder { tree, block, complete: complete.into(), filling }
     }
 
     /// Returns `true` if every bound key is in the tree.

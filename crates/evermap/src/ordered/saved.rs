@@ -19,7 +19,7 @@ use std::sync::PoisonError;
 use evermap_index::BPlus;
 use evermap_index::key::BytesRef;
 use evermap_index::ordered::{Cursor, Direction, Run};
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Medium, PmU64, Pool, parallel, pod};
 
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
@@ -75,7 +75,7 @@ impl Saved {
                 pool.require_sweep();
             }
         }
-        Saved(Mutex::new(chain))
+        Saved(Mutex::ranked(Rank::Saved, chain))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Chain>> {

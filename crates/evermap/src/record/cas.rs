@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use evermap_pm::region::{OnSuspect, Region};
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Error, Medium};
 
 use crate::Result;
@@ -74,7 +74,7 @@ impl CasCounter {
             next: Next(AtomicU64::new(limit)),
             limit: AtomicU64::new(limit),
             first: limit,
-            changing: Mutex::new(()),
+            changing: Mutex::ranked(Rank::CasLimit, ()),
         })
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use evermap_pm::region::{OnSuspect, Region};
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Medium, PmU64};
 
 use crate::Result;
@@ -63,7 +63,7 @@ impl FlushMark {
             mark: AtomicU64::new(mark),
             flushing: AtomicBool::new(false),
             due: AtomicU64::new(due),
-            changing: Mutex::new(()),
+            changing: Mutex::ranked(Rank::Flush, ()),
         })
     }
 

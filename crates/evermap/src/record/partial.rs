@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::collections::HashSet;
 
 use evermap_index::record::HEADER;
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Medium, Pool};
 
 use super::{Draft, Owner, Value, free_unpublished, record_bytes};
@@ -16,8 +16,13 @@ use crate::Result;
 /// The blocks of partial records: taken, and not reachable.
 ///
 /// The caller that takes an offset out of here has to free the block, or to publish it.
-#[derive(Default)]
 pub(crate) struct PartialBlocks(Mutex<HashSet<u64>>);
+
+impl Default for PartialBlocks {
+    fn default() -> Self {
+        PartialBlocks(Mutex::ranked(Rank::Partial, HashSet::new()))
+    }
+}
 
 impl PartialBlocks {
     /// Returns the blocks.

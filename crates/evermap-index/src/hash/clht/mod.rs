@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use evermap_pm::medium::Note;
 use evermap_pm::region::Region;
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::FOUND_LATE;
@@ -134,7 +134,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
             seed: pool.seed(),
             root,
             floor,
-            resizing: Mutex::new(None),
+            resizing: Mutex::ranked(Rank::Resize, None),
             events: Events::default(),
             keys: PhantomData,
             pool,

@@ -46,7 +46,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use evermap_pm::error::ErrorKind;
 use evermap_pm::medium::{Note, prefetch};
 use evermap_pm::region::Region;
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use crate::FOUND_LATE;
@@ -220,8 +220,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             region: pool.share_region(),
             generation: pool.generation(),
             seed: pool.seed(),
-            recovering: (0..64).map(|_| Mutex::new(())).collect(),
-            growth: Mutex::new(Growth::default()),
+            recovering: (0..64).map(|_| Mutex::ranked(Rank::Recovery, ())).collect(),
+            growth: Mutex::ranked(Rank::Resize, Growth::default()),
             cursor: AtomicU64::new(0),
             undrained: AtomicU64::new(view.steps()),
             no_space_ahead: AtomicBool::new(false),

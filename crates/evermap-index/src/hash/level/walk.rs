@@ -15,7 +15,7 @@
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Guard, Medium, Result, region};
 
 use super::Level;
@@ -31,7 +31,6 @@ const RANGE_BITS: u32 = 6;
 
 /// A range of the hashes, in which either one walk copies records or any number of threads move
 /// records.
-#[derive(Default)]
 #[repr(align(64))]
 struct HashRange {
     /// Held by the walk that copies records here, or by a thread that waits to move one.
@@ -40,10 +39,17 @@ struct HashRange {
     copied: AtomicBool,
 }
 
+impl Default for HashRange {
+    fn default() -> Self {
+        HashRange { lock: Mutex::ranked(Rank::Part, ()), copied: AtomicBool::new(false) }
+    }
+}
+
 impl HashRange {
     fn acquire(&self) -> MutexGuard<'_, ()> {
-        // A panic under the lock poisons the region, which every caller checks.
-        self.lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        // In ascending order if there are several: see `copying`. A panic under the lock poisons
+        // the region, which every caller checks.
+        self.lock.lock_next().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

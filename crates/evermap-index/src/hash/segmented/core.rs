@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use evermap_pm::region::{PoisonOnPanic, Region};
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Guard, Medium, Pool, Result};
 
 use super::refusals::Refusals;
@@ -38,7 +38,7 @@ impl<M: Medium> Core<M> {
             root,
             generation: pool.generation(),
             seed: pool.seed(),
-            recovering: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            recovering: (0..STRIPES).map(|_| Mutex::ranked(Rank::Recovery, ())).collect(),
             refusals: Refusals::default(),
             splits: AtomicU64::new(0),
             recovered: AtomicU64::new(0),

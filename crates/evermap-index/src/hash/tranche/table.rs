@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use evermap_pm::error::ErrorKind;
 use evermap_pm::medium::Note;
 use evermap_pm::region::{self, Region};
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -294,9 +294,9 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             region: pool.share_region(),
             generation: pool.generation(),
             seed: pool.seed(),
-            recovering: (0..64).map(|_| Mutex::new(())).collect(),
-            growth: Mutex::new(()),
-            redo: Mutex::new(()),
+            recovering: (0..64).map(|_| Mutex::ranked(Rank::Recovery, ())).collect(),
+            growth: Mutex::ranked(Rank::Resize, ()),
+            redo: Mutex::ranked(Rank::Redo, ()),
             redo_block,
             fill: Fill::default(),
             moves: [const { AtomicU64::new(0) }; STRIPES],

@@ -19,7 +19,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Domain, Guard};
 
 use super::bucket::{Bucket, ENTRY_LIMIT, OVERFLOW_LIMIT, SLOTS, Words};
@@ -155,18 +155,21 @@ impl<K, V> Shard<K, V> {
             len: AtomicUsize::new(0),
             entries: Slab::new(),
             overflow: Slab::new(),
-            state: Mutex::new(State {
-                memory: None,
-                next_memory: None,
-                moved: 0,
-                bits_min: 0,
-                reseed_from: 0,
-                entries: Places::new(),
-                overflow: Places::new(),
-                garbage: Garbage::new(size_of::<Entry<K, V>>(), needs_drop::<Entry<K, V>>()),
-                moving: Vec::new(),
-                resizes: 0,
-            }),
+            state: Mutex::ranked(
+                Rank::Arena,
+                State {
+                    memory: None,
+                    next_memory: None,
+                    moved: 0,
+                    bits_min: 0,
+                    reseed_from: 0,
+                    entries: Places::new(),
+                    overflow: Places::new(),
+                    garbage: Garbage::new(size_of::<Entry<K, V>>(), needs_drop::<Entry<K, V>>()),
+                    moving: Vec::new(),
+                    resizes: 0,
+                },
+            ),
             #[cfg(test)]
             mistake: None,
         }

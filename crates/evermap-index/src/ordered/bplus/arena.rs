@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 use evermap_pm::Result;
 use evermap_pm::medium::prefer_huge_pages;
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 
 use super::block::no_memory;
 
@@ -55,7 +55,7 @@ impl<T> Arena<T> {
     const SIZE: usize = size_of::<T>();
 
     pub(super) fn new() -> Self {
-        Arena { state: Mutex::default(), holds: PhantomData }
+        Arena { state: Mutex::ranked(Rank::Arena, State::default()), holds: PhantomData }
     }
 
     /// Allocates a place for a value. It is not handed out again before it is [freed](Self::free).

@@ -1,7 +1,7 @@
 //! Changing the binding of one key.
 
 use evermap_pm::medium::Note;
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::BwTree;
@@ -26,7 +26,7 @@ pub(super) struct KeyLocks(Box<[Mutex<()>]>);
 
 impl KeyLocks {
     pub(super) fn new() -> Self {
-        KeyLocks((0..LOCKS).map(|_| Mutex::new(())).collect())
+        KeyLocks((0..LOCKS).map(|_| Mutex::ranked(Rank::TreeKey, ())).collect())
     }
 
     /// Returns the number of bytes that they take.

@@ -60,7 +60,7 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Medium, PmU64, Pool, Result};
 
 use super::memory::TreeMemory;
@@ -190,7 +190,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         BwTree {
             memory: TreeMemory::new(pool, root),
             ids: OnceLock::new(),
-            finding: Mutex::new(()),
+            finding: Mutex::ranked(Rank::TreeIds, ()),
             locks: KeyLocks::new(),
             events: Events::default(),
         }

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use evermap_pm::medium::Note;
-use evermap_pm::sync::MutexGuard;
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Error, GracePeriod, Medium, PmU64, Result};
 
 use super::BwTree;
@@ -90,7 +90,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let Ok(_finding) = self.finding.try_lock() else { return Ok(false) };
         if self.ids.get().is_none() {
             let found = self.look_for_ids()?;
-            let _ = self.ids.set(evermap_pm::sync::Mutex::new(found));
+            let _ = self.ids.set(Mutex::ranked(Rank::TreeIds, found));
         }
         Ok(true)
     }

@@ -12,7 +12,7 @@ use rustix::mm::{MsyncFlags, msync};
 use super::filesystem::FileSystem;
 use super::mapping::Mapping;
 use super::{lock, round_down};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Rank};
 use crate::{Error, ErrorKind, Result};
 
 /// Maximum number of bytes that one system call allocates. On tmpfs a signal makes the call start
@@ -99,7 +99,7 @@ impl File {
             path: path.to_owned(),
             filesystem,
             granule,
-            size: Mutex::new(size),
+            size: Mutex::ranked(Rank::File, size),
             sync_failure: Mutex::new(None),
         })
     }
@@ -387,7 +387,7 @@ mod tests {
             path: "file".into(),
             filesystem: FileSystem::Ext,
             granule: 4096,
-            size: Mutex::new(0),
+            size: Mutex::ranked(Rank::File, 0),
             sync_failure: Mutex::new(None),
         };
         let mapping = Mapping::reserve(4096, 4096, ProtFlags::empty()).unwrap();

@@ -29,7 +29,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use evermap_pm::Medium;
-use evermap_pm::sync::{Condvar, Mutex, MutexGuard};
+use evermap_pm::sync::{Condvar, Mutex, MutexGuard, Rank};
 
 use crate::error::Shortage;
 use crate::{Error, Evermap, Result};
@@ -107,8 +107,8 @@ pub(crate) struct Counts {
 impl Evictor {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Evictor {
-            hand: Mutex::new((Hand::new(), Demands::new())),
-            limits: Mutex::new(Limits::new()),
+            hand: Mutex::ranked(Rank::Hand, (Hand::new(), Demands::new())),
+            limits: Mutex::ranked(Rank::Limits, Limits::new()),
             wanted: Mutex::new(false),
             changed: Condvar::new(),
             listener: Mutex::new(None),

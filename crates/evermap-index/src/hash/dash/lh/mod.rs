@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use evermap_pm::medium::Note;
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use super::Dash;
@@ -147,7 +147,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
             count: AtomicU64::new(count),
             arrays: Box::new(arrays.map(AtomicU64::new)),
             bases: Box::new(std::array::from_fn(base)),
-            expanding: Mutex::new(()),
+            expanding: Mutex::ranked(Rank::Resize, ()),
             chained: AtomicU64::new(0),
             initialised: AtomicU64::new(0),
         }
