@@ -1,6 +1,7 @@
 //! Errors, with messages that say what to do.
 
 use std::fmt;
+use std::panic::Location;
 use std::path::{Path, PathBuf};
 
 /// The result of operations that can fail in this crate.
@@ -40,17 +41,31 @@ pub enum ErrorKind {
         /// What shows the extent of the damage.
         advice: &'static str,
     },
-    /// Another process holds the writer's lock.
+    /// Another process holds the writer's lock: one that opened the file, or a forked child of it.
     InUse {
         /// The file.
         path: PathBuf,
         /// Process id of the holder, or 0 if it is not known.
         pid: u32,
+        /// Whether that process has ended or is exiting, and the lock is held nevertheless.
+        is_ending: bool,
     },
-    /// The file is open read-only, here or in another process, which keeps a writer out.
+    /// Another process has the file open read-only, which keeps a writer out.
     OpenReadOnly {
         /// The file.
         path: PathBuf,
+        /// Process id of one of the readers, or 0 if it is not known.
+        pid: u32,
+    },
+    /// This process has the file open already.
+    OpenHere {
+        /// The file.
+        path: PathBuf,
+        /// The call that opened it, if it is known. It is not if the process inherited the open
+        /// file from one that forked it.
+        place: Option<&'static Location<'static>>,
+        /// Whether it is open read-only, which keeps only a writer out.
+        read_only: bool,
     },
     /// A file that was opened read-only was to be changed. Nothing was changed.
     ReadOnly {
@@ -123,10 +138,37 @@ impl fmt::Display for ErrorKind {
                 write!(f, "damaged at offset {offset:#x}: {what}; {advice}")
             }
             InUse { pid: 0, .. } => f.write_str("in use by process 0 (unknown)"),
-            InUse { pid, .. } => write!(f, "in use by process {pid} (stop it first)"),
-            OpenReadOnly { .. } => f.write_str(
+            InUse { pid, is_ending: false, .. } => {
+                write!(f, "in use by process {pid} (stop it first)")
+            }
+            InUse { pid, is_ending: true, .. } => write!(
+                f,
+                "in use by process {pid}, which has ended or is exiting; if it is gone, another \
+                 one holds the file for it, such as a forked child (`fuser -v FILE` as root names \
+                 it)"
+            ),
+            OpenReadOnly { pid: 0, .. } => f.write_str(
                 "opened read-only by others; open it for writing when they have closed it",
             ),
+            OpenReadOnly { pid, .. } => write!(
+                f,
+                "opened read-only by others (process {pid}); open it for writing when they have \
+                 closed it"
+            ),
+            OpenHere { place, read_only, .. } => {
+                let how = if *read_only { " read-only" } else { "" };
+                match place {
+                    Some(place) => {
+                        write!(f, "this process has it open{how} already (opened at {place})")?;
+                    }
+                    None => write!(
+                        f,
+                        "this process has it open{how} already, or inherited it from the one that \
+                         forked it"
+                    )?,
+                }
+                f.write_str("; use that handle, or drop it first")
+            }
             ReadOnly { .. } => {
                 f.write_str("it was opened read-only; open it for writing to change it")
             }
@@ -147,7 +189,8 @@ impl fmt::Display for ErrorKind {
             ),
             Config(what) => write!(f, "configuration: {what}"),
             Forked => f.write_str(
-                "this process was forked after the store was opened; open it again in the child",
+                "this process was forked after the store was opened, which belongs to its parent; \
+                 open it after the fork, in one process only",
             ),
             Poisoned => f.write_str(
                 "a thread panicked in the middle of a change; close and reopen the store to \
@@ -174,7 +217,8 @@ impl ErrorKind {
             NotAStore { path, .. }
             | NewerFormat { path, .. }
             | InUse { path, .. }
-            | OpenReadOnly { path }
+            | OpenReadOnly { path, .. }
+            | OpenHere { path, .. }
             | ReadOnly { path }
             | Io { path, .. }
             | FileSystem { path, .. }

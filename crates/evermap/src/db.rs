@@ -172,6 +172,7 @@ impl Evermap {
     ///   [`Damaged`](ErrorKind::Damaged), [`Suspect`](ErrorKind::Suspect) (see
     ///   [`Options::on_suspect`]), [`FileSystem`](ErrorKind::FileSystem),
     ///   [`Config`](ErrorKind::Config), [`NoSpace`](ErrorKind::NoSpace) and [`Io`](ErrorKind::Io).
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = path.as_ref();
         open_file(path, &options)
@@ -516,6 +517,7 @@ impl<M: Medium> Drop for CloseOnDrop<M> {
     }
 }
 
+#[track_caller]
 fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
     if options.read_only {
         return open_read_only(path, options);
@@ -542,6 +544,7 @@ fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
 }
 
 /// Opens the store in a file, and leaves the file as it is.
+#[track_caller]
 fn open_read_only(path: &Path, options: &Options) -> Result<Evermap> {
     if options.on_suspect == OnSuspect::Discard {
         let text = "read_only contradicts on_suspect = discard; leave one of them out".into();
@@ -593,6 +596,7 @@ fn mapped_options(options: &Options) -> MappedOptions {
     }
 }
 
+#[track_caller]
 fn open_mapped(path: &Path, mapped: &MappedOptions, options: &Options) -> Result<Mapped> {
     Mapped::open(path, mapped).map_err(|error| match error.kind() {
         evermap_pm::ErrorKind::Io { source, .. }

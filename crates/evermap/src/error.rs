@@ -361,7 +361,7 @@ pub enum ErrorKind {
     Dropped,
     /// The store was closed, or is being closed.
     Closed,
-    /// Another process has the file open, or it is open read-only.
+    /// Another process has the file open, or this one has: the message says which, or where.
     InUse,
     /// The store was opened read-only.
     ReadOnly,
@@ -405,7 +405,9 @@ impl StorageError {
             Storage::NotAStore { .. } => ErrorKind::NotAStore,
             Storage::NewerFormat { .. } => ErrorKind::NewerFormat,
             Storage::Damaged { .. } => ErrorKind::Damaged,
-            Storage::InUse { .. } | Storage::OpenReadOnly { .. } => ErrorKind::InUse,
+            Storage::InUse { .. } | Storage::OpenReadOnly { .. } | Storage::OpenHere { .. } => {
+                ErrorKind::InUse
+            }
             Storage::ReadOnly { .. } => ErrorKind::ReadOnly,
             Storage::NoSpace { .. } => ErrorKind::NoSpace,
             Storage::KeyTooLong { .. } => ErrorKind::InvalidInput,

@@ -89,9 +89,15 @@ pub(crate) fn unmount(target: &Path) {
 
 /// Runs one test of this program in another process, where [`other_part`] returns `path`.
 pub(crate) fn spawn(test: &str, path: &Path) -> Other {
+    spawn_with(test, path, &[])
+}
+
+/// Does the same with more variables in its environment.
+pub(crate) fn spawn_with(test: &str, path: &Path, variables: &[(&str, &str)]) -> Other {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture"])
         .env(PATH, path)
+        .envs(variables.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -1,5 +1,7 @@
 //! What a forked child may do with inherited objects.
 
+use std::time::Duration;
+
 use crate::common::{creating, in_memory};
 use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::{Mapped, MappedOptions, Medium};
@@ -48,7 +50,30 @@ fn a_child_may_drop_inherited_objects_and_the_parent_keeps_its_lock() {
         true
     }));
     let error = Mapped::open(&path, &MappedOptions::default()).map(|_| ()).unwrap_err();
-    assert!(matches!(error.kind(), evermap_pm::ErrorKind::InUse { .. }), "{error}");
+    assert!(matches!(error.kind(), evermap_pm::ErrorKind::OpenHere { .. }), "{error}");
     drop(inherited);
     Mapped::open(&path, &MappedOptions::default()).unwrap();
+}
+
+/// A child that outlives its parent holds what it inherited, and is not told to stop itself.
+#[test]
+fn a_child_that_opens_what_it_inherited_is_told_so() {
+    let directory = in_memory();
+    let path = directory.path().join("file");
+    let medium = Mapped::open(&path, &creating()).unwrap();
+    medium.grow(1 << 20).unwrap();
+    let word = medium.at::<evermap_pm::PmU64>(evermap_pm::region::HOLDER_PID_OFFSET).unwrap();
+    // The parent is gone.
+    medium.store(word, (1 << 22) + 1);
+    // The child holds what other tests have open, too, so it must not live long.
+    let options = MappedOptions { lock_wait: Duration::ZERO, ..MappedOptions::default() };
+    assert!(in_child(|| {
+        let refused = Mapped::open(&path, &options).map(|_| ()).unwrap_err();
+        // This process lives, and may be found first.
+        matches!(
+            refused.kind(),
+            evermap_pm::ErrorKind::OpenHere { place: None, .. }
+                | evermap_pm::ErrorKind::InUse { is_ending: false, .. }
+        )
+    }));
 }

@@ -114,10 +114,8 @@ fn a_file_that_is_missing_is_not_made_to_be_read() {
 
 fn assert_held_by_readers(path: &Path) {
     let error = Mapped::open(path, &MappedOptions::default()).map(|_| ()).unwrap_err();
-    assert!(
-        matches!(error.kind(), ErrorKind::OpenReadOnly { path: named } if named == path),
-        "{error}"
-    );
+    assert!(matches!(error.kind(), ErrorKind::OpenHere { read_only: true, .. }), "{error}");
+    assert!(error.to_string().contains("open read-only already"), "{error}");
 }
 
 #[test]
@@ -131,7 +129,7 @@ fn readers_keep_a_writer_out_and_a_writer_keeps_readers_out() {
     drop(second);
     let writer = Mapped::open(&path, &MappedOptions::default()).unwrap();
     let error = Mapped::open(&path, &reading()).map(|_| ()).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::InUse { .. }), "{error}");
+    assert!(matches!(error.kind(), ErrorKind::OpenHere { read_only: false, .. }), "{error}");
     drop(writer);
     Mapped::open(&path, &reading()).unwrap();
 }
@@ -149,7 +147,33 @@ fn a_reader_in_another_process_keeps_a_writer_out_until_it_leaves() {
     let mut reader = spawn(test, &path);
     reader.hear("reading");
     drop(Mapped::open(&path, &reading()).unwrap());
-    assert_held_by_readers(&path);
+    let error = Mapped::open(&path, &MappedOptions::default()).map(|_| ()).unwrap_err();
+    let (named, id) = (&path, reader.id());
+    assert!(
+        matches!(error.kind(), ErrorKind::OpenReadOnly { path, pid } if path == named && *pid == id),
+        "{error}"
+    );
     assert_eq!(reader.wait(), Some(0));
     Mapped::open(&path, &MappedOptions::default()).unwrap();
+}
+
+/// The kernel needs a while to tear down the mapping of a killed reader.
+#[test]
+fn a_killed_reader_is_waited_for() {
+    if let Some(path) = other_part() {
+        let medium = Mapped::open(&path, &reading()).unwrap();
+        let cells = medium.slice::<evermap_pm::PmU64>(0, medium.len() / 8).unwrap();
+        cells.iter().step_by(512).for_each(|cell| medium.store(cell, 1));
+        say("reading", "");
+        return listen();
+    }
+    let directory = in_memory();
+    let path = directory.path().join("file");
+    Mapped::open(&path, &creating()).unwrap().grow(512 * MIB).unwrap();
+    for _ in 0..3 {
+        let mut reader = spawn("read_only::a_killed_reader_is_waited_for", &path);
+        reader.hear("reading");
+        reader.kill();
+        Mapped::open(&path, &MappedOptions::default()).unwrap();
+    }
 }

@@ -195,12 +195,12 @@ fn a_file_stays_locked_until_it_is_truncated() {
     drop(medium);
     let no_wait = MappedOptions { lock_wait: std::time::Duration::ZERO, ..creating() };
     let refused = Mapped::open(&path, &no_wait).map(drop).unwrap_err();
-    assert!(matches!(refused.kind(), ErrorKind::InUse { .. }), "{refused}");
+    assert!(matches!(refused.kind(), ErrorKind::OpenHere { .. }), "{refused}");
     let medium = held.truncate_and_map(&no_wait).unwrap();
     assert!(Region::is_blank(&medium));
     assert_eq!(medium.len(), 0);
     let refused = Mapped::open(&path, &no_wait).map(drop).unwrap_err();
-    assert!(matches!(refused.kind(), ErrorKind::InUse { .. }), "{refused}");
+    assert!(matches!(refused.kind(), ErrorKind::OpenHere { .. }), "{refused}");
     drop(medium);
     Mapped::open(&path, &no_wait).unwrap();
 }

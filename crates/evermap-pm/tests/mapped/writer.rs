@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::common::{
-    creating, directory, in_memory, leave_pid, listen, other_part, say, spawn, word,
+    creating, directory, in_memory, leave_pid, listen, mount, other_part, say, spawn, spawn_with,
+    with_mount, word,
 };
 use evermap_pm::ErrorKind;
 use evermap_pm::PmU64;
@@ -17,7 +18,7 @@ const MIB: u64 = 1 << 20;
 fn refused_by(path: &Path, lock_wait: Duration) -> u32 {
     let options = MappedOptions { lock_wait, ..MappedOptions::default() };
     match Mapped::open(path, &options).map(|_| ()).unwrap_err().kind() {
-        ErrorKind::InUse { path: named, pid } if named == path => *pid,
+        ErrorKind::InUse { path: named, pid, .. } if named == path => *pid,
         other => panic!("{other}"),
     }
 }
@@ -27,14 +28,45 @@ fn a_file_opens_once_in_a_process() {
     let directory = directory();
     let path = directory.path().join("file");
     let medium = Mapped::open(&path, &creating()).unwrap();
-    assert_eq!(refused_by(&path, Duration::ZERO), 0, "no id is stored yet");
+    let line = line!() - 1;
     medium.grow(MIB).unwrap();
-    leave_pid(&medium);
-    assert_eq!(refused_by(&path, Duration::from_secs(30)), std::process::id());
-    medium.store(word(&medium, evermap_pm::region::HOLDER_PID_OFFSET), u64::MAX);
-    assert_eq!(refused_by(&path, Duration::ZERO), 0, "no process has such an id");
+    for stored in [0, u64::from(std::process::id()), u64::MAX] {
+        medium.store(word(&medium, evermap_pm::region::HOLDER_PID_OFFSET), stored);
+        for lock_wait in [Duration::ZERO, Duration::from_secs(30)] {
+            let options = MappedOptions { lock_wait, ..MappedOptions::default() };
+            let error = Mapped::open(&path, &options).map(|_| ()).unwrap_err();
+            let ErrorKind::OpenHere { path: named, place, read_only: false } = error.kind() else {
+                panic!("{error}");
+            };
+            assert_eq!((named, place.unwrap().file()), (&path, file!()));
+            assert_eq!(place.unwrap().line(), line);
+            assert!(error.to_string().contains("this process has it open already"), "{error}");
+            assert!(!error.to_string().contains("stop"), "{error}");
+        }
+    }
     drop(medium);
     Mapped::open(&path, &creating()).unwrap();
+}
+
+/// The id in the file can be that of a process that has never seen it: it was used again, or was
+/// stored in another container.
+#[test]
+fn an_innocent_process_is_not_named() {
+    if let Some(path) = other_part() {
+        let medium = Mapped::open(&path, &creating()).unwrap();
+        medium.grow(MIB).unwrap();
+        let innocent: u64 = std::env::var("EVERMAP_TEST_INNOCENT").unwrap().parse().unwrap();
+        medium.store(word(&medium, evermap_pm::region::HOLDER_PID_OFFSET), innocent);
+        say("holding", "");
+        return listen();
+    }
+    let directory = directory();
+    let path = directory.path().join("file");
+    let own = std::process::id().to_string();
+    let test = "writer::an_innocent_process_is_not_named";
+    let mut holder = spawn_with(test, &path, &[("EVERMAP_TEST_INNOCENT", &own)]);
+    holder.hear("holding");
+    assert_eq!(refused_by(&path, Duration::from_secs(30)), holder.id());
 }
 
 /// Acts as a writer that fills `bytes` bytes and holds the file until it is asked to end, or
@@ -101,6 +133,42 @@ fn die_but_leave_a_child(path: &Path) -> ! {
     unsafe { libc::_exit(0) }
 }
 
+/// Starts a writer that has died, and returns the child that keeps its lock.
+fn child_of_the_dead(test: &str, path: &Path) -> (u32, i32) {
+    let mut holder = spawn(test, path);
+    let pid = holder.id();
+    let child = holder.hear("child").parse().unwrap();
+    holder.wait();
+    (pid, child)
+}
+
+fn kill(child: i32) {
+    // SAFETY: the process that the holder has left for the test.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+}
+
+#[test]
+fn a_child_that_keeps_the_lock_of_a_dead_parent_is_named() {
+    if let Some(path) = other_part() {
+        die_but_leave_a_child(&path);
+    }
+    let directory = directory();
+    let path = &directory.path().join("file");
+    let test = "writer::a_child_that_keeps_the_lock_of_a_dead_parent_is_named";
+    let (_, child) = child_of_the_dead(test, path);
+    assert_eq!(refused_by(path, Duration::from_secs(30)), child as u32);
+    kill(child);
+    Mapped::open(path, &MappedOptions::default()).unwrap();
+}
+
+/// Runs `test` where no process can be seen, as in a container beside that of the holder.
+fn without_processes(test: impl FnOnce() + Send) {
+    with_mount("tmpfs", "", |_| {
+        assert!(mount("tmpfs", Path::new("/proc"), 0, ""));
+        test();
+    });
+}
+
 #[test]
 fn a_dead_holder_is_waited_for_as_long_as_allowed() {
     if let Some(path) = other_part() {
@@ -108,24 +176,30 @@ fn a_dead_holder_is_waited_for_as_long_as_allowed() {
     }
     let directory = directory();
     let path = &directory.path().join("file");
-    let mut holder = spawn("writer::a_dead_holder_is_waited_for_as_long_as_allowed", path);
-    let pid = holder.id();
-    let child: i32 = holder.hear("child").parse().unwrap();
-    holder.wait();
-    assert_eq!(refused_by(path, Duration::from_millis(50)), pid);
-    let killed = &AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        threads.spawn(move || {
-            // Longer than a living holder would be waited for.
-            std::thread::sleep(Duration::from_millis(300));
-            killed.store(true, Ordering::SeqCst);
-            // SAFETY: the process that the holder has left for this test.
-            unsafe { libc::kill(child, libc::SIGKILL) };
+    let test = "writer::a_dead_holder_is_waited_for_as_long_as_allowed";
+    let (pid, child) = child_of_the_dead(test, path);
+    without_processes(|| {
+        let options =
+            MappedOptions { lock_wait: Duration::from_millis(50), ..MappedOptions::default() };
+        let error = Mapped::open(path, &options).map(|_| ()).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::InUse { pid: named, is_ending: true, .. } if *named == pid),
+            "{error}"
+        );
+        let killed = &AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(move || {
+                // Longer than a living holder would be waited for.
+                std::thread::sleep(Duration::from_millis(300));
+                killed.store(true, Ordering::SeqCst);
+                kill(child);
+            });
+            let medium = Mapped::open(path, &MappedOptions::default()).unwrap();
+            assert!(killed.load(Ordering::SeqCst), "opened while the lock was held");
+            assert_eq!(medium.len(), MIB);
         });
-        let medium = Mapped::open(path, &MappedOptions::default()).unwrap();
-        assert!(killed.load(Ordering::SeqCst), "opened while the lock was held");
-        assert_eq!(medium.len(), MIB);
     });
+    kill(child);
 }
 
 /// Returns `true` if this process has a descriptor of the file.
@@ -141,20 +215,21 @@ fn a_file_replaced_while_waiting_is_detected() {
     }
     let directory = directory();
     let path = &directory.path().join("file");
-    let mut holder = spawn("writer::a_file_replaced_while_waiting_is_detected", path);
-    let child: i32 = holder.hear("child").parse().unwrap();
-    holder.wait();
+    let (_, child) = child_of_the_dead("writer::a_file_replaced_while_waiting_is_detected", path);
     std::thread::scope(|threads| {
-        let opener = threads.spawn(|| Mapped::open(path, &MappedOptions::default()).map(|_| ()));
-        while !has_open(path) {
+        let opener = threads.spawn(|| {
+            without_processes(|| {
+                let error = Mapped::open(path, &MappedOptions::default()).map(|_| ()).unwrap_err();
+                assert!(error.to_string().contains("replaced"), "{error}");
+            });
+        });
+        while !has_open(path) && !opener.is_finished() {
             std::thread::yield_now();
         }
         std::fs::write(path.with_extension("new"), "").unwrap();
         std::fs::rename(path.with_extension("new"), path).unwrap();
-        // SAFETY: the process that the holder has left for this test.
-        unsafe { libc::kill(child, libc::SIGKILL) };
-        let error = opener.join().unwrap().unwrap_err();
-        assert!(error.to_string().contains("replaced"), "{error}");
+        kill(child);
+        opener.join().unwrap();
     });
     Mapped::open(path, &MappedOptions::default()).unwrap();
 }

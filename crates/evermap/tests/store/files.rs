@@ -223,12 +223,15 @@ fn set_a_flush_and_hang() {
 fn there_is_one_writer_at_a_time() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("map");
-    let map = open(&path);
+    let map = evermap::Evermap::open(&path, options()).unwrap().default_map();
+    let line = line!() - 1;
     let error = refusal(&path, options().lock_wait(Duration::ZERO));
     let own = std::process::id();
+    let (place, text) = (format!("(opened at {}:{line}:", file!()), error.to_string());
     assert!(
         error.kind() == ErrorKind::InUse
-            && error.to_string().contains(&format!("{}: in use by process {own}", path.display())),
+            && text.contains(&format!("{}: this process has it open already", path.display()))
+            && text.contains(&place),
         "{error}"
     );
     let mut process = child::start("files::open_what_is_in_use", path.display());

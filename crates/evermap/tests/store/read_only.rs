@@ -93,7 +93,7 @@ fn several_readers_at_once_keep_a_writer_out() {
     });
     let error = refusal(&path, options());
     assert_eq!(error.kind(), ErrorKind::InUse);
-    assert!(error.to_string().contains("opened read-only by others"), "{error}");
+    assert!(error.to_string().contains("this process has it open read-only already"), "{error}");
     drop(first);
     assert_eq!(refusal(&path, options()).kind(), ErrorKind::InUse);
     assert_reads_all(&second);

@@ -3,12 +3,16 @@
 //! A mapped page that cannot be read raises SIGBUS: the disk has a bad sector, or another program
 //! truncated the file. Only the address is known in the handler, and the handler must not take
 //! locks or allocate.
+//!
+//! The table also says where in the program a file was opened, for whoever opens it again.
 
+use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicPtr, AtomicUsize, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence};
 
+use crate::fork::process_number;
 use crate::sync::Mutex;
 
 /// Number of mappings that can be in the table at a time. Later ones are not named.
@@ -22,6 +26,20 @@ struct Entry {
     base: AtomicUsize,
     bytes: AtomicUsize,
     path: AtomicPtr<PathBuf>,
+    /// The number of the process that opened the file; a forked child inherits the table.
+    process: AtomicU64,
+    device: AtomicU64,
+    inode: AtomicU64,
+    /// The call that opened the file.
+    place: AtomicPtr<Location<'static>>,
+}
+
+/// A file that is being mapped.
+pub(super) struct Opened<'a> {
+    pub(super) path: &'a Path,
+    /// Its device and inode, if they are known.
+    pub(super) identity: Option<(u64, u64)>,
+    pub(super) place: &'static Location<'static>,
 }
 
 static TABLE: [Entry; ENTRIES] = [const {
@@ -29,6 +47,10 @@ static TABLE: [Entry; ENTRIES] = [const {
         base: AtomicUsize::new(FREE),
         bytes: AtomicUsize::new(0),
         path: AtomicPtr::new(ptr::null_mut()),
+        process: AtomicU64::new(0),
+        device: AtomicU64::new(0),
+        inode: AtomicU64::new(0),
+        place: AtomicPtr::new(ptr::null_mut()),
     }
 }; ENTRIES];
 
@@ -55,12 +77,32 @@ pub fn describe_address(addr: usize) -> Option<(&'static Path, u64)> {
     })
 }
 
+/// Returns where this process has opened the file with this device and inode, if it is mapped.
+pub(super) fn opened_at(identity: (u64, u64)) -> Option<&'static Location<'static>> {
+    let process = process_number();
+    TABLE.iter().find_map(|entry| {
+        // As in `describe_address`.
+        let base = entry.base.load(Acquire);
+        let file = (entry.device.load(Relaxed), entry.inode.load(Relaxed));
+        if base <= TAKEN || file != identity || entry.process.load(Relaxed) != process {
+            return None;
+        }
+        let place = entry.place.load(Relaxed);
+        fence(Acquire);
+        if entry.base.load(Relaxed) != base {
+            return None;
+        }
+        // SAFETY: an entry with a base has a place, and places are never freed.
+        unsafe { place.as_ref() }
+    })
+}
+
 /// An entry of the table, which is removed on drop.
 pub(super) struct Named(Option<&'static Entry>);
 
 impl Named {
-    /// Adds an entry for `bytes` bytes at `base`, named `path`, if one is free.
-    pub(super) fn new(base: usize, bytes: usize, path: &Path) -> Self {
+    /// Adds an entry for `bytes` bytes of `file` at `base`, if one is free.
+    pub(super) fn new(base: usize, bytes: usize, file: &Opened<'_>) -> Self {
         let free = |entry: &&Entry| {
             // Acquire: the previous owner's stores come before ours.
             entry.base.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok()
@@ -68,7 +110,12 @@ impl Named {
         let entry = TABLE.iter().find(free);
         if let Some(entry) = entry {
             entry.bytes.store(bytes, Relaxed);
-            entry.path.store(leaked(path), Relaxed);
+            entry.path.store(leaked(file.path), Relaxed);
+            let (device, inode) = file.identity.unwrap_or_default();
+            entry.process.store(process_number(), Relaxed);
+            entry.device.store(device, Relaxed);
+            entry.inode.store(inode, Relaxed);
+            entry.place.store(ptr::from_ref(file.place).cast_mut(), Relaxed);
             entry.base.store(base, Release);
         }
         Named(entry)
@@ -106,8 +153,11 @@ mod tests {
     #[test]
     fn addresses_have_names_while_they_are_mapped() {
         let (one, two) = (Path::new("/one"), Path::new("/two"));
-        let first = Named::new(0x1000_0000, 0x2000, one);
-        let _second = Named::new(0x1000_2000, 0x1000, two);
+        let place = Location::caller();
+        let opened = |path, inode| Opened { path, identity: Some((u64::MAX, inode)), place };
+        let first = Named::new(0x1000_0000, 0x2000, &opened(one, 1));
+        let _second = Named::new(0x1000_2000, 0x1000, &opened(two, 2));
+        assert_eq!(opened_at((u64::MAX, 1)), Some(place));
         assert_eq!(describe_address(0x1000_1fff), Some((one, 0x1fff)));
         assert_eq!(describe_address(0x1000_2000), Some((two, 0)));
         assert_eq!(describe_address(0x1000_3000), None);
@@ -115,6 +165,8 @@ mod tests {
         assert_eq!(describe_address(0), None);
         drop(first);
         assert_eq!(describe_address(0x1000_0000), None);
+        let places = [1, 2, 3].map(|inode| opened_at((u64::MAX, inode)));
+        assert_eq!(places, [None, Some(place), None]);
         assert_eq!(describe_address(0x1000_2fff), Some((two, 0xfff)));
     }
 

@@ -1,7 +1,7 @@
 //! The file under a mapping: opening, growing, discarding, and syncing.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -134,7 +134,7 @@ impl File {
         }
     }
 
-    pub(super) fn fd(&self) -> impl AsFd {
+    pub(super) fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::str::FromStr;
@@ -24,6 +25,7 @@ mod address;
 mod domain;
 mod file;
 mod filesystem;
+mod holder;
 mod identity;
 mod lock;
 mod mapping;
@@ -35,7 +37,7 @@ pub use address::describe_address;
 pub use pages::PageReport;
 pub use sigbus::explain_bus_errors;
 
-use address::Named;
+use address::{Named, Opened};
 use file::File;
 use mapping::Mapping;
 use prefault::Prefaulter;
@@ -153,7 +155,8 @@ impl Default for MappedOptions {
 /// the file is on DAX.
 ///
 /// Dropping it neither syncs nor truncates the file. A forked child inherits the mapping and keeps
-/// the writer's lock as long as it lives: see [`ForkDetector`](crate::fork::ForkDetector).
+/// the lock as long as it lives, even if this process is gone: until then the file cannot be opened
+/// for writing, and the error names the child. See [`ForkDetector`](crate::fork::ForkDetector).
 pub struct Mapped {
     // Fields are dropped in this order: the helper thread stops touching pages, the addresses are
     // unregistered, the pages are unmapped, and finally the file is closed, which releases the
@@ -177,13 +180,15 @@ impl Mapped {
     ///
     /// * `Io` if the file cannot be opened; `NotAStore` for a directory or a device;
     /// * `FileSystem` if its file system cannot guarantee durability;
-    /// * `InUse` while another writer lives, in this process or another one. A holder in another
-    ///   process id namespace cannot be distinguished from one that is exiting, so it is waited
-    ///   for;
+    /// * `OpenHere` if this process has the file open, unless both are readers;
+    /// * `InUse` while another process writes, or lives as a forked child of a writer. A holder in
+    ///   another process id namespace cannot be distinguished from one that is exiting, so it is
+    ///   waited for;
     /// * `OpenReadOnly` if readers hold the file, and it is to be opened for writing;
     /// * `Config` if `flush` needs something that this machine or file does not have, or the
     ///   capacity is impossible;
     /// * `NoSpace` if there is not enough address space, or `allocate_holes` finds the disk full.
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>, options: &MappedOptions) -> Result<Self> {
         let path = path.as_ref();
         if options.read_only {
@@ -195,6 +200,7 @@ impl Mapped {
         Self::map(File::open(path, options.create, options.lock_wait)?, options)
     }
 
+    #[track_caller]
     fn map(file: File, options: &MappedOptions) -> Result<Self> {
         let path = &file.path().to_owned();
         let len = file.whole_bytes();
@@ -203,7 +209,9 @@ impl Mapped {
         if options.allocate_holes {
             file.claim(0..len)?;
         }
-        let name = Named::new(mapping.base().addr().get(), mapping.bytes() as usize, path);
+        let opened =
+            Opened { path, identity: holder::identity(file.fd()), place: Location::caller() };
+        let name = Named::new(mapping.base().addr().get(), mapping.bytes() as usize, &opened);
         let identity = identity::of(file.fd(), path, file.filesystem())?;
         Ok(Mapped {
             prefaulter: Prefaulter::default(),
@@ -306,6 +314,7 @@ impl LockedFile {
     /// # Errors
     ///
     /// The same as [`Mapped::open`].
+    #[track_caller]
     pub fn truncate_and_map(self, options: &MappedOptions) -> Result<Mapped> {
         Mapped::map(File::truncate(self.fd, &self.path)?, options)
     }

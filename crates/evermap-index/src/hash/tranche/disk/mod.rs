@@ -271,7 +271,8 @@ impl<const T: usize> TrancheFile<T> {
         match table.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => {
-                return Err(ErrorKind::InUse { path: path.to_owned(), pid: 0 }.into());
+                let path = path.to_owned();
+                return Err(ErrorKind::InUse { path, pid: 0, is_ending: false }.into());
             }
             Err(std::fs::TryLockError::Error(error)) => {
                 return Err(Error::io("locking", path, error));
