@@ -1,30 +1,35 @@
 //! `evermap top`
 
 mod connection;
+#[cfg(feature = "top")]
+mod hangup;
 mod plain;
 mod sample;
 #[cfg(feature = "top")]
 mod screen;
 mod summary;
+mod target;
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use crate::failure::Failure;
-use connection::Connection;
 use sample::Sample;
 use summary::Summary;
+use target::{Target, TargetArguments};
 
 /// Show what a server does, live
 ///
 /// Works with every server that speaks memcached's text protocol. Latencies and hot keys are shown
 /// if the server is Evermap, which then samples one access of 64. Keys: q quits, p pauses and
 /// continues, r forgets what was measured so far. Without a terminal, prints one table and ends.
+/// SIGTERM and the end of the terminal end it too.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Host and port of the server, or the path of its unix socket (with a slash)
-    #[arg(value_name = "ADDRESS", default_value = "127.0.0.1:11211")]
-    address: String,
+    #[command(flatten)]
+    target: TargetArguments,
     /// Print one table and end
     #[arg(long)]
     once: bool,
@@ -36,27 +41,27 @@ pub(crate) struct Arguments {
 impl Arguments {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let interval = Duration::from_secs_f64(self.interval);
+        let target = self.target.read()?;
         #[cfg(feature = "top")]
         if !self.once && io::stdout().is_terminal() {
-            return screen::run(&self.address, interval);
+            return screen::run(target, interval);
         }
-        self.print_once(interval)
+        print_once(&target, interval)
     }
+}
 
-    /// Takes two samples and prints what happened between them.
-    fn print_once(&self, interval: Duration) -> Result<(), Failure> {
-        let summary = || -> io::Result<Summary> {
-            let mut connection = Connection::open(&self.address)?;
-            let earlier = Sample::take(&mut connection)?;
-            std::thread::sleep(interval);
-            let later = Sample::take(&mut connection)?;
-            Ok(Summary::between(&earlier, &later))
-        };
-        let summary =
-            summary().map_err(|source| Failure::Io { what: self.address.clone(), source })?;
-        let table = plain::table(&self.address, &summary);
-        io::stdout().write_all(table.as_bytes()).map_err(Failure::Output)
-    }
+/// Takes two samples and prints what happened between them.
+fn print_once(target: &Target, interval: Duration) -> Result<(), Failure> {
+    let summary = || -> io::Result<Summary> {
+        let mut connection = target.connect()?;
+        let earlier = Sample::take(&mut connection)?;
+        std::thread::sleep(interval);
+        let later = Sample::take(&mut connection)?;
+        Ok(Summary::between(&earlier, &later))
+    };
+    let failure = |source| Failure::Io { what: target.address().to_owned(), source };
+    let table = plain::table(target.address(), &summary().map_err(failure)?);
+    io::stdout().write_all(table.as_bytes()).map_err(Failure::Output)
 }
 
 fn parse_interval(text: &str) -> Result<f64, String> {

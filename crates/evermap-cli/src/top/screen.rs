@@ -2,9 +2,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::Duration;
 
@@ -14,12 +11,13 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, Borders, Paragraph, Row, Sparkline, Table};
-use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use super::connection::Connection;
+use super::hangup::Watch;
 use super::plain;
 use super::sample::Sample;
 use super::summary::{Summary, count, percent};
+use super::target::Target;
 use crate::failure::Failure;
 
 /// The number of rates that the graph remembers.
@@ -30,19 +28,15 @@ const FACTS_WIDTH: u16 = 48;
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Shows the server until the user quits.
-pub(super) fn run(address: &str, interval: Duration) -> Result<(), Failure> {
+pub(super) fn run(target: Target, interval: Duration) -> Result<(), Failure> {
     let terminal_error = |source| Failure::Io { what: "terminal".into(), source };
-    let ended = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGHUP] {
-        // Without this, a signal would leave the terminal as the view needs it.
-        signal_hook::flag::register(signal, ended.clone()).map_err(terminal_error)?;
-    }
+    let watch = Watch::start().map_err(terminal_error)?;
     // Restores the terminal if this program panics, too.
     let mut terminal = ratatui::try_init().map_err(terminal_error)?;
-    let mut shown = || -> io::Result<()> {
-        let samples = take_samples(address.to_owned(), interval);
-        let mut view = View::new(address);
-        while !ended.load(Relaxed) {
+    let shown = || -> io::Result<()> {
+        let mut view = View::new(target.address());
+        let samples = take_samples(target, interval);
+        while !watch.is_ended() {
             terminal.draw(|frame| view.draw(frame))?;
             if event::poll(PATIENCE)?
                 && let Event::Key(key) = event::read()?
@@ -56,7 +50,11 @@ pub(super) fn run(address: &str, interval: Duration) -> Result<(), Failure> {
     };
     let result = shown();
     ratatui::restore();
-    result.map_err(terminal_error)
+    match result {
+        // The terminal has gone away, so nobody reads what went wrong.
+        Err(_) if watch.is_ended() => Ok(()),
+        result => result.map_err(terminal_error),
+    }
 }
 
 /// What the thread that takes samples sends: a sample, or why there is none.
@@ -70,13 +68,13 @@ struct Samples {
 }
 
 /// Takes a sample in every interval, and connects again whenever that fails.
-fn take_samples(address: String, interval: Duration) -> Samples {
+fn take_samples(target: Target, interval: Duration) -> Samples {
     let (send, taken) = channel();
     let (stop, stopped) = channel::<()>();
     std::thread::spawn(move || {
         let mut connection = None;
         loop {
-            let sample = take_sample(&mut connection, &address);
+            let sample = take_sample(&mut connection, &target);
             if send.send(sample.map_err(|error| error.to_string())).is_err()
                 || stopped.recv_timeout(interval) != Err(RecvTimeoutError::Timeout)
             {
@@ -87,11 +85,11 @@ fn take_samples(address: String, interval: Duration) -> Samples {
     Samples { taken, _stop: stop }
 }
 
-fn take_sample(open: &mut Option<Connection>, address: &str) -> io::Result<Sample> {
+fn take_sample(open: &mut Option<Connection>, target: &Target) -> io::Result<Sample> {
     // The connection is put back only if it can be used again.
     let mut connection = match open.take() {
         Some(connection) => connection,
-        None => Connection::open(address)?,
+        None => target.connect()?,
     };
     let sample = Sample::take(&mut connection)?;
     *open = Some(connection);

@@ -11,4 +11,6 @@ mod records;
 mod restart;
 mod serve;
 mod service;
+#[cfg(feature = "top")]
+mod terminal;
 mod top;

@@ -108,3 +108,105 @@ fn metrics_are_served_on_an_optional_port() {
     let warning = "the metrics at 0.0.0.0:0 can be read from other machines";
     assert!(output.stderr.contains(warning), "{output:?}");
 }
+
+#[test]
+fn a_server_with_passwords_is_shown_to_those_who_have_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let users = write("users", "ann:secret\nbob:other\n");
+    let (server, _directory) = start(&["--auth-file", &users]);
+    let address = server.address.to_string();
+    let top = |more: &[&str]| {
+        run([&["top", &address, "--once", "--interval", "0.1"], more].concat())
+    };
+    top(&[]).failure("the server requires authentication; use --auth-file");
+    let table = String::from_utf8(top(&["--auth-file", &users]).success()).unwrap();
+    assert!(table.contains("items           0\n"), "{table}");
+    let wrong = write("wrong", "ann:guess");
+    top(&["--auth-file", &wrong]).failure("does not accept the user or the password");
+    let empty = write("empty", "nonsense\n");
+    top(&["--auth-file", &empty]).failure("empty: has no line user:password");
+}
+
+#[cfg(feature = "tls")]
+mod tls {
+    use super::*;
+
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+
+    /// Writes a certificate for `cache.test` that is signed by itself, and its key. It may be
+    /// marked as that of an authority.
+    fn install(directory: &std::path::Path, name: &str, is_authority: bool) -> [String; 2] {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["cache.test".into()]).unwrap();
+        if is_authority {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        }
+        let texts = [params.self_signed(&key).unwrap().pem(), key.serialize_pem()];
+        ["cert", "key"].map(|kind| {
+            let path = directory.join(format!("{name}-{kind}.pem"));
+            std::fs::write(&path, &texts[usize::from(kind == "key")]).unwrap();
+            path.to_str().unwrap().to_owned()
+        })
+    }
+
+    #[test]
+    fn encrypted_servers_are_shown_if_they_are_who_they_should_be() {
+        for is_authority in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let [certificate, key] = install(dir.path(), "server", is_authority);
+            let [other, _] = install(dir.path(), "other", is_authority);
+            let (server, _directory) = start(&["--tls-cert", &certificate, "--tls-key", &key]);
+            let address = server.address.to_string();
+            let top = |more: &[&str]| {
+                run([&["top", &address, "--once", "--interval", "0.1"], more].concat())
+            };
+            let trusted = ["--tls", "--tls-ca", &certificate, "--tls-name", "cache.test"];
+            let table = String::from_utf8(top(&trusted).success()).unwrap();
+            assert!(table.contains("items           0\n"), "{table}");
+            top(&[]).failure("if it uses TLS, use --tls");
+            top(&["--tls", "--tls-ca", &other, "--tls-name", "cache.test"]).failure("certificate");
+            top(&["--tls", "--tls-ca", &key]).failure("there is no certificate in PEM format");
+            top(&["--tls", "--tls-ca", "/nonexistent"]).failure("/nonexistent: ");
+            let without = top(&["--tls-ca", &certificate]);
+            assert!(without.code == 2 && without.stderr.contains("--tls"), "{without:?}");
+        }
+    }
+
+    #[test]
+    fn the_name_is_verified_and_a_certificate_presented() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let authority_key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = write("ca.pem", &params.self_signed(&authority_key).unwrap().pem());
+        let issuer = Issuer::new(params, authority_key);
+        let issued = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["cache.test".into()]).unwrap();
+        let certificate =
+            write("cert.pem", &params.signed_by(&issued, &issuer).unwrap().pem());
+        let key = write("key.pem", &issued.serialize_pem());
+        let files = ["--tls-cert", &certificate, "--tls-key", &key];
+        let (server, _directory) = start(&[&files[..], &["--tls-client-ca", &authority]].concat());
+        let address = server.address.to_string();
+        let top = |more: &[&str]| {
+            let common = ["top", &address, "--once", "--interval", "0.1", "--tls"];
+            run([&common, &["--tls-ca", &authority][..], more].concat())
+        };
+        let name = ["--tls-name", "cache.test"];
+        top(&[&name[..], &files].concat()).success();
+        let output = top(&name);
+        assert!(output.code == 2, "without a certificate: {output:?}");
+        top(&files).failure("not valid for name");
+        top(&[&["--tls-name", "other.test"][..], &files].concat()).failure("not valid for name");
+    }
+}
