@@ -26,11 +26,10 @@ pub(crate) struct Dump {
 
 impl Dump {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
-        let map = self.store.open()?;
+        let map = self.store.open_to_read()?;
         let mut output = Output::new(self.format);
         let iterated = map.for_each(|item| output.write(item));
         let result = output.finish();
-        // Close the store properly even if the output could not be written.
         map.into_db().close()?;
         iterated?;
         result

@@ -25,7 +25,7 @@ pub(crate) struct Get {
 
 impl Get {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
-        let map = self.store.open()?;
+        let map = self.store.open_to_read()?;
         let value = map.get(self.key.as_bytes())?;
         map.into_db().close()?;
         let Some(mut value) = value else { return Ok(NEGATIVE) };

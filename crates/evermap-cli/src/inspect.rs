@@ -1,4 +1,4 @@
-//! `evermap stat` and `evermap check`: the state of a store.
+//! `evermap stat`, `check` and `recover`: the state of a store.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -13,7 +13,8 @@ use crate::{NEGATIVE, SUCCESS};
 
 /// Print the statistics of a store
 ///
-/// Reads the whole index. Reads records only if the ordered index is requested.
+/// Reads the whole index. Reads records only if the ordered index is requested. Does not change the
+/// file.
 #[derive(clap::Args)]
 pub(crate) struct StatCommand {
     #[command(flatten)]
@@ -28,7 +29,12 @@ pub(crate) struct StatCommand {
 
 impl StatCommand {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
-        let map = if self.ordered { self.store.open_ordered()? } else { self.store.open()? };
+        let map = match self.ordered {
+            true => self.store.open_ordered()?,
+            false => self.store.open_to_read()?,
+        };
+        // After an unclean shutdown, this counts the records. A failure is in the statistics.
+        let _ = map.db().recover();
         if self.ordered {
             map.build_ordered(1)?;
         }
@@ -44,7 +50,7 @@ impl StatCommand {
 
 /// Check the consistency of a store with all its maps, and print the problems found
 ///
-/// Does not change any record. The exit code is 1 if there are problems.
+/// Does not change the file. The exit code is 1 if there are problems.
 #[derive(clap::Args)]
 pub(crate) struct Check {
     #[command(flatten)]
@@ -59,7 +65,7 @@ pub(crate) struct Check {
 
 impl Check {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
-        let db = self.store.open()?;
+        let db = self.store.open_to_read()?;
         let report = db.check(self.deep)?;
         db.close()?;
         match self.json {
@@ -67,6 +73,26 @@ impl Check {
             false => print_line(&report)?,
         }
         Ok(if report.is_sound() { SUCCESS } else { NEGATIVE })
+    }
+}
+
+/// Recover a store that was not closed, and close it
+///
+/// The next opening then finds it closed, and so do copies of it. Every command that changes a store
+/// recovers it too. With --on-suspect salvage, a store that is suspect can be trusted afterwards.
+#[derive(clap::Args)]
+pub(crate) struct Recover {
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+impl Recover {
+    pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
+        let db = self.store.open()?;
+        let recovered = db.recover();
+        db.close()?;
+        recovered?;
+        Ok(SUCCESS)
     }
 }
 

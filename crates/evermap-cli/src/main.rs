@@ -50,6 +50,7 @@ enum Command {
     Drop(maps::Drop),
     Stat(inspect::StatCommand),
     Check(inspect::Check),
+    Recover(inspect::Recover),
     Top(top::Arguments),
     Lab(lab::Lab),
 }
@@ -68,6 +69,7 @@ impl Command {
             Command::Drop(arguments) => arguments.run(),
             Command::Stat(arguments) => arguments.run(),
             Command::Check(arguments) => arguments.run(),
+            Command::Recover(arguments) => arguments.run(),
             Command::Top(arguments) => arguments.run().map(|()| SUCCESS),
             Command::Lab(arguments) => arguments.run(),
         }

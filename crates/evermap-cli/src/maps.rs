@@ -19,7 +19,7 @@ pub(crate) struct Maps {
 
 impl Maps {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
-        let store = self.store.open()?;
+        let store = self.store.open_to_read()?;
         let names = store.maps()?;
         store.close()?;
         names.iter().try_for_each(|name| print_line(&escape_line(name)))?;

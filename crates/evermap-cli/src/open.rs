@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use evermap::{Evermap, IndexKind, Map, MapOptions, Options};
+use evermap::{ErrorKind, Evermap, IndexKind, Map, MapOptions, Options};
 
 use crate::failure::Failure;
 
@@ -62,9 +62,29 @@ impl OnSuspect {
 }
 
 impl StoreArguments {
-    /// Opens a store that must exist.
+    /// Opens a store that must exist, to change it.
     pub(crate) fn open(&self) -> Result<Evermap, Failure> {
         self.open_with(Options::new().create(false))
+    }
+
+    /// Opens a store that must exist, to read it: the file is not changed.
+    pub(crate) fn open_to_read(&self) -> Result<Evermap, Failure> {
+        self.open_to_read_with(Options::new())
+    }
+
+    fn open_to_read_with(&self, options: Options) -> Result<Evermap, Failure> {
+        let options = options.create(false);
+        // What is to be discarded has to be changed for that.
+        if self.suspect.on_suspect == OnSuspect::Discard {
+            return self.open_with(options);
+        }
+        match self.open_with(options.clone().read_only(true)) {
+            // On hugetlbfs a file can only be opened for writing. Nowhere else is it possible then.
+            Err(Failure::Store(error)) if error.kind() == ErrorKind::FileSystem => {
+                self.open_with(options)
+            }
+            opened => opened,
+        }
     }
 
     fn open_with(&self, options: Options) -> Result<Evermap, Failure> {
@@ -73,14 +93,19 @@ impl StoreArguments {
 }
 
 impl MapArguments {
-    /// Opens a map that must exist.
+    /// Opens a map that must exist, to change it.
     pub(crate) fn open(&self) -> Result<Map, Failure> {
         self.map_of(self.store.open()?, false)
     }
 
-    /// Opens a map that must exist, with an ordered index.
+    /// Opens a map that must exist, to read it: the file is not changed.
+    pub(crate) fn open_to_read(&self) -> Result<Map, Failure> {
+        self.map_of(self.store.open_to_read()?, false)
+    }
+
+    /// Opens a map that must exist, with an ordered index, to read it.
     pub(crate) fn open_ordered(&self) -> Result<Map, Failure> {
-        self.map_of(self.store.open_with(Options::new().create(false).ordered(true))?, false)
+        self.map_of(self.store.open_to_read_with(Options::new().ordered(true))?, false)
     }
 
     /// Opens a map. Creates the map and the store, with this kind of index, if they do not exist.

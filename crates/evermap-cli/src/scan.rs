@@ -50,7 +50,6 @@ impl Scan {
             scan.limit(self.limit).visit(|item| output.write(item))
         });
         let result = output.finish();
-        // Close the store properly even if the output could not be written.
         map.into_db().close()?;
         scanned?;
         result

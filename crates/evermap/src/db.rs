@@ -165,8 +165,6 @@ impl Evermap {
     ///
     /// # Errors
     /// * [`Error::NotFound`] if there is no file and [`Options::create`] is off;
-    /// * [`Error::NotClosed`] if the file is opened [read-only](Options::read_only), and has to be
-    ///   recovered first;
     /// * [`Error::Storage`] with one of [`InUse`](ErrorKind::InUse) (another process has the file
     ///   open), [`NotAStore`](ErrorKind::NotAStore), [`NewerFormat`](ErrorKind::NewerFormat),
     ///   [`Damaged`](ErrorKind::Damaged), [`Suspect`](ErrorKind::Suspect) (see
@@ -274,6 +272,9 @@ impl<M: Medium> Evermap<M> {
         let (region, header) = (pool.region(), MapHeader::of_default(&pool));
         let root = header.root(&pool);
         let is_new = pool.medium().load(root) == 0;
+        if is_new && pool.medium().is_read_only() {
+            return Err(Error::NotFound { path: origin.path });
+        }
         let index = if is_new {
             // Either a new region, or its creation was interrupted before the root was stored:
             // everything that the root vouches for is written first. A page of zeros has no root
@@ -553,12 +554,8 @@ fn open_read_only(path: &Path, options: &Options) -> Result<Evermap> {
     let options = options.clone().create(false);
     let medium = open_mapped(path, &mapped_options(&options), &options)?;
     let identity = medium.identity();
-    // What opening stores goes to private pages, and so does what is repaired on the way.
-    let db = open_whole(path, medium, identity, &options)?;
-    if !db.file.clean {
-        return Err(Error::NotClosed { path: path.to_owned() });
-    }
-    Ok(db)
+    // What opening stores goes to private pages, and so does what is recovered on the way.
+    open_whole(path, medium, identity, &options)
 }
 
 /// Opens what is in `medium`, unless that is only a part of what is in the file.

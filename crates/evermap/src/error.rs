@@ -187,12 +187,6 @@ pub enum Error {
     },
     /// The store was opened [read-only](crate::Options::read_only). Nothing was changed.
     ReadOnly,
-    /// The store was to be opened [read-only](crate::Options::read_only), but was not closed in
-    /// order, so that it has to be recovered first.
-    NotClosed {
-        /// The file.
-        path: PathBuf,
-    },
     /// The store was closed through another handle.
     Closed,
     /// The file, the memory or the operating system underneath reported an error.
@@ -306,11 +300,6 @@ impl fmt::Display for Error {
             Error::ReadOnly => {
                 write!(f, "the store was opened read-only; open it for writing to change it")
             }
-            Error::NotClosed { path } => write!(
-                f,
-                "{}: the store was not closed; open it for writing to recover it, and close it",
-                path.display()
-            ),
             Error::Closed => write!(f, "the store was closed"),
             Error::Storage(error) => error.fmt(f),
         }
@@ -365,8 +354,6 @@ pub enum ErrorKind {
     InUse,
     /// The store was opened read-only.
     ReadOnly,
-    /// The last shutdown of the store was unclean, so it cannot be opened read-only.
-    NotClosed,
     /// A value cannot be encoded, or stored bytes cannot be decoded as the type that was asked for.
     Encoding,
     /// The file holds something else.
@@ -514,7 +501,6 @@ impl Error {
             Error::Dropped { .. } => ErrorKind::Dropped,
             Error::Closed => ErrorKind::Closed,
             Error::ReadOnly => ErrorKind::ReadOnly,
-            Error::NotClosed { .. } => ErrorKind::NotClosed,
             Error::Source { .. } => ErrorKind::Io,
             #[cfg(feature = "serde")]
             Error::Undecodable { .. } | Error::Unencodable { .. } => ErrorKind::Encoding,

@@ -149,11 +149,18 @@ impl Options {
     /// read.
     ///
     /// All mutations fail with [`Error::ReadOnly`](crate::Error::ReadOnly). What has expired is
-    /// absent, but is not removed. A file whose last shutdown was unclean is refused with
-    /// [`Error::NotClosed`](crate::Error::NotClosed), because to recover it is to change it. What
-    /// an opening and an index usually note in the file while it is read stays in the memory of
-    /// this process: that takes up to as much memory as the parts of the index that are looked at.
-    /// Only for [`Evermap::open`](crate::Evermap::open).
+    /// absent, but is not removed. Nothing runs in the background but the building of an
+    /// [ordered](Options::ordered) index.
+    ///
+    /// What an opening and an index usually store in the file while it is read stays in the memory
+    /// of this process, in copies of pages. If the last shutdown was clean, these are the pages of
+    /// the index that are looked at, at most. If it was unclean, the store is recovered there, as
+    /// far as it is read: counts are bounds until [`recover`](crate::Evermap::recover) is called,
+    /// which may copy the whole index. The next opening finds the file as it was, and recovers it
+    /// again.
+    ///
+    /// Only for [`Evermap::open`](crate::Evermap::open). Contradicts
+    /// [`OnSuspect::Discard`]. Not possible on hugetlbfs.
     ///
     /// ```
     /// use evermap::{Error, Evermap, Options};

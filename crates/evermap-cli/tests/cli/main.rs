@@ -7,6 +7,7 @@ mod memcached;
 mod output;
 #[path = "../../../evermap/tests/fixtures/packed.rs"]
 mod packed;
+mod reading;
 mod records;
 mod restart;
 mod serve;

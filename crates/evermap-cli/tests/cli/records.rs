@@ -15,9 +15,10 @@ fn lines(text: &[u8]) -> Vec<&str> {
 #[test]
 fn every_command_has_help() {
     let all = run(["--help"]).success();
-    for command in
-        ["serve", "get", "put", "del", "load", "dump", "scan", "maps", "drop", "stat", "check"]
-    {
+    for command in [
+        "serve", "get", "put", "del", "load", "dump", "scan", "maps", "drop", "stat", "check",
+        "recover", "top",
+    ] {
         assert!(String::from_utf8_lossy(&all).contains(&format!("\n  {command} ")), "{command}");
         assert!(String::from_utf8_lossy(&run([command, "--help"]).success()).contains("Usage"));
     }

@@ -192,9 +192,17 @@ impl Mapped {
     pub fn open(path: impl AsRef<Path>, options: &MappedOptions) -> Result<Self> {
         let path = path.as_ref();
         if options.read_only {
-            let reading =
-                MappedOptions { flush: FlushKind::Process, allocate_holes: false, ..*options };
-            return Self::map(File::open_read_only(path, options.lock_wait)?, &reading);
+            let file = File::open_read_only(path, options.lock_wait)?;
+            // It does not grow, and a system that does not overcommit memory counts all addresses
+            // of a private mapping.
+            let capacity = options.capacity.min(file.whole_bytes().max(file.granule()));
+            let reading = MappedOptions {
+                flush: FlushKind::Process,
+                allocate_holes: false,
+                capacity,
+                ..*options
+            };
+            return Self::map(file, &reading);
         }
         domain::check(options.flush)?;
         Self::map(File::open(path, options.create, options.lock_wait)?, options)
@@ -406,7 +414,7 @@ unsafe impl Medium for Mapped {
             return Ok(());
         }
         let capacity = self.capacity();
-        if len > capacity {
+        if len > capacity && !self.is_read_only() {
             let what = self.path().map_or("memory".into(), |path| path.display().to_string());
             return Err(Error::no_space(format!("capacity of {what}"), len - capacity));
         }
