@@ -97,6 +97,8 @@ long_campaigns() {
     tests/kills/run.sh
     step "other projects' clients"
     tests/clients/run.sh
+    step "replies beside memcached"
+    tests/replies/run.sh
     step "many connections, and slow ones"
     tests/connections/run.sh
     step "three servers behind other projects' clients and proxies"
