@@ -297,7 +297,10 @@ fn commands_that_tune_memory() {
         ("cache_memlimit 7", "MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m"),
         ("cache_memlimit 1000000001", "MEMLIMIT_ADJUST_FAILED input value is megabytes not bytes"),
         ("cache_memlimit 7 noreply|cache_memlimit x noreply", ""),
-        ("stats cachedump|stats cachedump 1", "CLIENT_ERROR bad command line|CLIENT_ERROR bad command line"),
+        (
+            "stats cachedump|stats cachedump 1",
+            "CLIENT_ERROR bad command line|CLIENT_ERROR bad command line",
+        ),
         ("stats cachedump x 1|stats cachedump 1 x", "$F|$F"),
         ("stats cachedump 0 1", "CLIENT_ERROR Illegal slab id"),
         ("stats cachedump 1 0", "END"),
