@@ -126,6 +126,24 @@ def compare(evermap, memcached, verbose):
     return failures
 
 
+def names(server, request):
+    """The names of statistics, without the numbers of connections. Each line must have three words."""
+    replies, _ = server.ask(request)
+    lines = [line.split(b" ") for line in replies.split(b"\r\n") if line.startswith(b"STAT ")]
+    wrong = [b" ".join(words).decode() for words in lines if len(words) != 3]
+    return {re.sub(rb"^\d+:", b"", words[1]).decode() for words in lines}, wrong
+
+
+def compare_names(evermap, memcached):
+    failures = []
+    for request in (b"stats\r\n", b"stats settings\r\n", b"stats conns\r\n"):
+        (ours, wrong), (theirs, _) = names(evermap, request), names(memcached, request)
+        if missing := theirs - ours:
+            failures.append(f"{request!r}: only memcached has {sorted(missing)}")
+        failures += [f"{request!r}: not three words: {line}" for line in wrong]
+    return failures
+
+
 def refuse(evermap, memcached):
     """Requests that are refused, with the data behind them, in two parts."""
     failures, tried = [], 0
@@ -170,7 +188,7 @@ def main():
         serve = [options.binary, "serve", "--listen", listen, "--path", path, "--memory", "64M"]
         servers.append(Server(serve, ports[0]))
         servers.append(Server(["memcached", "-l", "127.0.0.1", "-p", str(ports[1]), "-U", "0", *user], ports[1]))
-        failures = compare(*servers, options.verbose)
+        failures = compare(*servers, options.verbose) + compare_names(*servers)
         refused, tried = refuse(*servers)
     finally:
         for server in servers:

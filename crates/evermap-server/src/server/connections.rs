@@ -31,6 +31,8 @@ pub(super) struct Peer {
     /// The address without the port; `unix` for a unix socket.
     pub(super) address: String,
     pub(super) port: u16,
+    /// The address of this side, as `stats conns` shows it. A listener has none.
+    pub(super) listener: Option<String>,
 }
 
 /// What a connection is doing. The words are memcached's.
@@ -68,12 +70,12 @@ impl State {
 impl Peer {
     pub(super) fn of(address: SocketAddr) -> Self {
         let (transport, port) = (Transport::Tcp, address.port());
-        Peer { transport, address: address.ip().to_string(), port }
+        Peer { transport, address: address.ip().to_string(), port, listener: None }
     }
 
     /// Returns the other side of a unix socket, which has no address.
     pub(super) fn local() -> Self {
-        Peer { transport: Transport::Local, address: "unix".into(), port: 0 }
+        Peer { transport: Transport::Local, address: "unix".into(), port: 0, listener: None }
     }
 
     /// Returns the address of a listener.
@@ -84,6 +86,11 @@ impl Peer {
                 Peer { address: path.display().to_string(), ..Peer::local() }
             }
         }
+    }
+
+    /// Adds the address of this side.
+    pub(super) fn connected_to(self, listener: &ListenAddress) -> Self {
+        Peer { listener: Some(Peer::of_listener(listener).full()), ..self }
     }
 
     /// Returns the address as `stats conns` shows it.
@@ -125,6 +132,9 @@ impl Connections {
             let number = connection.number;
             let idle = now.saturating_sub(connection.active_at.load(Relaxed));
             each(&format!("{number}:addr"), &connection.peer.full());
+            if let Some(listener) = &connection.peer.listener {
+                each(&format!("{number}:listen_addr"), listener);
+            }
             each(&format!("{number}:state"), &State::word_of(connection.state.load(Relaxed)));
             each(&format!("{number}:secs_since_last_cmd"), &idle);
         }
@@ -187,6 +197,10 @@ mod tests {
         assert_eq!(full("127.0.0.1:80"), "tcp:127.0.0.1:80");
         assert_eq!(full("[::1]:80"), "tcp6:[::1]:80");
         assert_eq!(Peer::local().full(), "unix:unix");
+        let listener = |address: ListenAddress| Peer::local().connected_to(&address).listener;
+        let address = SocketAddr::from(([127, 0, 0, 1], 80));
+        assert_eq!(listener(ListenAddress::Tcp(address)).unwrap(), "tcp:127.0.0.1:80");
+        assert_eq!(listener(ListenAddress::Unix("/run/a".into())).unwrap(), "unix:/run/a");
     }
 
     #[test]

@@ -2,12 +2,14 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::time::Duration;
 
 use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
 
+use super::ListenAddress;
 use super::connections::Peer;
 
 /// A socket that accepts connections.
@@ -98,8 +100,16 @@ impl Socket {
     /// Returns the other side of the connection.
     pub(super) fn peer(&self) -> io::Result<Peer> {
         match self {
-            Socket::Tcp(socket) => socket.peer_addr().map(Peer::of),
-            Socket::Unix(_) => Ok(Peer::local()),
+            Socket::Tcp(socket) => {
+                let listener = ListenAddress::Tcp(socket.local_addr()?);
+                Ok(Peer::of(socket.peer_addr()?).connected_to(&listener))
+            }
+            Socket::Unix(socket) => {
+                let address = socket.local_addr()?;
+                let path = address.as_pathname().map(Path::to_owned);
+                let listener = ListenAddress::Unix(path.unwrap_or_default());
+                Ok(Peer::local().connected_to(&listener))
+            }
         }
     }
 }

@@ -338,14 +338,14 @@ impl Drop for Watcher {
 
 fn report_opened(context: &Context<'_>, connection: &Connection) {
     if context.watch.wants(Topic::CONNECTIONS) {
-        let Peer { transport, ref address, port } = connection.peer;
+        let Peer { transport, ref address, port, .. } = connection.peer;
         context.watch.connected(connection.number, address.as_bytes(), transport, port);
     }
 }
 
 fn report_closed(context: &Context<'_>, connection: &Connection, reason: CloseReason) {
     if context.watch.wants(Topic::CONNECTIONS) {
-        let Peer { transport, ref address, port } = connection.peer;
+        let Peer { transport, ref address, port, .. } = connection.peer;
         context.watch.closed(connection.number, address.as_bytes(), transport, port, reason);
     }
 }

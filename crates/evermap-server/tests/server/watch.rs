@@ -507,7 +507,8 @@ fn connections_are_listed() {
         std::thread::yield_now();
     }
     let lines = client.list("stats conns\r\n");
-    assert_eq!(lines.len(), 12);
+    // Three of the listener, and four of each client.
+    assert_eq!(lines.len(), 15);
     let number = |address| {
         let end = format!(":addr tcp:{address}");
         let line = lines.iter().find_map(|line| line.strip_suffix(&end)).unwrap();
@@ -515,6 +516,8 @@ fn connections_are_listed() {
     };
     let (fd, listener) = (number(own), number(server.local_addr()));
     assert!(lines.contains(&format!("STAT {fd}:secs_since_last_cmd 0")), "{lines:?}");
+    let address = server.local_addr();
+    assert!(lines.contains(&format!("STAT {fd}:listen_addr tcp:{address}")), "{lines:?}");
     assert!(lines.contains(&format!("STAT {listener}:state conn_listening")), "{lines:?}");
     // Log lines name connections by the same numbers.
     let mut watcher = Client::watch(&server, "fetchers");
