@@ -435,7 +435,10 @@ fn commands_are_refused_or_allowed_as_the_options_say() {
 
     let server = Memcached::start(&[]);
     let mut stream = server.connect();
-    assert_eq!(reply(&mut stream, "shutdown\r\n", "\r\n"), "ERROR: shutdown not enabled\r\n");
+    assert_eq!(
+        reply(&mut stream, "shutdown\r\n", "\r\n"),
+        "SERVER_ERROR: shutdown not enabled\r\n"
+    );
     assert_eq!(reply(&mut stream, "flush_all\r\n", "\r\n"), "OK\r\n");
 }
 

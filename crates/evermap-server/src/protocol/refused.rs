@@ -5,7 +5,7 @@
 /// The reply follows the data, as in memcached. A client that does not wait for replies, or a proxy
 /// whose clients share a connection, takes what it receives for the reply to the oldest request
 /// that it has sent completely. It would drop a reply to a request that it is still sending, or
-/// give it to somebody else, and mistake every reply after it.
+/// give it to another client, and mistake every reply after it.
 pub(super) struct Refused {
     missing: usize,
     reply: Vec<u8>,

@@ -166,7 +166,7 @@ fn a_value_without_memory() {
         }
     }
     let mut session = small_budget();
-    let refused = request(SET, "a", &"v".repeat(200)).bytes();
+    let refused = request(SET, "a", "v".repeat(200)).bytes();
     assert_eq!(session.send(&refused[..refused.len() - 1]), b"");
     let replies =
         session.send(&[&refused[refused.len() - 1..], &request(NOOP, "", "").bytes()].concat());
@@ -221,7 +221,7 @@ fn a_packet_of_the_binary_protocol() {
     assert_eq!(Packet::replies(&reply)[0].show(), "50 81 =Unknown command");
     Refused::binary(&unknown, &reply).check(&TestSession::default);
     // A message of an authentication that is too long.
-    let long = request(SASL_AUTH, "PLAIN", &"x".repeat(3000));
+    let long = request(SASL_AUTH, "PLAIN", "x".repeat(3000));
     let reply = unknown_client().send(&long.bytes());
     assert_eq!(Packet::replies(&reply)[0].show(), "21 20 =Auth failure.");
     let mut session = unknown_client();

@@ -225,7 +225,8 @@ fn statistics_have_the_names_that_exporters_read() {
             "stats",
             "libevent slab_reassign_rescues slab_reassign_chunk_rescues slab_reassign_busy_nomem \
             slab_reassign_inline_reclaim slab_reassign_busy_items slab_reassign_busy_deletes \
-            slab_reassign_evictions_nomem threads curr_items total_items bytes limit_maxbytes evictions reclaimed \
+            slab_reassign_evictions_nomem \
+            threads curr_items total_items bytes limit_maxbytes evictions reclaimed \
             direct_reclaims crawler_reclaimed crawler_items_checked lru_crawler_starts \
             moves_to_cold moves_to_warm moves_within_lru lru_maintainer_juggles malloc_fails \
             expired_unfetched evicted_unfetched evicted_active lrutail_reflocked hash_bytes \
