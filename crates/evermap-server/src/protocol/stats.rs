@@ -7,7 +7,7 @@ use super::Context;
 
 /// Statistics of mechanisms that this server does not have, or whose events it does not tell apart.
 /// Tools that read memcached's statistics miss a name more than they mind a zero.
-const ABSENT: [&str; 52] = [
+const ABSENT: [&str; 53] = [
     "auth_cmds",
     "auth_errors",
     "crawler_items_checked",
@@ -54,6 +54,7 @@ const ABSENT: [&str; 52] = [
     "slab_reassign_chunk_rescues",
     "slab_reassign_evictions_nomem",
     "slab_reassign_inline_reclaim",
+    "slab_reassign_last_busy_status",
     "slab_reassign_rescues",
     "slab_reassign_running",
     "slabs_moved",

@@ -224,6 +224,7 @@ fn statistics_have_the_names_that_exporters_read() {
         (
             "stats",
             "libevent slab_reassign_rescues slab_reassign_chunk_rescues slab_reassign_busy_nomem \
+            slab_reassign_last_busy_status \
             slab_reassign_inline_reclaim slab_reassign_busy_items slab_reassign_busy_deletes \
             slab_reassign_evictions_nomem \
             threads curr_items total_items bytes limit_maxbytes evictions reclaimed \
