@@ -33,7 +33,8 @@ _SAME = [
     "lru tune 10 25 0.1 2.0", "lru mode segmented", "lru mode x", "lru temp_ttl x", "lru_crawler",
     "lru_crawler crawl x", "lru_crawler tocrawl 10", "lru_crawler tocrawl x", "lru_crawler sleep 100",
     "lru_crawler sleep 9999999", "lru_crawler metadump 0", "lru_crawler metadump x", "slabs automove x", "slabs",
-    "slabs reassign 1 1", "watch nonsense", "quit", "GET / HTTP/1.1|Host: x|",
+    "slabs reassign 1 1", "slabs reassign 1", "slabs reassign x 1", "stats extstore", "stats items x",
+    "watch nonsense", "quit", "GET / HTTP/1.1|Host: x|",
     # The meta protocol.
     "mn", "mg @", "mg @ v k O1", "mg @ q|mg @ q v k|mn", "ms @ 1|x|mg @", "ms @ 2 F5 T100|hi|mg @ v s t f k O12",
     "ms @ 1 q|x|mg @ v", "ms @ 1 ME|x|ms @ 1 ME|y|mg @ v", "ms @ 1 MR|x", "ms @ 1|x|ms @ 1 MA|y|ms @ 1 MP|z|mg @ v",
@@ -53,6 +54,8 @@ _OLDER = {
     "ms @ 1|xyz": ("CLIENT_ERROR bad data chunk|CLIENT_ERROR bad command line format|", "lines of one byte"),
     "x": ("CLIENT_ERROR bad command line format|", "lines of one byte"),
     "shutdown": ("SERVER_ERROR: shutdown not enabled|", "the text"),
+    "stats proxy": ("END|", "none, as without the proxy"),
+    "gat 5": ("CLIENT_ERROR bad command line format|", "too few words"),
     "verbosity": ("CLIENT_ERROR bad command line format|", "too few words"),
     "incr @": ("CLIENT_ERROR bad command line format|", "too few words"),
     "get": ("CLIENT_ERROR bad command line format|", "too few words"),

@@ -611,6 +611,7 @@ impl<'a> Pass<'a, '_> {
             Stats::Connections => host.connections(&mut each),
             Stats::Latency => host.latencies(&mut each),
             Stats::HotKeys => host.hot_keys(&mut each),
+            Stats::Absent => {}
             Stats::Detail(Detail::Dump) => {
                 host.prefixes(&mut |prefix, counts| reply::prefix(prefix, counts, self.out));
             }

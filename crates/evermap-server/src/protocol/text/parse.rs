@@ -132,6 +132,8 @@ pub(super) enum Stats {
     Latency,
     HotKeys,
     Detail(Detail),
+    /// Those of a part of memcached that this server does not have, of which there are none.
+    Absent,
 }
 
 /// What `stats detail` does with the counters by prefix.
@@ -346,6 +348,7 @@ fn stats(mut words: Words<'_>) -> Parsed<'_> {
         Some(b"conns") => Stats::Connections,
         Some(b"latency") => Stats::Latency,
         Some(b"hotkeys") => Stats::HotKeys,
+        Some(b"extstore" | b"proxy") => Stats::Absent,
         Some(b"detail") => Stats::Detail(detail(words)?),
         Some(_) => return Err(ERROR.into()),
     };

@@ -28,8 +28,11 @@ const CLASSES: RangeInclusive<usize> = 1..=CLASSES_MAX;
 pub(super) fn slabs(mut words: Words<'_>) -> Parsed<'_> {
     match words.next() {
         Some(b"reassign") => {
-            let number = |word: Option<&[u8]>| word.and_then(parse_i64).ok_or(BAD_FORMAT);
-            let (from, to) = (number(words.next())?, number(words.next())?);
+            let (Some(from), Some(to)) = (words.next(), words.next()) else {
+                return Err(ERROR.into());
+            };
+            let number = |word: &[u8]| parse_i64(word).ok_or(BAD_FORMAT);
+            let (from, to) = (number(from)?, number(to)?);
             let valid = |class: i64| usize::try_from(class).is_ok_and(|id| CLASSES.contains(&id));
             Ok(Request::Accepted(match from {
                 _ if from == to => SAME_CLASS,
