@@ -84,12 +84,13 @@ impl Position {
     }
 
     /// Decodes a number that [`encode`](Self::encode) returned. Returns `None` for 0.
-    fn decode(word: u64, place_bits: u32) -> Option<Self> {
+    pub(crate) fn decode(word: u64, place_bits: u32) -> Option<Self> {
         let (bits, order) = ((word & Self::BITS) as u32, word & !Self::BITS);
         (word != 0).then_some(Position { bits, place_bits, order })
     }
 
-    fn encode(self) -> u64 {
+    /// Encodes the position, except the beginning of a walk, which is 0.
+    pub(crate) fn encode(self) -> u64 {
         debug_assert!(self.order & Self::BITS == 0, "units begin at such ranks");
         self.order | u64::from(self.bits)
     }

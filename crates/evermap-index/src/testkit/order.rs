@@ -59,6 +59,24 @@ pub fn order<P: PoolSubject<Plain>>(
     .map_err(|what| Failure::new::<Plain>("order", "uniform hashes", config.seed, what))
 }
 
+/// Inserts `keys` keys whose hashes begin with the same `common` bits, so that no directory in
+/// proportion to the index separates them, and checks that the last insertions cost about as much as
+/// lookups of absent keys: that they follow the chain, but do not try again each time what was
+/// refused before. Keys are their own hashes.
+///
+/// # Errors
+/// Insertions that cost more, or failed.
+pub fn crowd<P: PoolSubject<Plain>>(
+    subject: &P,
+    config: &Config,
+    keys: usize,
+    common: u32,
+) -> Result<(), Failure> {
+    (Orders { subject, keys, places: OrderOfPlaces::Leave })
+        .insert_crowd(config.seed, common)
+        .map_err(|what| Failure::new::<Plain>("crowd", "equal prefixes", config.seed, what))
+}
+
 /// Returns a table of the costs that [`order`] compares, as multiples of those of a random order.
 pub fn report<P: PoolSubject<Plain>>(
     subject: &P,
@@ -231,6 +249,35 @@ impl Orders<'_> {
         let counter = Arc::new(Counter::default());
         let instance = create(self.subject, medium.observed_by(counter.clone())).map_err(text)?;
         Ok(Counted { instance, counter })
+    }
+
+    fn insert_crowd(&self, seed: u64, common: u32) -> Result<(), String> {
+        /// The number of insertions and lookups that are compared.
+        const LAST: usize = 100;
+        /// What an insertion may cost in addition to four lookups, words.
+        const MORE: u64 = 200;
+        let mut random = Rng::new(seed);
+        let (prefix, within) = (random.draw(), u64::MAX >> common);
+        let mut draw = || prefix & !within | random.draw() & within;
+        let distinct: HashSet<u64> =
+            std::iter::repeat_with(&mut draw).take(self.keys + LAST).collect();
+        let keys: Vec<u64> = distinct.into_iter().collect();
+        let (absent, keys) = keys.split_at(LAST);
+        let (first, last) = keys.split_at(keys.len() - LAST);
+        let index = self.fresh()?;
+        index.insert(first)?;
+        let insertions = index.insert(last)?.loads / LAST as u64;
+        index.counter.reset();
+        for &key in absent {
+            let PoolInstance { pool, index } = &index.instance;
+            index.get(key, &pool.pin()).map_err(|error| error.to_string())?;
+        }
+        let misses = index.counter.counts().loads / LAST as u64;
+        let limit = 4 * misses + MORE;
+        if insertions <= limit {
+            return Ok(());
+        }
+        Err(format!("insertions load {insertions} words, lookups of absent keys {misses}"))
     }
 
     fn compare(&self, seed: u64) -> Result<Vec<Compared>, String> {

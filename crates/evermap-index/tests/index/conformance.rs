@@ -7,7 +7,7 @@ use evermap_index::hash::level::{self, Resize};
 use evermap_index::hash::line;
 use evermap_index::hash::tranche;
 use evermap_index::testkit::counters::{Cost, OperationKind, Promise, counters};
-use evermap_index::testkit::order::{OrderOfPlaces, order};
+use evermap_index::testkit::order::{OrderOfPlaces, crowd, order};
 use evermap_index::testkit::{self, Failure, Numbered, Plain, PoolSubject};
 use evermap_index::{Bytes, Clht, DashEh, DashLh, LineHash, Quotient, Tranche, conformance};
 use evermap_pm::sim::Sim;
@@ -470,4 +470,14 @@ fn line_hash_orders() -> Result<(), Failure> {
 #[test]
 fn tranche_orders() -> Result<(), Failure> {
     orders(&FullTranche, OrderOfPlaces::Include)
+}
+
+/// Keys whose hashes begin with equal bits, more than a segment holds. A prefix can have 40 bits; a
+/// directory that separates those with 25 would be out of proportion.
+#[test]
+fn a_refused_split_is_not_tried_again_by_each_insertion() -> Result<(), Failure> {
+    let config = testkit::Config::from_env();
+    Failure::any([44, 25].into_iter().flat_map(|common| {
+        [crowd(&FullDash, &config, 1500, common), crowd(&FullLine, &config, 3000, common)]
+    }))
 }

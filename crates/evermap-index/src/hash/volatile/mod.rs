@@ -27,7 +27,7 @@
 //! and Trigonakis (2015), instead of nodes being linked into two chains.
 //!
 //! Because buckets are in the order of hashes, whatever the size of the table, an iterator is a
-//! position in that order, and survives every resize.
+//! position among the hashes, and survives every resize.
 
 mod bucket;
 mod garbage;

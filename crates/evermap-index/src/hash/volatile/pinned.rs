@@ -392,7 +392,7 @@ impl<K: Hash + Eq, V, S: BuildHasher, G: Protect> Pinned<'_, K, V, S, G> {
         self.retain(|_, _| false);
     }
 
-    /// Iterates over all pairs, in the order of their hashes.
+    /// Iterates over all pairs, in an order that suits insertions into another map.
     ///
     /// A key that is present all the time is shown exactly once, whatever other threads do, and
     /// however often tables are resized; any other key at most once. Each pair was current at some

@@ -8,6 +8,7 @@ use super::super::node::NodeRef;
 use super::super::steps::Mistake;
 use super::super::{Order, Shared, SplitOrder, TableKey};
 use super::Rp;
+use crate::hash::walk_order::Position;
 
 impl<K, V, S, O> Rp<K, V, S, O>
 where
@@ -18,10 +19,10 @@ where
 {
     pub(super) fn walk(&self, guard: &Guard<'_>, each: &mut dyn FnMut(&K, &V) -> bool) {
         if O::SORTED {
-            let mut from = Some(0);
+            let mut from = Some(self.first_position(guard));
             let mut goes_on = true;
-            while let Some(place) = from.filter(|_| goes_on) {
-                from = self.walk_bucket(place, guard, &mut |key, value| {
+            while let Some(position) = from.filter(|_| goes_on) {
+                from = self.walk_bucket(position, guard, &mut |key, value| {
                     goes_on = goes_on && each(key, value);
                     goes_on
                 });
@@ -69,29 +70,34 @@ where
         }
     }
 
-    /// Shows the pairs of the bucket that contains `place`, from there on, in the order of their
-    /// places. Returns the first place of the next bucket.
+    fn first_position(&self, guard: &Guard<'_>) -> Position {
+        Position::first(self.heads(guard).mask().count_ones(), 0)
+    }
+
+    /// Shows the pairs of the bucket at a position, from there on, in the order of their places.
+    /// Returns the position of the next bucket.
     ///
-    /// The state of a walk between two buckets is a place, which means the same however the table
-    /// is resized. A pair keeps its place, so it is shown once.
+    /// The state of a walk between two buckets is a position among the places, which means the same
+    /// however the table is resized. A pair keeps its place, so it is shown once.
     fn walk_bucket(
         &self,
-        place: u64,
+        position: Position,
         guard: &Guard<'_>,
         each: &mut dyn FnMut(&K, &V) -> bool,
-    ) -> Option<u64> {
+    ) -> Option<Position> {
+        let (place, last) = position.ranks().into_inner();
         let heads = self.heads(guard);
         let mask = heads.mask();
         // A bucket has the places that share its first bits.
         let end = place | u64::MAX.checked_shr(mask.count_ones()).unwrap_or(0);
         let mut next = heads.head(O::place(place) & mask).follow(guard);
-        while let Some(node) = next.filter(|node| node.place <= end) {
+        while let Some(node) = next.filter(|node| node.place <= end.min(last)) {
             if node.place >= place && !each(&node.key, &node.value) {
                 return None;
             }
             next = node.next.follow(guard);
         }
-        end.checked_add(1)
+        position.after(end.checked_add(1))
     }
 }
 
@@ -101,9 +107,9 @@ where
     V: Shared,
     S: BuildHasher + Send + Sync,
 {
-    /// Shows the pairs of one bucket, in the order of their hashes with the bits reversed, from the
-    /// position `from` on. Returns the position where the next bucket begins, or `None` after the
-    /// last one.
+    /// Shows the pairs of one bucket from the position `from` on. Returns the position where the next
+    /// bucket begins, or `None` after the last one. The order of the buckets suits insertions into
+    /// another table.
     ///
     /// A loop that begins with 0 shows what [`for_each`](super::ResizableTable::for_each) shows,
     /// but needs a guard for one bucket at a time only. A position stays valid for any time and
@@ -113,10 +119,12 @@ where
     /// If the guard is one of another domain.
     pub fn scan(&self, from: u64, guard: &Guard<'_>, each: &mut dyn FnMut(&K, &V)) -> Option<u64> {
         self.base.check(guard);
-        self.walk_bucket(from, guard, &mut |key, value| {
+        let position = Position::decode(from, 0).unwrap_or_else(|| self.first_position(guard));
+        let next = self.walk_bucket(position, guard, &mut |key, value| {
             each(key, value);
             true
-        })
+        });
+        next.map(Position::encode)
     }
 }
 
