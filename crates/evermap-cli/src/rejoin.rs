@@ -264,7 +264,8 @@ impl History {
     }
 }
 
-/// Returns the current time in seconds since 1970.
+/// Returns the current time in seconds since 1970, by the wall clock: that of the next process is
+/// compared with it.
 fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

@@ -17,16 +17,16 @@ pub fn seconds() -> u64 {
     PROCESS.seconds()
 }
 
-/// Returns what [`seconds`] returns, or returned a few milliseconds ago, for what need not be exact.
-/// Time for which the machine was suspended since the last call of [`follow_suspension`] is missing.
-/// Takes about 5 ns.
+/// Returns what [`seconds`] returns, or returned a few milliseconds ago, for what need not be
+/// exact. Time for which the machine was suspended since the last call of [`follow_suspension`] is
+/// missing. Takes about 5 ns.
 #[inline]
 pub fn coarse_seconds() -> u64 {
     PROCESS.coarse_seconds()
 }
 
-/// Makes [`coarse_seconds`] include the time for which the machine was suspended. To be called about
-/// once a second.
+/// Makes [`coarse_seconds`] include the time for which the machine was suspended. To be called
+/// about once a second.
 #[cold]
 pub fn follow_suspension() {
     PROCESS.follow_suspension();
@@ -121,7 +121,7 @@ fn read(clock: libc::clockid_t) -> i64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the time is stored to a variable of our own. If the call fails, it stays 0.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
-    (now.tv_sec as i64).saturating_mul(NANOS).saturating_add(now.tv_nsec as i64)
+    now.tv_sec.saturating_mul(NANOS).saturating_add(now.tv_nsec)
 }
 
 #[cfg(test)]

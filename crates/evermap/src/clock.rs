@@ -16,9 +16,9 @@ use evermap_pm::clock;
 /// [`Clock::now`] or [`Map::now`](crate::Map::now).
 ///
 /// A manual clock may be set back. What has expired stays absent then: an open store keeps the
-/// latest time that it has seen, until a purge has removed what had expired; from then on it follows
-/// the clock again. A record that is stored meanwhile with an expiry before that time counts as
-/// expired. On a file, a thread in the background purges about every second.
+/// latest time that it has seen, until a purge has removed what had expired; from then on it
+/// follows the clock again. A record that is stored meanwhile with an expiry before that time
+/// counts as expired. On a file, a thread in the background purges about every second.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Option<Arc<AtomicU64>>);
 

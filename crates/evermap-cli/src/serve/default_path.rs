@@ -76,7 +76,8 @@ pub(super) fn default_path(uid: u32, name: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Returns `true` if the files of the directory are in memory only, and none of it can be taken back.
+/// Returns `true` if the files of the directory are in memory only, which the system cannot take
+/// back.
 pub(super) fn is_in_memory(directory: &Path) -> bool {
     const RAMFS: u32 = 0x8584_58f6;
     const HUGETLBFS: u32 = 0x9584_58f6;

@@ -155,7 +155,9 @@ impl Addresses {
     pub(super) fn failure(&self, error: io::Error) -> Failure {
         Failure::Other(match error.kind() {
             io::ErrorKind::AddrInUse => {
-                let hint = self.hint;
+                // The listeners are there before the metrics.
+                let is_of_metrics = error.to_string().contains(" for metrics: ");
+                let hint = if is_of_metrics { "--metrics" } else { self.hint };
                 format!("{error}; stop the program that uses it, or choose another with {hint}")
             }
             _ => error.to_string(),

@@ -9,14 +9,14 @@ use std::time::Instant;
 
 use evermap::{Evermap, Evicted, IndexKind, Options, Order};
 use evermap_server::protocol::Credentials;
-use evermap_server::server::{Tls, TlsSettings};
+use evermap_server::server::{ClientCertificates, Tls, TlsSettings};
 use evermap_server::{Config, ListenAddress, Listener, Server};
 use rustix::process::getuid;
 
 use super::activation;
 use super::daemon::Daemon;
 use super::default_path::{default_path, name_of};
-use super::endpoints::Endpoint;
+use super::endpoints::{Encryption, Endpoint};
 use super::listeners::{Addresses, exposure, without_inherited};
 use super::memory_bounds::{Bound, Limits, bounds, fit};
 use super::notify::Manager;
@@ -80,8 +80,8 @@ pub(super) enum Place {
 pub(super) struct Naming {
     /// The port of the server whose file needs no distinction.
     pub(super) plain_port: Option<u16>,
-    /// Whether a server has a file whose port the system chooses. The next one has another port, but
-    /// finds the file.
+    /// Whether a server has a file whose port the system chooses. The next one has another port,
+    /// but finds the file.
     pub(super) any_port: bool,
 }
 
@@ -109,6 +109,7 @@ impl Service {
         let user = self.user_to_become()?;
         let inherited = activation::take(self.tls.is_some())?;
         self.config.tls = self.load_certificates()?;
+        self.warn_of_missing_authority();
         self.config.credentials = self.load_credentials()?;
         let path = self.store.path(user.as_ref(), self.first_address(&inherited).as_ref())?;
         let asked = self.store.memory;
@@ -256,6 +257,26 @@ impl Service {
             Tls::load(settings.clone()).map_err(|error| Failure::Other(error.to_string()))
         };
         self.tls.as_ref().map(load).transpose()
+    }
+
+    /// Says if certificates of clients are asked for that nobody can have.
+    fn warn_of_missing_authority(&self) {
+        let Some(tls) = self.tls.as_ref().filter(|tls| tls.client_ca.is_none()) else {
+            return;
+        };
+        let mutual = |endpoint: &Endpoint| {
+            matches!(endpoint, Endpoint::Tcp { encryption: Encryption::Mutual, .. })
+        };
+        let refused = match tls.client_certificates {
+            _ if self.endpoints.iter().any(mutual) => "no client can connect there",
+            ClientCertificates::Ignored => return,
+            ClientCertificates::Requested => "a client that presents one is refused",
+            ClientCertificates::Required => "no client can connect",
+        };
+        self.say(&format!(
+            "warning: clients are asked for certificates, but no authority is given that issues \
+             them: {refused}"
+        ));
     }
 
     fn load_credentials(&self) -> Result<Option<Arc<Credentials>>, Failure> {

@@ -557,6 +557,34 @@ fn certificates_are_read_again_by_a_command() {
     assert_eq!(reply(&mut plain.connect(), "refresh_certs\r\n", "\r\n"), "ERROR\r\n");
 }
 
+/// memcached starts, too. Clients with certificates are refused then, or all.
+#[cfg(feature = "tls")]
+#[test]
+fn certificates_can_be_asked_for_without_an_authority() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["cache.test".into()]).unwrap();
+    let (cert_path, key_path) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    std::fs::write(&cert_path, params.self_signed(&key).unwrap().pem()).unwrap();
+    std::fs::write(&key_path, key.serialize_pem()).unwrap();
+    let files = format!("ssl_chain_cert={},ssl_key={}", cert_path.display(), key_path.display());
+    for (mode, shown, said) in [
+        ("1", "1", "a client that presents one is refused"),
+        ("2", "2", "no client can connect"),
+        ("3", "2", "no client can connect"),
+    ] {
+        let mode = format!("{files},ssl_verify_mode={mode}");
+        let server = Memcached::start(&["-Z", "-o", &mode, "-l", "notls:127.0.0.1:0"]);
+        let ports = std::fs::read_to_string(server.path("ports")).unwrap();
+        let port: u16 = ports.lines().nth(1).unwrap().split(' ').nth(2).unwrap().parse().unwrap();
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let settings = reply(&mut stream, "stats settings\r\n", "END\r\n");
+        assert!(settings.contains(&format!("STAT ssl_verify_mode {shown}\r\n")), "{settings}");
+        let (_, errors) = server.stop();
+        assert!(errors.contains("no authority is given") && errors.contains(said), "{errors}");
+    }
+}
+
 #[test]
 fn the_background() {
     let dir = tempfile::tempdir().unwrap();

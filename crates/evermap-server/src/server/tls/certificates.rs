@@ -13,7 +13,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
 
-use super::keys::{PrivateKey, is_supported};
+use super::keys::{PrivateKey, is_supported, pem_error};
 use super::nobody::Nobody;
 use super::settings::{ClientCertificates, TlsSettings, TlsVersion};
 use super::supported::{SUPPORTED, is_old_version};
@@ -153,14 +153,6 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     io::Read::read_to_end(&mut io::Read::take(file, LEN_MAX), &mut text)?;
     Ok(text)
-}
-
-/// Returns a function that explains that the text has no usable `what`.
-pub(super) fn pem_error(what: &str) -> impl Fn(pem::Error) -> io::Error {
-    move |error| match error {
-        pem::Error::NoItemsFound => io::Error::other(format!("there is no {what} in PEM format")),
-        error => io::Error::other(format!("cannot be read as PEM: {error}")),
-    }
 }
 
 fn name(path: &Path, error: io::Error) -> io::Error {

@@ -4,11 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{Der, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::SigningKey;
 
-use super::certificates::pem_error;
 use super::supported::SUPPORTED;
 
 /// A private key, of which its own structure says what it is: tools write each of the three kinds
@@ -43,6 +42,14 @@ impl PrivateKey {
                 "the private key cannot be used; supported are {SUPPORTED} ({error})"
             ))
         })
+    }
+}
+
+/// Returns a function that explains that the text has no usable `what`.
+pub(super) fn pem_error(what: &str) -> impl Fn(pem::Error) -> io::Error {
+    move |error| match error {
+        pem::Error::NoItemsFound => io::Error::other(format!("there is no {what} in PEM format")),
+        error => io::Error::other(format!("cannot be read as PEM: {error}")),
     }
 }
 

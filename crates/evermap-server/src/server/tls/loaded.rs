@@ -1,17 +1,15 @@
 //! Certificates that can be loaded again while connections use them.
 
-use std::io::{self, Write};
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustls::ServerConnection;
 
 use super::certificates::Configurations;
+use super::failures::Failures;
 use super::settings::{ClientCertificates, TlsSettings};
 use super::stream::TlsStream;
-use super::supported::Failure;
 use crate::server::socket::Socket;
 
 /// Loaded certificates. Clones share them.
@@ -23,9 +21,7 @@ struct Inner {
     settings: TlsSettings,
     /// What the next handshake uses. Connections keep what they began with.
     current: Mutex<Current>,
-    last_failure: Mutex<Option<&'static str>>,
-    /// The reasons that standard error has, as bits.
-    explained: AtomicU32,
+    failures: Arc<Failures>,
 }
 
 #[derive(Debug)]
@@ -49,8 +45,7 @@ impl Tls {
         Ok(Tls(Arc::new(Inner {
             settings,
             current: Mutex::new(current),
-            last_failure: Mutex::default(),
-            explained: AtomicU32::new(0),
+            failures: Arc::default(),
         })))
     }
 
@@ -82,24 +77,12 @@ impl Tls {
     ) -> io::Result<TlsStream> {
         let configuration = self.current().configurations.of(clients).clone();
         let connection = ServerConnection::new(configuration).map_err(io::Error::other)?;
-        Ok(TlsStream::new(socket, connection, self.clone()))
-    }
-
-    /// Notes why a handshake failed. Says so on standard error when a reason needs an explanation
-    /// and occurs for the first time.
-    pub(super) fn note_failure(&self, failure: Failure) {
-        if let Some(explanation) = failure.explanation()
-            && self.0.explained.fetch_or(1 << failure as u32, Relaxed) & 1 << failure as u32 == 0
-        {
-            // If standard error is closed, `stats` still has the reason.
-            let _ = writeln!(io::stderr(), "evermap: {explanation}");
-        }
-        *self.0.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.word());
+        Ok(TlsStream::new(socket, connection, self.0.failures.clone()))
     }
 
     /// Returns a word that says why the last handshake failed that did.
     pub(in crate::server) fn last_failure(&self) -> Option<&'static str> {
-        *self.0.last_failure.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.failures.last()
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {

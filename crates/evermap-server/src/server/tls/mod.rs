@@ -6,6 +6,8 @@
 #[cfg(feature = "tls")]
 mod certificates;
 #[cfg(feature = "tls")]
+mod failures;
+#[cfg(feature = "tls")]
 mod keys;
 #[cfg(feature = "tls")]
 mod loaded;

@@ -8,8 +8,8 @@ pub struct TlsSettings {
     /// A PEM file with the certificate of the server, followed by those that lead to a known
     /// authority.
     pub certificates: PathBuf,
-    /// A PEM file with the private key of the certificate: PKCS #8, PKCS #1 or SEC 1, not encrypted.
-    /// RSA of 2048 to 8192 bits, ECDSA over P-256 or P-384, or Ed25519.
+    /// A PEM file with the private key of the certificate: PKCS #8, PKCS #1 or SEC 1, not
+    /// encrypted. RSA of 2048 to 8192 bits, ECDSA over P-256 or P-384, or Ed25519.
     pub key: PathBuf,
     /// A PEM file with the certificates of the authorities that issue the certificates of clients.
     /// Without it, a client that presents a certificate is refused.

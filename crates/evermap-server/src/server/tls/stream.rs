@@ -5,11 +5,11 @@
 //! bytes wait, so a peer that does not read cannot make the server produce more.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::sync::Arc;
 
 use rustls::ServerConnection;
 
-use super::loaded::Tls;
-use super::supported::Failure;
+use super::failures::Failures;
 use crate::server::socket::{Received, Socket};
 
 /// The number of bytes that are encrypted before the socket has taken the ones before.
@@ -21,13 +21,17 @@ pub(in crate::server) struct TlsStream {
     connection: ServerConnection,
     /// The number of bytes that were encrypted when the socket had last taken everything.
     taken: usize,
-    tls: Tls,
+    failures: Arc<Failures>,
 }
 
 impl TlsStream {
-    pub(super) fn new(socket: Socket, mut connection: ServerConnection, tls: Tls) -> Self {
+    pub(super) fn new(
+        socket: Socket,
+        mut connection: ServerConnection,
+        failures: Arc<Failures>,
+    ) -> Self {
         connection.set_buffer_limit(Some(TAKEN_MAX));
-        TlsStream { socket, connection, taken: 0, tls }
+        TlsStream { socket, connection, taken: 0, failures }
     }
 
     /// Reads until the buffer is full or the socket has no more.
@@ -86,7 +90,7 @@ impl TlsStream {
         let sent = self.send_taken();
         processed.map_err(|error| {
             if self.connection.is_handshaking() {
-                self.tls.note_failure(Failure::of(&error));
+                self.failures.note(&error);
             }
             io::Error::new(ErrorKind::InvalidData, error)
         })?;
