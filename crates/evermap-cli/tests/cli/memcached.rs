@@ -522,16 +522,22 @@ fn the_protocol_can_be_chosen() {
     }
 }
 
+/// Writes a certificate and its key. Returns the options that name them.
+#[cfg(feature = "tls")]
+fn certificate(dir: &Path) -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["cache.test".into()]).unwrap();
+    let (cert_path, key_path) = (dir.join("cert.pem"), dir.join("key.pem"));
+    std::fs::write(&cert_path, params.self_signed(&key).unwrap().pem()).unwrap();
+    std::fs::write(&key_path, key.serialize_pem()).unwrap();
+    format!("ssl_chain_cert={},ssl_key={}", cert_path.display(), key_path.display())
+}
+
 #[cfg(feature = "tls")]
 #[test]
 fn certificates_are_read_again_by_a_command() {
     let dir = tempfile::tempdir().unwrap();
-    let key = rcgen::KeyPair::generate().unwrap();
-    let params = rcgen::CertificateParams::new(vec!["cache.test".into()]).unwrap();
-    let (cert_path, key_path) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
-    std::fs::write(&cert_path, params.self_signed(&key).unwrap().pem()).unwrap();
-    std::fs::write(&key_path, key.serialize_pem()).unwrap();
-    let files = format!("ssl_chain_cert={},ssl_key={}", cert_path.display(), key_path.display());
+    let files = certificate(dir.path());
     let server = Memcached::start(&[
         "-Z",
         "-o",
@@ -550,7 +556,7 @@ fn certificates_are_read_again_by_a_command() {
         assert!(settings.contains(&format!("STAT {line}\r\n")), "{line}: {settings}");
     }
     assert_eq!(reply(&mut stream, "refresh_certs\r\n", "\r\n"), "OK\r\n");
-    std::fs::write(&cert_path, "nonsense").unwrap();
+    std::fs::write(dir.path().join("cert.pem"), "nonsense").unwrap();
     let error = reply(&mut stream, "refresh_certs\r\n", "\r\n");
     assert!(error.contains("cert.pem: there is no certificate"), "{error}");
     let plain = Memcached::start(&[]);
@@ -562,12 +568,7 @@ fn certificates_are_read_again_by_a_command() {
 #[test]
 fn certificates_can_be_asked_for_without_an_authority() {
     let dir = tempfile::tempdir().unwrap();
-    let key = rcgen::KeyPair::generate().unwrap();
-    let params = rcgen::CertificateParams::new(vec!["cache.test".into()]).unwrap();
-    let (cert_path, key_path) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
-    std::fs::write(&cert_path, params.self_signed(&key).unwrap().pem()).unwrap();
-    std::fs::write(&key_path, key.serialize_pem()).unwrap();
-    let files = format!("ssl_chain_cert={},ssl_key={}", cert_path.display(), key_path.display());
+    let files = certificate(dir.path());
     for (mode, shown, said) in [
         ("1", "1", "a client that presents one is refused"),
         ("2", "2", "no client can connect"),

@@ -201,7 +201,11 @@ impl Acceptor {
 /// Returns the certificates for the connections of a listener, if they use TLS.
 #[cfg_attr(
     not(feature = "tls"),
-    expect(unreachable_code, reason = "there are no certificates in a build without TLS")
+    expect(
+        unreachable_code,
+        unused_variables,
+        reason = "there are no certificates in a build without TLS"
+    )
 )]
 fn tls_of(shared: &Shared, security: Security) -> io::Result<Option<(Tls, ClientCertificates)>> {
     let Security::Tls { clients } = security else {
