@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 
 use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::{FlushKind, Mapped, MappedOptions, Pages};
-use evermap_pm::region::{self, DamageMark, Identity, OnSuspect, Opened, Region, RegionConfig};
+use evermap_pm::region::{
+    self, DamageMark, Identity, OnSuspect, Opened, Region, RegionConfig, WIDE_DAMAGE,
+};
 use evermap_pm::sync::Mutex;
 use evermap_pm::{Medium, Pool};
 
@@ -326,6 +328,9 @@ impl<M: Medium> Evermap<M> {
             pool,
         };
         let db = Evermap { file: Arc::new(file), closer: None };
+        if !db.file.clean && options.on_suspect != OnSuspect::Salvage {
+            db.ensure_not_widely_damaged()?;
+        }
         if options.evict && !db.file.read_only {
             // Before anything is stored that older programs would not understand.
             db.file.pool.region().raise_format(ACCESS_FORMAT)?;
@@ -334,6 +339,18 @@ impl<M: Medium> Evermap<M> {
         }
         db.apply_memory_limit(options.memory_limit);
         Ok(db)
+    }
+
+    /// Refuses a file that was not closed, if a sample of its index shows that it cannot be what the
+    /// process left that had it open.
+    fn ensure_not_widely_damaged(&self) -> Result<()> {
+        if !self.default_map().is_widely_damaged()? {
+            return Ok(());
+        }
+        let why = "much of its index cannot be read, or leads to nothing";
+        self.file.pool.region().mark_damage(DamageMark::Widespread, why);
+        let why = format!("the store was not closed, and {why}. {WIDE_DAMAGE}");
+        Err(storage(evermap_pm::ErrorKind::Suspect { path: "".into(), why }))
     }
 
     /// Calls `listener` whenever damage is found for the first time since the file was last verified,

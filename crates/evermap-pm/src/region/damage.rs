@@ -16,6 +16,11 @@ use crate::sync::Mutex;
 /// of another time.
 pub const WIDESPREAD: usize = 256;
 
+/// What widespread damage means, and how to see it.
+pub const WIDE_DAMAGE: &str = "So is a file that was copied while a process was writing to it, \
+                               and restored. `evermap check --deep --on-suspect salvage` describes \
+                               the damage";
+
 /// The number of places that are described.
 const DESCRIBED: usize = 16;
 

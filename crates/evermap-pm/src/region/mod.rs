@@ -40,7 +40,7 @@ use table::{HEADER_BYTES, PARTS};
 use damage::DamageLog;
 
 pub use crate::medium::{HOLDER_PID_OFFSET, Identity};
-pub use damage::{DamageMark, OnDamage, WIDESPREAD};
+pub use damage::{DamageMark, OnDamage, WIDE_DAMAGE, WIDESPREAD};
 pub use superblock::{FORMAT, Header, ROOTS, starts_with_magic, truncated_header};
 
 /// Smallest and largest extent size, in bytes.
@@ -365,11 +365,8 @@ impl<M: Medium> Region<M> {
             )
         });
         let is_damaged = self.damage_mark() == DamageMark::Widespread;
-        let damage = || {
-            "damage was found in many places, as in a file that was copied while a process was \
-             writing to it. `evermap check --deep --on-suspect salvage` describes it"
-        };
-        match doubt.or_else(|| is_damaged.then(|| damage().to_owned())) {
+        let damage = || format!("damage was found in many places of it. {WIDE_DAMAGE}");
+        match doubt.or_else(|| is_damaged.then(damage)) {
             Some(why) if on_suspect == OnSuspect::Refuse => {
                 Err(ErrorKind::Suspect { path: "".into(), why }.into())
             }

@@ -9,6 +9,7 @@ pub(crate) mod compact;
 pub(crate) mod cost;
 pub(crate) mod evict;
 pub(crate) mod expire;
+pub(crate) mod probe;
 pub(crate) mod stats;
 pub(crate) mod sweep;
 

@@ -17,6 +17,7 @@ mod files;
 mod find_many;
 mod full;
 mod guards;
+mod live_copy;
 mod maps;
 mod model;
 mod ordered;

@@ -1,0 +1,158 @@
+//! A copy that was made while a process was writing to the file, restored over the same file: the
+//! identity of the file says nothing then, and its pages are of different times.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin};
+
+use crate::common::{self, child};
+use evermap::{DamageMark, ErrorKind, IndexKind, Map, OnSuspect, Options};
+
+/// The number of records that the process has stored when the copy begins, and of those that it
+/// stores meanwhile.
+const FIRST: u64 = 20_000;
+const LATER: u64 = 60_000;
+const PIECE: usize = 64 << 10;
+
+fn options(index: IndexKind) -> Options {
+    Options::new().index(index).capacity(64 << 20).seed(1)
+}
+
+fn value_of(key: u64) -> [u8; 100] {
+    [key as u8; 100]
+}
+
+#[test]
+fn write_without_end() {
+    let Some(argument) = child::asked_for("live_copy::write_without_end") else { return };
+    let (path, index) = argument.split_once('\n').unwrap();
+    let map = common::open_file(path, options(index.parse().unwrap())).unwrap();
+    for key in 0..FIRST {
+        map.put(&key.to_le_bytes(), &value_of(key)).unwrap();
+    }
+    println!("ready");
+    // In step with the copy.
+    let mut turns = std::io::stdin().lines().map_while(Result::ok);
+    for keys in (FIRST..FIRST + LATER).collect::<Vec<_>>().chunks(PIECE / 100) {
+        if turns.next().is_none() {
+            return;
+        }
+        for key in keys {
+            map.put(&key.to_le_bytes(), &value_of(*key)).unwrap();
+        }
+        // Old records go too.
+        map.remove(&(keys[0] % FIRST).to_le_bytes()).unwrap();
+        println!("stored");
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Starts the process. Returns its output and its input, when the first records are stored.
+fn start(
+    path: &Path,
+    index: IndexKind,
+) -> (Child, impl Iterator<Item = String> + use<>, ChildStdin) {
+    let argument = format!("{}\n{index}", path.display());
+    let mut process = child::start("live_copy::write_without_end", argument);
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line == "ready"));
+    let turns = process.stdin.take().unwrap();
+    (process, lines, turns)
+}
+
+/// Copies the file piece by piece while the process writes, kills that, and restores the copy.
+fn restored(index: IndexKind) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let path = directory.path().join("map");
+    let (mut process, mut lines, mut turns) = start(&path, index);
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let (mut copy, mut stored) = (Vec::new(), 0);
+    loop {
+        let mut piece = vec![0; PIECE];
+        let read = file.read_at(&mut piece, copy.len() as u64).unwrap();
+        copy.extend_from_slice(&piece[..read]);
+        if read == 0 {
+            break;
+        }
+        if stored < LATER {
+            writeln!(turns).unwrap();
+            assert!(lines.any(|line| line == "stored"));
+            stored += (PIECE / 100) as u64;
+        }
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
+    file.set_len(0).unwrap();
+    file.write_all_at(&copy, 0).unwrap();
+    (directory, path)
+}
+
+fn count(map: &Map) -> (u64, u64, u64) {
+    let (mut found, mut missing, mut damaged) = (0, 0, 0);
+    for key in 0..FIRST + LATER {
+        match map.get(&key.to_le_bytes()) {
+            Ok(Some(value)) => {
+                assert_eq!(value, value_of(key));
+                found += 1;
+            }
+            Ok(None) => missing += 1,
+            Err(_) => damaged += 1,
+        }
+    }
+    (found, missing, damaged)
+}
+
+/// The identity of the file is that of the process that was killed, so only the contents tell.
+#[test]
+fn a_restored_copy_of_a_file_in_use_is_refused() {
+    for index in common::every_index() {
+        let (_directory, path) = restored(index);
+        let error = common::open_file(&path, options(index)).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Suspect, "{index}: {error}");
+        assert!(error.to_string().contains("not closed"), "{index}: {error}");
+        // It stays so.
+        let error = common::open_file(&path, options(index)).map(drop).unwrap_err();
+        assert!(error.to_string().contains("many places"), "{index}: {error}");
+        let salvage = || options(index).on_suspect(OnSuspect::Salvage);
+        let map = common::open_file(&path, salvage()).unwrap();
+        let (found, missing, damaged) = count(&map);
+        assert!(found < FIRST + LATER && missing + damaged > 0, "{index}: nothing is wrong");
+        let stat = map.stat();
+        assert!(stat.suspect && stat.damage == DamageMark::Widespread, "{index}: {stat}");
+        // A check that finds problems does not leave it as closed in order.
+        assert!(!map.db().check(true).unwrap().is_sound(), "{index}");
+        map.into_db().close().unwrap();
+        let error = common::open_file(&path, options(index)).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Suspect, "{index}: {error}");
+    }
+}
+
+/// The sweep finds it too, for a program that asked for what is left.
+#[test]
+fn the_sweep_of_a_restored_copy_marks_it() {
+    let (_directory, path) = restored(common::index());
+    let salvage = options(common::index()).on_suspect(OnSuspect::Salvage);
+    let map = common::open_file(&path, salvage).unwrap();
+    let _ = map.db().recover();
+    assert_eq!(map.stat().damage, DamageMark::Widespread, "{}", map.stat());
+}
+
+/// Nothing is wrong with a file that is as the process left it, whatever that was doing.
+#[test]
+fn a_file_whose_process_was_killed_is_not_refused() {
+    for index in common::every_index() {
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let path = directory.path().join("map");
+        let (mut process, _, _) = start(&path, index);
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let map = common::open_file(&path, options(index)).unwrap();
+        assert!(!map.stat().clean_open);
+        assert_eq!(count(&map), (FIRST, LATER, 0), "{index}");
+        map.db().recover().unwrap();
+        assert_eq!(map.stat().damage, DamageMark::None);
+    }
+}
