@@ -45,25 +45,29 @@ impl<M: Medium> Heap<M> {
             let longest = shared.free.longest().map_or(0, |run| run.end - run.start);
             longest.max(self.extents.len - shared.frontier) >= count
         };
-        is_easy || cheapest(&self.pieces(), count, self.geometry.shift, 0).is_some()
+        is_easy || cheapest(&self.pieces(false), count, self.geometry.shift, 0).is_some()
     }
 
     /// Chooses neighbouring units of `bytes` bytes in which the fewest bytes are allocated. Returns
     /// `None` if blocks that cannot be moved are in the way everywhere, or if there is a window
     /// already. O(extents).
     pub fn window(&self, bytes: u64) -> Option<Window<'_, M>> {
-        let (pieces, count) = (self.pieces(), self.count_units_for(bytes));
-        let units = {
+        let count = self.count_units_for(bytes);
+        let choose = |spared| {
+            let from = lock(&self.shared).window_end;
+            cheapest(&self.pieces(spared), count, self.geometry.shift, from)
+        };
+        // What could not be emptied a while ago may be possible now.
+        let units = choose(true).or_else(|| choose(false))?;
+        {
             let shared = &mut *lock(&self.shared);
             if shared.window.is_some() {
                 return None;
             }
-            let units = cheapest(&pieces, count, self.geometry.shift, shared.window_end)?;
             let free = shared.free.split_off(&units);
             shared.window = Some((units.clone(), free));
             shared.window_end = units.end;
-            units
-        };
+        }
         let evacuation = Some(self.begin_evacuation());
         let mut window = Window { heap: self, evacuation, units };
         window.add_extents();
@@ -74,12 +78,13 @@ impl<M: Medium> Heap<M> {
         bytes.div_ceil(self.geometry.unit()).max(1)
     }
 
-    /// Returns what could be a part of a window, in ascending order.
-    fn pieces(&self) -> Vec<Piece> {
+    /// Returns what could be a part of a window, in ascending order: if `spared`, without extents
+    /// that could not be emptied before.
+    fn pieces(&self, spared: bool) -> Vec<Piece> {
         let mut pieces: Vec<_> =
             lock(&self.shared).free.all().map(|units| Piece { units, taken: 0 }).collect();
         self.for_each_extent(|index, extent| {
-            if extent.is_movable() && !extent.evacuating && !extent.resists() {
+            if extent.is_movable() && !extent.evacuating && !(spared && extent.resists()) {
                 let weight = if extent.entry.usage == Usage::Large { LARGE_WEIGHT } else { 1 };
                 let taken = u64::from(extent.blocks - extent.free);
                 let taken = taken * extent.block_size(&self.geometry) * weight;

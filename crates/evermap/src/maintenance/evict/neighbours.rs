@@ -36,11 +36,11 @@ impl<M: Medium> Evermap<M> {
         Ok(done? != Some(false))
     }
 
-    /// Makes a window free. Returns `Some(false)` if something stays in all that were tried, and
-    /// `None` if none can be chosen.
+    /// Makes a window free. Returns `Some(false)` if something stays in all that were tried, or other
+    /// maintenance takes long, and `None` if none can be chosen.
     fn make_window(&self, bytes: u64, events: &mut Vec<Event>) -> Result<Option<bool>> {
         let Some(_sweeping) = self.wait_for_turn().filter(|_| !self.is_closed()) else {
-            return Ok(None);
+            return Ok(Some(false));
         };
         // Nothing else evicts, and takes the space that is left for the records that move.
         let _hand = self.file.maintenance.evictor.hold();
