@@ -16,7 +16,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"EVERMAP\0");
 pub(super) const CREATING: u64 = u64::from_le_bytes(*b"creating");
 
 /// Newest format that this version supports. The low half of the format word.
-pub const FORMAT: u32 = 10;
+pub const FORMAT: u32 = 11;
 
 /// Format of a new region. It [rises](Region::raise_format) only when something is stored that
 /// programs of the older format would ignore with bad consequences, so that they can open all other

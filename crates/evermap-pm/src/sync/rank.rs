@@ -49,18 +49,18 @@ pub enum Rank {
     Resize,
     /// A part of an index through which walks go in turn.
     Part,
-    /// The latch of a directory: shared by those that use it, exclusive while it is replaced.
-    Directory,
     /// Held by the thread that recovers a segment, or a group of buckets, of an index.
     Recovery,
+    /// The latch of a directory: shared by those that use it, exclusive while it is replaced.
+    Directory,
     /// The words in which an index notes what an interrupted change is to be completed with.
     Redo,
     /// The keys of a P-BwTree that are being changed.
     TreeKey,
     /// The free ids of a P-BwTree.
     TreeIds,
-    /// The memory of a B+tree or of a map in ordinary memory.
-    Arena,
+    /// A shard of a map in ordinary memory.
+    Shard,
     /// The notices of a shard that wait to be applied.
     Queue,
     /// The keys that a clean shutdown has saved.
@@ -77,6 +77,8 @@ pub enum Rank {
     Epoch,
     /// The limits of a cache: asked for, and in effect.
     Limits,
+    /// The memory of a B+tree in ordinary memory.
+    Arena,
     /// The magazines of the heap that some threads allocate from.
     Magazine,
     /// What is known about one extent. Of several, the one that begins first is locked first.
@@ -122,12 +124,12 @@ mod checked {
             Rank::Notices,
             Rank::Resize,
             Rank::Part,
-            Rank::Directory,
             Rank::Recovery,
+            Rank::Directory,
             Rank::Redo,
             Rank::TreeKey,
             Rank::TreeIds,
-            Rank::Arena,
+            Rank::Shard,
             Rank::Queue,
             Rank::Saved,
             Rank::Bound,
@@ -136,6 +138,7 @@ mod checked {
             Rank::Retired,
             Rank::Epoch,
             Rank::Limits,
+            Rank::Arena,
             Rank::Magazine,
             Rank::Extent,
             Rank::Heap,

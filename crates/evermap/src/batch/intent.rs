@@ -199,14 +199,14 @@ pub(crate) fn resume<M: Medium>(
             let guard = pool.pin();
             let mut named = HashMap::new();
             for entry in entries {
-                let index = match index_of(entry.map, pool, index, &mut named) {
+                let (index, seed) = match index_of(entry.map, pool, index, &mut named) {
                     Err(error) if error.is_damaged() => {
                         damaged += 1;
                         continue;
                     }
                     found => found?,
                 };
-                match resume_one(&entry, pool, index, &guard) {
+                match resume_one(&entry, pool, index, seed, &guard) {
                     Err(error) if error.is_damaged() => damaged += 1,
                     done => done?,
                 }
@@ -219,30 +219,32 @@ pub(crate) fn resume<M: Medium>(
     Ok(damaged)
 }
 
-/// Returns the index of the map that an entry names. A map cannot be dropped while an intent names
-/// it, so its descriptor is valid.
+/// Returns the index of the map that an entry names, and the seed of its keys. A map cannot be
+/// dropped while an intent names it, so its descriptor is valid.
 fn index_of<'i, M: Medium>(
     map: u64,
     pool: &Arc<Pool<M>>,
     default: &'i PrimaryIndex<M>,
-    named: &'i mut HashMap<u64, PrimaryIndex<M>>,
-) -> Result<&'i PrimaryIndex<M>> {
+    named: &'i mut HashMap<u64, (PrimaryIndex<M>, u64)>,
+) -> Result<(&'i PrimaryIndex<M>, u64)> {
     if map == 0 {
-        return Ok(default);
+        return Ok((default, pool.seed()));
     }
-    Ok(match named.entry(map) {
+    let (index, seed) = match named.entry(map) {
         Occupied(open) => open.into_mut(),
         Vacant(place) => {
             let header = MapHeader::at(pool, map)?;
-            place.insert(PrimaryIndex::open(pool, header.root(pool))?)
+            place.insert((PrimaryIndex::open(pool, header.root(pool))?, header.seed()))
         }
-    })
+    };
+    Ok((index, *seed))
 }
 
 fn resume_one<M: Medium>(
     entry: &Entry,
     pool: &Pool<M>,
     index: &PrimaryIndex<M>,
+    seed: u64,
     guard: &Guard<'_>,
 ) -> Result<()> {
     let word = if entry.new == 0 { entry.old } else { entry.new };
@@ -250,7 +252,7 @@ fn resume_one<M: Medium>(
         .map_err(|what| Error::damaged(&[], word & OFFSET_MASK, what))?;
     let mut key = Vec::new();
     record.append_key(&mut key)?;
-    let key = BytesRef::new(&key, pool.seed());
+    let key = BytesRef::new(&key, seed);
     entry.carry_out(key, pool, index, guard)?;
     // A batch that is not interrupted does this when it is complete: the sweep frees the block, and
     // does not read it.

@@ -517,7 +517,6 @@ impl<M: Medium> Map<M> {
         if batch.len() > BATCH_MAX {
             return Err(Error::BatchTooLarge { len: batch.len(), max: BATCH_MAX });
         }
-        let keys: Vec<_> = batch.keys().map(|key| self.key(key)).collect::<Result<_>>()?;
         for part in &batch.parts {
             if let Base::Put(value, meta) = &part.change.base {
                 ensure_length(value)?;
@@ -529,8 +528,12 @@ impl<M: Medium> Map<M> {
             loop {
                 let named = self.maps_of(batch)?;
                 let stores: Vec<_> = std::iter::once(self).chain(&named).collect();
-                for (part, &key) in batch.parts.iter().zip(&keys) {
+                let mut keys = Vec::with_capacity(batch.len());
+                for part in &batch.parts {
+                    // Each map hashes the key with its own seed.
+                    let key = stores[part.map].key(&part.key)?;
                     stores[part.map].ensure_not_edited(key)?;
+                    keys.push(key);
                 }
                 if let Some(applied) = self.try_apply(batch, &keys, &stores)? {
                     return Ok(applied);

@@ -176,7 +176,8 @@ impl Maintenance {
     /// Ends all maintenance soon.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Relaxed);
-        let _wanted = self.wanted.lock().expect("no panics while held");
+        // Under the lock, so that no thread has just looked and waits now.
+        drop(self.wanted.lock().expect("no panics while held"));
         self.changed.notify_all();
         self.evictor.wake();
     }
@@ -268,6 +269,9 @@ impl<M: Medium> Evermap<M> {
     fn tighten_bounds(&self) {
         let poisoned = self.file.pool.region().ensure_writable().is_err();
         for map in self.open_maps().iter().filter(|_| !poisoned) {
+            // Under a guard, so that the word is not reused while it is written, if the map is
+            // dropped meanwhile.
+            let Ok(_guard) = map.enter() else { continue };
             if map.inner.counters.is_bound_loose() {
                 map.inner.set_bound(&self.file.pool);
             }

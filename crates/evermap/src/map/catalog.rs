@@ -28,9 +28,10 @@ use crate::{Error, Evermap, IndexKind, Map, Meta, Outcome, Result};
 pub const MAP_NAME_MAX: usize = 250;
 /// Root slot that names the catalogue's descriptor.
 const ROOT: usize = 14;
-/// Format of a region with named maps. Programs that know only the formats before it would treat
-/// the blocks of named maps as free.
-const FORMAT: u32 = 7;
+/// Format of a region in which a named map was created. Programs that know only the formats before
+/// 7 would treat the blocks of named maps as free, and those that know only the formats before this
+/// one would not find the keys of maps that have a seed of their own.
+const FORMAT: u32 = 11;
 
 /// How a named map is opened.
 ///
@@ -477,28 +478,31 @@ impl<M: Medium> Evermap<M> {
     /// # Errors
     /// [`Error::Closed`], `Forked`.
     pub(crate) fn all_maps(&self) -> Result<(Vec<Map<M>>, Option<Error>)> {
-        let mut table = self.table()?;
+        Ok(self.list_maps(&mut *self.table()?))
+    }
+
+    fn list_maps(&self, table: &mut Table<M>) -> (Vec<Map<M>>, Option<Error>) {
         let mut stores = vec![self.handle_of(&self.file.default)];
-        let listed = self.catalogue(&mut table).and_then(|catalogue| {
+        let listed = self.catalogue(table).and_then(|catalogue| {
             stores.extend(catalogue);
-            self.names(&mut table)
+            self.names(table)
         });
         let (names, mut problem) = listed.unwrap_or_else(|error| (Vec::new(), Some(error)));
         for name in names {
-            match self.find_map(&mut table, &name) {
+            match self.find_map(table, &name) {
                 Ok(found) => stores.extend(found),
                 Err(error) => problem = Some(error),
             }
         }
-        Ok((stores, problem))
+        (stores, problem)
     }
 
     /// Returns all maps as [`all_maps`](Evermap::all_maps) does, and those that were dropped and
     /// not reclaimed yet: everything that may name blocks, except maps that are created later.
     pub(crate) fn all_maps_and_dropped(&self) -> Result<(Vec<Map<M>>, Option<Error>)> {
-        let (mut stores, problem) = self.all_maps()?;
-        // A map that was dropped in between is there twice, which does no harm.
-        stores.extend(self.file.maps.lock().pending_drops.iter().map(|map| self.handle_of(map)));
+        let mut table = self.table()?;
+        let (mut stores, problem) = self.list_maps(&mut table);
+        stores.extend(table.pending_drops.iter().map(|map| self.handle_of(map)));
         Ok((stores, problem))
     }
 

@@ -133,7 +133,7 @@ impl<M: Medium> Map<M> {
         if key.len() > KEY_MAX {
             return Err(Error::KeyTooLong { len: key.len(), max: KEY_MAX });
         }
-        Ok(BytesRef::new(key, self.db.file.pool.seed()))
+        Ok(BytesRef::new(key, self.inner.header.seed()))
     }
 
     /// Begins an operation.

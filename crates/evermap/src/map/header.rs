@@ -8,12 +8,18 @@
 //!                    bytes are an upper limit
 //! byte 48  saved     names the keys in order, if a clean shutdown has saved them
 //! byte 56  order     names the persistent ordered index, if there is one
+//! byte 64  seed      of the hash function of its keys
+//! byte 72  seal      says that this is the seed of this map
 //! ```
 //!
 //! Every map but the default one has such a *descriptor*, a block of its own that never moves. The
 //! default map has the same words in the region's header, where they were before there were named
 //! maps. All of them are [checked words](crate::record::checked_word) except the root, which
-//! belongs to the index.
+//! belongs to the index, and the seed, which has all bits of a word.
+//!
+//! Each map has a seed of its own, so that the keys of one map, in the order in which it is walked
+//! through, are in no order for another: that of the default map is the file's. Descriptors of
+//! format 7 end before the seed, and the maps that they describe have the file's, too.
 
 use evermap_pm::region::Region;
 use evermap_pm::{Medium, PmU64, Pool, pod};
@@ -35,6 +41,17 @@ pod! {
     }
 }
 
+pod! {
+    /// What follows the words that every descriptor has.
+    struct Seed: 16 {
+        seed: PmU64,
+        seal: PmU64,
+    }
+}
+
+/// Bytes of a descriptor with a seed.
+const BYTES: u64 = (size_of::<Descriptor>() + size_of::<Seed>()) as u64;
+
 /// Root slot of the default map's index.
 const DEFAULT: usize = 0;
 /// Root slot that names its saved keys.
@@ -54,6 +71,7 @@ pub(crate) struct MapHeader {
     saved: u64,
     order: u64,
     owner: Owner,
+    seed: u64,
 }
 
 impl MapHeader {
@@ -68,6 +86,7 @@ impl MapHeader {
             saved: m.offset_of(pool.root(DEFAULT_SAVED)),
             order: m.offset_of(pool.root(DEFAULT_ORDER)),
             owner: Owner::of(0),
+            seed: pool.seed(),
         }
     }
 
@@ -76,17 +95,42 @@ impl MapHeader {
     pub(crate) fn described<M: Medium>(pool: &Pool<M>, offset: u64) -> Option<Self> {
         let m = pool.medium();
         let descriptor = m.at::<Descriptor>(offset)?;
-        (decode_checked(WordKind::Descriptor, m.load(&descriptor.own)) == Some(offset)).then(|| {
-            MapHeader {
-                descriptor: offset,
-                root: m.offset_of(&descriptor.root),
-                flush: m.offset_of(&descriptor.flush),
-                counters: m.offset_of(&descriptor.counters),
-                saved: m.offset_of(&descriptor.saved),
-                order: m.offset_of(&descriptor.order),
-                owner: Owner::of(offset),
-            }
+        let own = m.load(&descriptor.own);
+        let is = |kind| decode_checked(kind, own) == Some(offset);
+        let seed = if is(WordKind::SeededDescriptor) {
+            Self::read_seed(m, offset)?
+        } else if is(WordKind::Descriptor) && !Self::has_seed(pool, offset) {
+            pool.seed()
+        } else {
+            return None;
+        };
+        Some(MapHeader {
+            descriptor: offset,
+            root: m.offset_of(&descriptor.root),
+            flush: m.offset_of(&descriptor.flush),
+            counters: m.offset_of(&descriptor.counters),
+            saved: m.offset_of(&descriptor.saved),
+            order: m.offset_of(&descriptor.order),
+            owner: Owner::of(offset),
+            seed,
         })
+    }
+
+    /// Returns `true` if the descriptor has room for a seed. Then it has one, and a first word that
+    /// says otherwise is damaged.
+    fn has_seed<M: Medium>(pool: &Pool<M>, descriptor: u64) -> bool {
+        pool.block_size_at(descriptor).is_some_and(|bytes| bytes >= BYTES)
+    }
+
+    /// Returns the seed in a descriptor, unless it was damaged.
+    fn read_seed<M: Medium>(m: &M, descriptor: u64) -> Option<u64> {
+        let words = Self::seed_words(m, descriptor)?;
+        let seed = m.load(&words.seed);
+        (m.load(&words.seal) == seal(descriptor, seed)).then_some(seed)
+    }
+
+    fn seed_words<M: Medium>(m: &M, descriptor: u64) -> Option<&Seed> {
+        m.at::<Seed>(descriptor + size_of::<Descriptor>() as u64)
     }
 
     /// Returns the offsets of the words of the descriptor at `offset`, where there must be one.
@@ -98,19 +142,24 @@ impl MapHeader {
         header.ok_or_else(|| evermap_pm::Error::damaged(offset, "no map is described here").into())
     }
 
-    /// Creates a descriptor that nothing names yet, and that names no index yet. Durable on return.
+    /// Creates a descriptor with this seed, that nothing names yet, and that names no index yet.
+    /// Durable on return.
     ///
     /// # Errors
     /// `NoSpace`.
-    pub(crate) fn create<M: Medium>(pool: &Pool<M>) -> Result<Self> {
-        let (m, offset) = (pool.medium(), pool.allocate_fixed(size_of::<Descriptor>() as u64)?);
+    pub(crate) fn create<M: Medium>(pool: &Pool<M>, seed: u64) -> Result<Self> {
+        let (m, offset) = (pool.medium(), pool.allocate_fixed(BYTES)?);
         let descriptor = m.at::<Descriptor>(offset).expect("just allocated");
         let Descriptor { root, counters, saved, order, .. } = descriptor;
         for cell in [root, saved, order].into_iter().chain(counters) {
             m.store(cell, 0);
         }
-        m.store(&descriptor.own, encode_checked(WordKind::Descriptor, offset));
+        m.store(&descriptor.own, encode_checked(WordKind::SeededDescriptor, offset));
         m.flush(descriptor);
+        let words = Self::seed_words(m, offset).expect("just allocated");
+        m.store(&words.seed, seed);
+        m.store(&words.seal, seal(offset, seed));
+        m.flush(words);
         let header = Self::described(pool, offset).expect("just written");
         header.create_flush(pool.region());
         Ok(header)
@@ -133,6 +182,12 @@ impl MapHeader {
     /// Returns the block of the descriptor; `None` for the default map.
     pub(crate) fn block(&self) -> Option<u64> {
         (!self.is_default()).then_some(self.descriptor)
+    }
+
+    /// Returns the seed of the hash function of its keys.
+    #[inline]
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Returns what the checksums of its records begin with.
@@ -200,4 +255,17 @@ impl MapHeader {
             .store(cell, encode_checked(WordKind::Bytes, bound.min(WordKind::Bytes.limit() - 1)));
         pool.medium().persist(cell);
     }
+}
+
+/// Returns a word that differs for any two seeds of a descriptor, and is not moved with it unnoticed.
+fn seal(descriptor: u64, seed: u64) -> u64 {
+    mix(seed ^ mix(descriptor))
+}
+
+/// Mixes the bits of a word: different words stay different.
+pub(crate) fn mix(word: u64) -> u64 {
+    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
 }

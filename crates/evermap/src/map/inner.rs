@@ -1,5 +1,6 @@
 //! What belongs to one map, and to no other of the same file.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -9,7 +10,7 @@ use evermap_pm::{Medium, Pool};
 use crate::index::PrimaryIndex;
 use crate::maintenance::census::{Counters, Totals};
 use crate::maintenance::expire::Expiries;
-use crate::map::header::MapHeader;
+use crate::map::header::{MapHeader, mix};
 use crate::ordered::{Ordered, PersistentOrder, Saved};
 use crate::record::cas::CasCounter;
 use crate::record::flush_mark::FlushMark;
@@ -65,7 +66,7 @@ impl<M: Medium> OpenContext<'_, M> {
     /// # Errors
     /// `NoSpace`; nothing is allocated then.
     pub(crate) fn create(&self, kind: IndexKind, name: Option<&str>) -> Result<MapInner<M>> {
-        let header = MapHeader::create(self.pool)?;
+        let header = MapHeader::create(self.pool, self.new_seed(name))?;
         let discard = || self.pool.free_unpublished(header.descriptor());
         // Before the index, which cannot be freed as easily if there is no space for the order.
         let order = self.open_order(&header, self.order_of(&header, name), true);
@@ -81,6 +82,18 @@ impl<M: Medium> OpenContext<'_, M> {
         let map = self.assemble(header, index, order, name, true);
         // Out of memory: the contents are not tracked, which forces a sweep at the next opening.
         map.inspect_err(|_| self.pool.require_sweep())
+    }
+
+    /// Returns a seed that no other map of the file has, but by chance: one that is repeatable if
+    /// the file's is, because [`Options::seed`] asks for that.
+    fn new_seed(&self, name: Option<&str>) -> u64 {
+        // The record of the name takes a CAS id, so no name is bound twice at one of them.
+        let name = u64::from(crc32c::crc32c(name.unwrap_or_default().as_bytes()));
+        let own = mix(self.pool.seed() ^ mix(self.cas_counter.next() ^ name << 32));
+        match self.options.seed {
+            Some(_) => own,
+            None => own ^ RandomState::new().hash_one(own),
+        }
     }
 
     /// Returns the order that the map with this name keeps its keys in.

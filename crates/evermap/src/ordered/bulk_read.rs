@@ -220,7 +220,7 @@ impl<M: Medium> Map<M> {
         key.clear();
         Record::at(self.db.file.pool.medium(), word).is_ok_and(|record| {
             record.append_key(key).is_ok()
-                && BytesRef::new(key, self.db.file.pool.seed()).hash == hash
+                && BytesRef::new(key, self.inner.header.seed()).hash == hash
         })
     }
 }

@@ -286,7 +286,7 @@ impl<M: Medium> Map<M> {
     /// Returns the keys that a clean shutdown has saved, in consecutive runs, read by this number
     /// of threads, or `None` if there are none, or they do not verify.
     pub(super) fn read_saved(&self, threads: usize) -> Option<Vec<Run>> {
-        let (pool, seed) = (&self.db.file.pool, self.db.file.pool.seed());
+        let (pool, seed) = (&self.db.file.pool, self.inner.header.seed());
         let blocks = self.inner.saved.blocks(pool).filter(|blocks| !blocks.is_empty())?;
         let parts: Vec<&[u64]> = blocks.chunks(blocks.len().div_ceil(threads.max(1))).collect();
         let read = |part: usize| {

@@ -29,6 +29,8 @@ pub(crate) enum WordKind {
     Saved = 10,
     /// The offset of the block of a persistent ordered index: see [`persistent`](crate::ordered).
     Order = 11,
+    /// As `Descriptor`, of a map that has a seed of its own.
+    SeededDescriptor = 12,
 }
 
 impl WordKind {
@@ -42,6 +44,7 @@ impl WordKind {
             | WordKind::Intent
             | WordKind::Catalogue
             | WordKind::Descriptor
+            | WordKind::SeededDescriptor
             | WordKind::Saved
             | WordKind::Order => 48,
             WordKind::CasLimit | WordKind::FlushMark => 56,
@@ -82,7 +85,7 @@ fn check(kind: WordKind, value: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const KINDS: [WordKind; 11] = [
+    const KINDS: [WordKind; 12] = [
         WordKind::Control,
         WordKind::CasLimit,
         WordKind::FlushMark,
@@ -94,6 +97,7 @@ mod tests {
         WordKind::Descriptor,
         WordKind::Saved,
         WordKind::Order,
+        WordKind::SeededDescriptor,
     ];
 
     /// The check is part of the format: these values must never change.

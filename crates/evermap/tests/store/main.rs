@@ -34,4 +34,5 @@ mod sweep;
 mod trust;
 mod typed;
 mod unreadable;
+mod waits;
 mod walks;

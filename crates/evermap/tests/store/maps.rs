@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use crate::common::{self, Kept, Random, assert_sound, is_value_of, value_of};
@@ -545,7 +546,7 @@ fn damage_concerns_one_map() {
     let is_bad = |at: u64| template.word(at + 24) as u32 == u32::MAX;
     let bad = descriptors.into_iter().find(|&at| is_bad(at)).unwrap();
     let mut refused = 0;
-    for at in (bad..bad + 48).step_by(8).chain((catalogue..catalogue + 48).step_by(8)) {
+    for at in (bad..bad + 80).step_by(8).chain((catalogue..catalogue + 48).step_by(8)) {
         for value in [0, u64::MAX, template.word(at) ^ 1, template.word(at) ^ 1 << 40] {
             let memory = template.copy();
             memory.set_word(at, value);
@@ -584,6 +585,147 @@ fn damage_concerns_one_map() {
         }
     }
     assert!(refused > 20, "{refused}");
+}
+
+/// Returns the keys of a map in the order in which it is walked through.
+fn order_of(map: &Map<Sim>) -> Vec<Vec<u8>> {
+    map.keys().collect::<Result<_, _>>().unwrap()
+}
+
+/// What one map shows in its order comes to another one in no order.
+#[test]
+fn each_map_hashes_keys_in_its_own_way() {
+    let orders = |options: &Options| {
+        let store = Kept::new(256 << 20).open(options).unwrap();
+        let db = store.db();
+        let make = |name: &str| {
+            let map = db.map(name, MapOptions::new()).unwrap();
+            fill(&map, 0..2000, 0);
+            order_of(&map)
+        };
+        fill(&store, 0..2000, 0);
+        let mut orders = vec![order_of(&store), make("one"), make("two")];
+        assert!(db.drop_map("one").unwrap());
+        db.reclaim_dropped().unwrap();
+        orders.push(make("one"));
+        assert_sound(&store);
+        for (at, order) in orders.iter().enumerate() {
+            let same = |other: &&Vec<Vec<u8>>| {
+                other.iter().zip(order).filter(|it| it.0 == it.1).count() > 100
+            };
+            assert_eq!(orders[at + 1..].iter().filter(same).count(), 0);
+        }
+        orders
+    };
+    for kind in common::every_index() {
+        let options = options().index(kind);
+        assert_eq!(
+            orders(&options),
+            orders(&options),
+            "a seed that is given makes runs repeatable"
+        );
+    }
+    let random = common::options().capacity(256 << 20).extent_size(64 << 10);
+    assert_ne!(orders(&random), orders(&random));
+}
+
+/// Batches, and what recovery makes of them, find keys by the seed of their map.
+#[test]
+fn maps_are_the_same_after_each_kind_of_shutdown() {
+    for close in [true, false] {
+        let memory = Kept::new(256 << 20);
+        let store = memory.open(&options()).unwrap();
+        fill(&store.db().map("one", MapOptions::new()).unwrap(), 0..500, 0);
+        let before = order_of(&store.db().map("one", existing()).unwrap());
+        if close {
+            store.db().clone().close().unwrap();
+        }
+        drop(store);
+        // The seed that is given now is of no importance.
+        let store = memory.open(&options().seed(77)).unwrap();
+        let one = store.db().map("one", existing()).unwrap();
+        assert_eq!(order_of(&one), before);
+        assert_filled(&one, 0..500, 0);
+        fill(&one, 0..600, 1);
+        assert_filled(&one, 0..600, 1);
+        store.db().recover().unwrap();
+        assert_sound(&store);
+    }
+}
+
+/// A changed bit of a seed would make all keys of its map unreachable.
+#[test]
+fn a_damaged_seed_is_noticed() {
+    let options = options().index(IndexKind::Clht);
+    let template = Kept::new(16 << 20);
+    let options = options.capacity(16 << 20);
+    let store = template.open(&options).unwrap();
+    fill(&store, 0..10, 0);
+    fill(&store.db().map("one", MapOptions::new()).unwrap(), 0..10, 1);
+    store.db().clone().close().unwrap();
+    drop(store);
+    const ROOTS: u64 = 8192 + 8 * 64;
+    let offset = |word: u64| word & ((1 << 48) - 1);
+    let catalogue = offset(template.word(ROOTS + 14 * 8));
+    let own = |at: u64| offset(template.word(at)) == at && template.word(at) >> 48 != 0;
+    let descriptors: Vec<u64> = (0..template.len()).step_by(8).filter(|&at| own(at)).collect();
+    assert!(descriptors.len() == 2 && descriptors.contains(&catalogue), "{descriptors:x?}");
+    for descriptor in descriptors {
+        for at in [descriptor, descriptor + 64, descriptor + 72] {
+            let right = template.word(at);
+            for bit in 0..64 {
+                template.set_word(at, right ^ 1 << bit);
+                let memory = template.copy();
+                let store = memory.open(&options).unwrap();
+                let error = store.db().map("one", existing()).unwrap_err();
+                assert!(error.is_damaged(), "{at:#x}, bit {bit}: {error}");
+                assert!(!store.db().check(false).unwrap().is_sound());
+                assert_filled(&store, 0..10, 0);
+            }
+            template.set_word(at, right);
+        }
+    }
+}
+
+/// A map that is dropped while all maps are walked through is passed over.
+#[test]
+fn walks_pass_over_maps_that_are_dropped() {
+    type Walk = fn(&Map<Sim>);
+    let walks: [Walk; 4] = [
+        |store| {
+            let report = store.db().check(true).unwrap();
+            assert_eq!(report.records - 1, store.len().value + 500, "{report}");
+        },
+        |store| _ = store.db().purge().unwrap(),
+        |store| _ = store.db().compact().unwrap(),
+        |store| _ = store.db().purge_if_due().unwrap(),
+    ];
+    for walk in walks {
+        let memory = Kept::new(64 << 20);
+        let store = memory.open(&options()).unwrap();
+        let [gone, kept] =
+            ["gone", "kept"].map(|name| store.db().map(name, MapOptions::new()).unwrap());
+        fill(&store, 0..3000, 0);
+        fill(&gone, 0..500, 1);
+        fill(&kept, 0..500, 2);
+        // Something to compact.
+        (0..3000).filter(|number| number % 8 != 0).for_each(|number| {
+            store.remove(&key_of(number)).unwrap();
+        });
+        let (db, dropped) = (store.db().clone(), Arc::new(AtomicBool::new(false)));
+        let done = dropped.clone();
+        memory.at_next_prefetch(move || {
+            let drop_map = || done.store(db.drop_map("gone").unwrap(), SeqCst);
+            std::thread::scope(|threads| _ = threads.spawn(drop_map).join().unwrap());
+        });
+        walk(&store);
+        if !dropped.load(SeqCst) {
+            store.db().drop_map("gone").unwrap();
+        }
+        assert_filled(&kept, 0..500, 2);
+        store.db().reclaim_dropped().unwrap();
+        assert_sound(&store);
+    }
 }
 
 #[test]

@@ -156,7 +156,7 @@ impl<K, V> Shard<K, V> {
             entries: Slab::new(),
             overflow: Slab::new(),
             state: Mutex::ranked(
-                Rank::Arena,
+                Rank::Shard,
                 State {
                     memory: None,
                     next_memory: None,
