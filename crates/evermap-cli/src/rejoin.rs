@@ -217,8 +217,8 @@ impl History {
     /// Adds what is known at the start to `stats`.
     pub(crate) fn announce(&mut self, server: &Server) {
         let stat = self.db.stat();
-        let opened = match (self.away, stat.clean_open, stat.suspect) {
-            (Away::Never, ..) => "created",
+        let opened = match (stat.generation, stat.clean_open, stat.suspect) {
+            (..=1, ..) => "created",
             (_, true, _) => "clean",
             (_, false, false) => "recovered",
             (_, false, true) => "salvaged",

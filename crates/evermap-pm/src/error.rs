@@ -173,7 +173,8 @@ impl fmt::Display for ErrorKind {
                 f.write_str("it was opened read-only; open it for writing to change it")
             }
             NoSpace { what, needed } => {
-                write!(f, "no space: {what} (needs {needed} more bytes); existing data is intact")
+                let bytes = if *needed == 1 { "byte" } else { "bytes" };
+                write!(f, "no space: {what} (needs {needed} more {bytes}); existing data is intact")
             }
             KeyTooLong { len, max } => {
                 write!(f, "key of {len} bytes is too long; the limit is {max}")

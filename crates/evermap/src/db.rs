@@ -17,7 +17,7 @@ use evermap_pm::{Medium, Pool};
 use crate::batch::intent;
 use crate::batch::reservations::KeyReservations;
 use crate::clock::Time;
-use crate::error::storage;
+use crate::error::{counted, storage};
 use crate::index::PrimaryIndex;
 use crate::maintenance::Maintenance;
 use crate::map::catalog::Maps;
@@ -590,7 +590,7 @@ fn open_whole(
             return Err(region::truncated_header(bytes.len() as u64).into());
         }
         if !bytes.is_empty() {
-            let why = format!("it has only {} bytes", bytes.len());
+            let why = format!("it has only {}", counted(bytes.len() as u64, "byte"));
             let path = path.to_owned();
             return Err(storage(evermap_pm::ErrorKind::NotAStore { path, why }));
         }

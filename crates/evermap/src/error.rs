@@ -193,6 +193,12 @@ pub enum Error {
     Storage(StorageError),
 }
 
+/// Formats a number of things.
+pub(crate) fn counted(count: u64, thing: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{ending}")
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -207,12 +213,13 @@ impl fmt::Display for Error {
             }
             Error::ValueLength { key, expected, written } => write!(
                 f,
-                "value of key \"{key}\" has {written} bytes instead of {expected}; \
-                 nothing was stored"
+                "value of key \"{key}\" has {} instead of {expected}; nothing was stored",
+                counted(*written as u64, "byte")
             ),
             Error::Source { read, source } => write!(
                 f,
-                "reading the value failed after {read} bytes ({source}); nothing was stored"
+                "reading the value failed after {} ({source}); nothing was stored",
+                counted(*read as u64, "byte")
             ),
             #[cfg(feature = "serde")]
             Error::Undecodable { key, what, type_name, why } => write!(
@@ -245,7 +252,8 @@ impl fmt::Display for Error {
                  put or remove the key to repair it"
             ),
             Error::NotACounter { key, len } => {
-                write!(f, "value of key \"{key}\" is no counter: it has {len} bytes instead of 8")
+                let bytes = counted(*len as u64, "byte");
+                write!(f, "value of key \"{key}\" is no counter: it has {bytes} instead of 8")
             }
             Error::Overflow { key, value, delta } => write!(
                 f,

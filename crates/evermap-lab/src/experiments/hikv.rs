@@ -7,7 +7,7 @@ use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
 use crate::experiments::tables::{bars, grids, mark, notes_of_all, speed};
-use crate::report::Output;
+use crate::report::{Output, counted};
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
 use crate::subject::MediumKind;
 use crate::workload::{Blend, Distribution, KeyValueLengths, Lengths, Mix, Phase, Zipf};
@@ -91,12 +91,12 @@ fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
 /// Describes how threads share the processors, without which the figures cannot be interpreted.
 fn company(threads: usize) -> String {
     format!(
-        "{} processors for {threads} serving {}, the backends (all but hikv-sync) and the thread \
+        "{} processors for {}, the backends (all but hikv-sync) and the thread \
          that moves ranges (hikv-par). In the paper 16 threads had 16 cores. If threads share \
          processors, work that is passed to another thread still delays its sender, so \
          asynchronous updates save less than in the paper, or nothing.",
         Settings::processors(),
-        if threads == 1 { "thread" } else { "threads" },
+        counted(threads, "serving thread"),
     )
 }
 

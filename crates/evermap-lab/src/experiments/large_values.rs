@@ -17,7 +17,7 @@ use crate::driver::{Config, foreign_shares, turns};
 use crate::machine;
 use crate::registry::subjects_called;
 use crate::report::{Grid, Marks, Plot, Point, Report, Series};
-use crate::report::{Output, Record};
+use crate::report::{Output, Record, counted};
 use crate::subject::work::Reading;
 use crate::subject::{Entry, MediumKind, Setup, Subject};
 use crate::workload::{KeyValueLengths, Lengths, Phase, Workload};
@@ -110,10 +110,10 @@ fn large_values(settings: &Settings, out: &mut dyn Output) -> Result<Report, Lab
         experiment: "large-values",
         title: "what it costs to read a value, copied and lent".into(),
         about: format!(
-            "{} MiB of values of each length, keys of {keys} bytes, 1 thread, {} rounds, medium \
+            "{} MiB of values of each length, keys of {keys} bytes, 1 thread, {}, medium \
              {}, seed {}",
             amount.bytes >> 20,
-            config.rounds,
+            counted(config.rounds, "round"),
             MediumKind::Process.name(),
             config.seed
         ),

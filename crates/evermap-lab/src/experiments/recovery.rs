@@ -17,7 +17,7 @@ use crate::registry::subject;
 use crate::report::interval::median;
 use crate::report::model::cell;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
-use crate::report::{Output, Record};
+use crate::report::{Output, Record, counted};
 use crate::subject::{Entry, Subject};
 use crate::workload::{Phase, Speller, Workload, word};
 
@@ -118,9 +118,9 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
         experiment: "recovery",
         title: "how soon a killed table can be used again".into(),
         about: format!(
-            "a process is killed while it inserts; {} rounds, medium {}, in {}. After the first \
+            "a process is killed while it inserts; {}, medium {}, in {}. After the first \
              round all keys are looked up: none may be missing",
-            config.rounds,
+            counted(config.rounds, "round"),
             plan.medium.name(),
             plan.location.display()
         ),
@@ -178,12 +178,12 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
     for name in &config.indexes {
         let entry = subject(name)?;
         for &threads in &crews {
-            out.step(&format!("after-recovery: {name}, {threads} threads"));
+            out.step(&format!("after-recovery: {name}, {}", counted(threads, "thread")));
             let left = plan.fill_and_kill(&entry, config.keys)?;
             config.quiet.wait();
             let workload = Workload { keys: config.keys, threads, seed: plan.seed };
             let course = look_up(&plan, &entry, &left, workload)?;
-            let label = format!("{name}, {threads} threads");
+            let label = format!("{name}, {}", counted(threads, "thread"));
             for point in &course.points {
                 out.record(&Record {
                     threads,

@@ -8,6 +8,7 @@ use evermap_pm::medium::Pages;
 use crate::LabError;
 use crate::driver::{Config, Plan, Quiet};
 use crate::registry::subjects;
+use crate::report::counted;
 use crate::subject::MediumKind;
 use crate::workload::{Distribution, KeyValueLengths, Lengths, Mix, Phase};
 
@@ -236,7 +237,6 @@ pub(super) fn circumstances(config: &Config) -> String {
         None => "keys and values of 8 bytes".to_owned(),
         Some(lengths) => format!("keys of {} bytes, values of {}", lengths.keys, lengths.values),
     };
-    let threads = if config.threads == 1 { "thread" } else { "threads" };
     let emulated = match config.medium {
         MediumKind::Emulated => {
             format!(" (a persist takes {} ns, a read {} ns)", config.persist_ns, config.read_ns)
@@ -244,10 +244,10 @@ pub(super) fn circumstances(config: &Config) -> String {
         _ => String::new(),
     };
     format!(
-        "{} keys, {keys_and_values}, {} {threads}, {} rounds, medium {}{emulated}, seed {}",
+        "{} keys, {keys_and_values}, {}, {}, medium {}{emulated}, seed {}",
         config.keys,
-        config.threads,
-        config.rounds,
+        counted(config.threads, "thread"),
+        counted(config.rounds, "round"),
         config.medium.name(),
         config.seed,
     )

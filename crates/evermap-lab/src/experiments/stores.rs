@@ -13,7 +13,7 @@ use crate::registry::subject;
 use crate::report::interval::median;
 use crate::report::model::cell;
 use crate::report::{Grid, Marks, Plot, Point, Report, Row, Series};
-use crate::report::{Output, Record};
+use crate::report::{Output, Record, counted};
 use crate::subject::{MediumKind, Setup};
 use crate::workload::{Act, KeyValueLengths, Lengths, Part};
 
@@ -93,7 +93,7 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         let driven = drive(&config, out)?;
         for &threads in &thread_counts {
             let with_threads = with_threads(&driven, threads);
-            let title = format!("{keys} records, {threads} {}", plural("thread", threads));
+            let title = format!("{keys} records, {}", counted(threads, "thread"));
             goals.rows.extend(goals_of(&with_threads, &title));
             for grid in grids(&with_threads) {
                 if grid.title != PLACES {
@@ -210,10 +210,6 @@ fn with_threads(driven: &DriveReport, threads: usize) -> DriveReport {
     DriveReport { subjects: driven.subjects.iter().map(of).collect(), limits: None }
 }
 
-fn plural(what: &str, count: usize) -> String {
-    if count == 1 { what.to_owned() } else { format!("{what}s") }
-}
-
 const MISSED: &str = "missed";
 
 /// Returns the goals of this project, and what was measured.
@@ -254,7 +250,7 @@ fn pairs(drives: &[(u64, DriveReport)]) -> Grid {
             let phases = driven.subject(subject.name).map(|subject| &subject.phases[..]);
             for phase in phases.unwrap_or(&[]).iter().filter(|phase| phase.name == SCAN) {
                 let threads = phase.summary.threads;
-                let column = format!("{keys} records, {threads} {}", plural("thread", threads));
+                let column = format!("{keys} records, {}", counted(threads, "thread"));
                 if !grid.columns.contains(&column) {
                     grid.columns.push(column);
                 }

@@ -2,7 +2,7 @@
 
 use crate::driver::limits::{Independent, Limits};
 use crate::driver::results::{DriveReport, PhaseReport, Ratio, SubjectReport};
-use crate::report::Record;
+use crate::report::{Record, counted};
 use crate::report::{Grid, Marks, Plot, Point, Row, Series};
 
 /// Returns tables for throughput, latency, counters and space, then the ratios. Tables without any
@@ -205,7 +205,7 @@ fn machine(limits: &Limits) -> Vec<String> {
     first.push_str("independent lines, million/s:");
     let lines = limits.independent.iter().map(|one| {
         let Independent { threads, distance, mlines } = one;
-        format!("  {threads} threads, {distance:2} ahead: {mlines:.0}")
+        format!("  {}, {distance:2} ahead: {mlines:.0}", counted(*threads, "thread"))
     });
     [first].into_iter().chain(lines).collect()
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::LabError;
 use crate::report::interval::median;
-use crate::report::{Grid, Report};
+use crate::report::{Grid, Report, counted};
 
 /// The fields of a [`Record`](crate::report::Record) that are read from JSON.
 #[derive(Deserialize)]
@@ -55,7 +55,8 @@ struct What {
 impl What {
     fn words(&self) -> String {
         let What { experiment, index, threads, keys, phase, .. } = self;
-        let mut words = format!("{experiment}: {index}, {phase}, {keys} keys, {threads} threads");
+        let threads = counted(*threads, "thread");
+        let mut words = format!("{experiment}: {index}, {phase}, {keys} keys, {threads}");
         if let Some(bytes) = &self.key_bytes {
             words.push_str(&format!(" of {bytes} bytes"));
         }

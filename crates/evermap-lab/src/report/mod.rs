@@ -17,3 +17,9 @@ pub mod record;
 pub use model::{Figure, Grid, Marks, Plot, Point, Report, Row, Series};
 pub use output::{JsonLines, Output, Terminal};
 pub use record::Record;
+
+/// Formats a number of things.
+pub(crate) fn counted(count: usize, thing: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{ending}")
+}

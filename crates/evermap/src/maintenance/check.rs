@@ -10,6 +10,7 @@ use evermap_pm::region::{DamageMark, WIDESPREAD};
 
 #[cfg(doc)]
 use crate::Stat;
+use crate::error::counted;
 use crate::maintenance::sweep::SweepState;
 use crate::ops::read::Walk;
 use crate::record::Record;
@@ -71,14 +72,12 @@ impl fmt::Display for CheckReport {
         };
         let verdict = match self.problems.len() as u64 + self.more_problems {
             0 => "sound".to_owned(),
-            1 => "1 problem".to_owned(),
-            count => format!("{count} problems"),
+            count => counted(count, "problem"),
         };
-        write!(
-            f,
-            "{verdict}: {} records{dead} in {} bytes, {} blocks{verified}",
-            self.records, self.bytes, self.blocks
-        )
+        let [records, bytes, blocks] =
+            [(self.records, "record"), (self.bytes, "byte"), (self.blocks, "block")]
+                .map(|(count, thing)| counted(count, thing));
+        write!(f, "{verdict}: {records}{dead} in {bytes}, {blocks}{verified}")
     }
 }
 

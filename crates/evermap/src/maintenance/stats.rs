@@ -9,6 +9,7 @@ use evermap_pm::epoch::{EpochStats, Holder};
 use evermap_pm::region::DamageMark;
 use evermap_pm::{ErrorKind, Medium};
 
+use crate::error::counted;
 use crate::maintenance::census::Count;
 use crate::maintenance::sweep::SweepState;
 use crate::ordered::{Ordered, OrderedState, PersistentOrder};
@@ -54,7 +55,7 @@ pub struct Stat {
     pub index: IndexKind,
     /// How often the file was opened. 1: it was created by this opening.
     pub generation: u64,
-    /// Whether the last shutdown was clean.
+    /// Whether the last shutdown was clean, or the file was created by this opening.
     pub clean_open: bool,
     /// Whether the file's pages may be of different ages, and it was opened all the same.
     pub suspect: bool,
@@ -282,16 +283,17 @@ impl fmt::Display for Stat {
         }
         if self.evictions > 0 {
             let text = format!(
-                "{} records ({} never read, {} by writers), the last {} s after its last access",
-                self.evictions, self.evicted_unfetched, self.evicted_directly, self.eviction_age
+                "{} ({} never read, {} by writers), the last {} s after its last access",
+                counted(self.evictions, "record"), self.evicted_unfetched, self.evicted_directly, self.eviction_age
             );
             line(f, "evicted", &text)?;
         }
         line(f, "index", &self.index)?;
-        let last = match (self.clean_open, self.suspect) {
-            (true, _) => "after a clean shutdown",
-            (false, false) => "after an unclean shutdown",
-            (false, true) => "suspect: pages may be of different ages",
+        let last = match (self.generation, self.clean_open, self.suspect) {
+            (..=1, ..) => "created",
+            (_, true, _) => "after a clean shutdown",
+            (_, false, false) => "after an unclean shutdown",
+            (_, false, true) => "suspect: pages may be of different ages",
         };
         line(f, "opened", &format!("{last}, generation {}", self.generation))?;
         line(f, "sweep", &self.sweep)?;
@@ -313,14 +315,15 @@ impl fmt::Display for Stat {
         if let Some(due) = self.flush_due {
             line(f, "flush due", &due)?;
         }
-        line(f, "purged", &format!("{} records, {} walks", self.purged, self.purges))?;
+        let [purged, walks] = [counted(self.purged, "record"), counted(self.purges, "walk")];
+        line(f, "purged", &format!("{purged}, {walks}"))?;
         line(f, "damage met", &self.damage_met)?;
         if self.damage > DamageMark::None {
             let extent = match self.damage {
                 DamageMark::Widespread => "in many places: the next opening refuses the file",
                 _ => "noted in the file until check --deep finds no problem",
             };
-            line(f, "damage", &format!("{} places found; {extent}", self.damaged_places))?;
+            line(f, "damage", &format!("{} found; {extent}", counted(self.damaged_places, "place")))?;
         }
         self.damage_found.iter().try_for_each(|found| line(f, "damaged", found))
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use evermap_index::OrderedIndex;
 
 use super::Ordered;
+use crate::error::counted;
 
 /// How far the ordered index is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,14 +64,19 @@ pub struct OrderedStat {
 impl fmt::Display for OrderedStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.state {
-            OrderedState::Building => write!(f, "building, {} keys read", self.keys_read)?,
+            OrderedState::Building => {
+                write!(f, "building, {} read", counted(self.keys_read, "key"))?;
+            }
             _ => write!(
                 f,
-                "{}, {} keys in {} bytes, {} levels",
-                self.state, self.keys, self.bytes, self.depth
+                "{}, {} in {}, {}",
+                self.state,
+                counted(self.keys, "key"),
+                counted(self.bytes, "byte"),
+                counted(self.depth.into(), "level")
             )?,
         }
-        write!(f, ", {} notices waiting", self.notices_waiting)?;
+        write!(f, ", {} waiting", counted(self.notices_waiting, "notice"))?;
         match self.unreadable {
             0 => Ok(()),
             unreadable => write!(f, ", {unreadable} unreadable"),

@@ -14,6 +14,7 @@ use evermap_pm::medium::Mapped;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::error::counted;
 use crate::{Error, Iter, KeyRange, Map, Result, Scan};
 
 pub use key::{DecodeKey, EncodeKey};
@@ -262,7 +263,7 @@ fn decoded_value<V: DeserializeOwned>(key: &[u8], bytes: &[u8]) -> Result<V> {
     let refused = |why| Error::undecodable(key, "value", type_name::<V>(), why);
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(refused(format!("{} bytes are left over", rest.len()))),
+        Ok((_, rest)) => Err(refused(format!("{} left over", counted(rest.len() as u64, "byte")))),
         Err(error) => Err(refused(error.to_string())),
     }
 }

@@ -492,3 +492,23 @@ fn volatile_stores_have_no_file() {
     assert_eq!(stat.durability, evermap::Durability::Volatile);
     map.into_db().close().unwrap();
 }
+
+#[test]
+fn figures_say_how_a_file_was_opened_and_count_one_as_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    let opened = |map: &Map| {
+        let stat = map.stat().to_string();
+        let line = stat.lines().find(|line| line.starts_with("opened ")).unwrap();
+        line.trim_start_matches("opened").trim().to_owned()
+    };
+    let map = open(&path);
+    assert_eq!(opened(&map), "created, generation 1");
+    map.put(b"key", b"1").unwrap();
+    let report = map.db().check(true).unwrap().to_string();
+    assert!(report.starts_with("sound: 1 record (0 dead) in "), "{report}");
+    let error = map.fetch_add(b"key", 1).unwrap_err().to_string();
+    assert!(error.contains("it has 1 byte instead of 8"), "{error}");
+    map.into_db().close().unwrap();
+    assert_eq!(opened(&open(&path)), "after a clean shutdown, generation 2");
+}

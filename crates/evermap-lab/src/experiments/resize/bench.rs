@@ -11,7 +11,7 @@ use crate::driver::workers::Workers;
 use crate::driver::{Quiet, turns};
 use crate::machine;
 use crate::report::interval::median;
-use crate::report::{Output, Record};
+use crate::report::{Output, Record, counted};
 
 /// The name of the experiment.
 pub(super) const NAME: &str = "resize";
@@ -172,7 +172,8 @@ pub(super) fn measure(plan: &Plan, out: &mut dyn Output) -> Result<Results, LabE
 fn step(cell: Cell, round: usize) -> String {
     let Cell { table, hash, case, job, readers } = cell;
     let (hash, case, job) = (hash.name(), case.name(), job.name());
-    format!("{NAME}: {table}, {case}, {hash} hash, {job}, {readers} threads, round {}", round + 1)
+    let readers = counted(readers, "thread");
+    format!("{NAME}: {table}, {case}, {hash} hash, {job}, {readers}, round {}", round + 1)
 }
 
 /// Fails if there was a wrong answer, because then no figure means anything.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::settings::Scale;
 use super::{Experiment, Setting, Settings};
 use crate::LabError;
-use crate::report::{Output, Report};
+use crate::report::{Output, Report, counted};
 
 mod bench;
 mod counts;
@@ -97,12 +97,12 @@ fn resize(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         experiment: NAME,
         title: "lookups while a table is resized".into(),
         about: format!(
-            "{} keys and values of 8 bytes, {} and {} buckets, {} ms each, {} rounds, seed {}",
+            "{} keys and values of 8 bytes, {} and {} buckets, {} ms each, {}, seed {}",
             plan.keys,
             plan.sizes[0],
             plan.sizes[1],
             plan.length.as_millis(),
-            plan.rounds,
+            counted(plan.rounds, "round"),
             plan.seed
         ),
         figures: everything.figures(),

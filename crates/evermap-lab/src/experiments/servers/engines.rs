@@ -25,7 +25,7 @@ use crate::driver::{Config, turns};
 use crate::experiments::settings::Scale;
 use crate::experiments::{Experiment, Setting, Settings};
 use crate::report::interval::{median, median_interval};
-use crate::report::{Figure, Grid, Output, Record, Report};
+use crate::report::{Figure, Grid, Output, Record, Report, counted};
 use crate::workload::Lengths;
 
 pub(in crate::experiments) const ENGINES: Experiment = Experiment {
@@ -157,11 +157,11 @@ fn engines(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError
         about: format!(
             "{} keys of {KEY_BYTES} bytes, values of {} bytes; {CONNECTIONS} connections for each \
              client thread, {SERVER_THREADS} threads of the server, {} processors for both, {} \
-             rounds of {} ms, seed {}",
+             of {} ms, seed {}",
             items.keys,
             items.value_bytes,
             Settings::processors(),
-            config.rounds,
+            counted(config.rounds, "round"),
             length.as_millis(),
             config.seed,
         ),

@@ -17,7 +17,7 @@ use crate::LabError;
 use crate::driver::results::summary;
 use crate::driver::{Config, turns};
 use crate::report::interval::{median, median_interval};
-use crate::report::{Grid, Output, Record, Report};
+use crate::report::{Grid, Output, Record, Report, counted};
 use crate::subject::{MediumKind, Setup, unique_path};
 use crate::workload::{KeyValueLengths, Lengths};
 use load::{Act, CONNECTIONS, Client, Items, KEY_BYTES, Ran};
@@ -98,10 +98,10 @@ fn servers(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError
         title: "servers of the memcached protocol".into(),
         about: format!(
             "{} keys of {KEY_BYTES} bytes, values of {} bytes; {CONNECTIONS} connections of one \
-             client thread, {THREADS} threads of the server, {} rounds of {} ms, seed {}; {}",
+             client thread, {THREADS} threads of the server, {} of {} ms, seed {}; {}",
             items.keys,
             items.value_bytes,
-            config.rounds,
+            counted(config.rounds, "round"),
             least.as_millis(),
             config.seed,
             programs.iter().map(|it| it.version.as_str()).collect::<Vec<_>>().join(", "),

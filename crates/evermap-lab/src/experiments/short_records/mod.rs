@@ -12,7 +12,7 @@ use crate::LabError;
 use crate::driver::results::{DriveReport, PhaseReport};
 use crate::driver::{Config, Plan};
 use crate::report::model::cell;
-use crate::report::{Grid, Output, Report};
+use crate::report::{Grid, Output, Report, counted};
 use crate::workload::{Blend, Distribution, KeyValueLengths, Lengths, Mix, Zipf};
 
 mod fills;
@@ -79,9 +79,9 @@ fn short_records(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
         experiment: "short-records",
         title: "short records".into(),
         about: format!(
-            "{} records of each shape, 1 thread, {} rounds, medium {}, seed {}",
+            "{} records of each shape, 1 thread, {}, medium {}, seed {}",
             base.keys,
-            base.rounds,
+            counted(base.rounds, "round"),
             base.medium.name(),
             base.seed
         ),
