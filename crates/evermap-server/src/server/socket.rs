@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mio::event::Source;
@@ -15,13 +16,15 @@ use super::connections::Peer;
 /// A socket that accepts connections.
 pub(super) enum AcceptingSocket {
     Tcp(TcpListener),
-    Unix(UnixListener),
+    /// With its path: the system may know it by another one, that it had while it was created.
+    Unix(UnixListener, Arc<Path>),
 }
 
 /// A connected socket.
 pub(super) enum Socket {
     Tcp(TcpStream),
-    Unix(UnixStream),
+    /// With the path of the listener.
+    Unix(UnixStream, Arc<Path>),
 }
 
 /// What a read brought.
@@ -36,7 +39,9 @@ impl AcceptingSocket {
     pub(super) fn accept(&self) -> io::Result<Socket> {
         match self {
             AcceptingSocket::Tcp(socket) => Ok(Socket::Tcp(socket.accept()?.0)),
-            AcceptingSocket::Unix(socket) => Ok(Socket::Unix(socket.accept()?.0)),
+            AcceptingSocket::Unix(socket, path) => {
+                Ok(Socket::Unix(socket.accept()?.0, path.clone()))
+            }
         }
     }
 
@@ -44,7 +49,7 @@ impl AcceptingSocket {
     pub(super) fn number(&self) -> u32 {
         let descriptor = match self {
             AcceptingSocket::Tcp(socket) => socket.as_raw_fd(),
-            AcceptingSocket::Unix(socket) => socket.as_raw_fd(),
+            AcceptingSocket::Unix(socket, _) => socket.as_raw_fd(),
         };
         descriptor.try_into().unwrap_or(0)
     }
@@ -53,7 +58,7 @@ impl AcceptingSocket {
     pub(super) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
             AcceptingSocket::Tcp(socket) => socket.register(registry, token, Interest::READABLE),
-            AcceptingSocket::Unix(socket) => socket.register(registry, token, Interest::READABLE),
+            AcceptingSocket::Unix(socket, _) => socket.register(registry, token, Interest::READABLE),
         }
     }
 }
@@ -64,7 +69,7 @@ impl Socket {
         let interest = Interest::READABLE | Interest::WRITABLE;
         match self {
             Socket::Tcp(socket) => socket.register(registry, token, interest),
-            Socket::Unix(socket) => socket.register(registry, token, interest),
+            Socket::Unix(socket, _) => socket.register(registry, token, interest),
         }
     }
 }
@@ -74,7 +79,7 @@ impl Socket {
     pub(super) fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
         match self {
             Socket::Tcp(socket) => socket.deregister(registry),
-            Socket::Unix(socket) => socket.deregister(registry),
+            Socket::Unix(socket, _) => socket.deregister(registry),
         }
     }
 
@@ -82,7 +87,7 @@ impl Socket {
     pub(super) fn number(&self) -> u32 {
         let descriptor = match self {
             Socket::Tcp(socket) => socket.as_raw_fd(),
-            Socket::Unix(socket) => socket.as_raw_fd(),
+            Socket::Unix(socket, _) => socket.as_raw_fd(),
         };
         descriptor.try_into().unwrap_or(0)
     }
@@ -104,11 +109,8 @@ impl Socket {
                 let listener = ListenAddress::Tcp(socket.local_addr()?);
                 Ok(Peer::of(socket.peer_addr()?).connected_to(&listener))
             }
-            Socket::Unix(socket) => {
-                let address = socket.local_addr()?;
-                let path = address.as_pathname().map(Path::to_owned);
-                let listener = ListenAddress::Unix(path.unwrap_or_default());
-                Ok(Peer::local().connected_to(&listener))
+            Socket::Unix(_, path) => {
+                Ok(Peer::local().connected_to(&ListenAddress::Unix(path.to_path_buf())))
             }
         }
     }
@@ -118,7 +120,7 @@ impl Read for Socket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Socket::Tcp(socket) => socket.read(buffer),
-            Socket::Unix(socket) => socket.read(buffer),
+            Socket::Unix(socket, _) => socket.read(buffer),
         }
     }
 }
@@ -127,14 +129,14 @@ impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Socket::Tcp(socket) => socket.write(bytes),
-            Socket::Unix(socket) => socket.write(bytes),
+            Socket::Unix(socket, _) => socket.write(bytes),
         }
     }
 
     fn write_vectored(&mut self, pieces: &[io::IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Socket::Tcp(socket) => socket.write_vectored(pieces),
-            Socket::Unix(socket) => socket.write_vectored(pieces),
+            Socket::Unix(socket, _) => socket.write_vectored(pieces),
         }
     }
 

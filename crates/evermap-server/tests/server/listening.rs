@@ -69,6 +69,9 @@ fn all_listeners_serve_the_same_items() {
     let inter: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     assert_eq!(stat(&mut unix, "stats settings", "inter"), inter.join(","));
     assert_eq!(stat(&mut unix, "stats settings", "domain_socket"), path.to_str().unwrap());
+    // The path that clients know, not the one that the socket had while it was created.
+    let line = format!(":listen_addr unix:{}\r\n", path.display());
+    assert!(stats(&mut unix, "stats conns").contains(&line));
     server.stop();
     server.join();
     for address in addresses.iter().filter_map(ListenAddress::tcp) {

@@ -82,8 +82,9 @@ impl Listener {
             ListenAddress::Tcp(_) => {
                 AcceptingSocket::Tcp(mio::net::TcpListener::from_std(self.socket.into()))
             }
-            ListenAddress::Unix(_) => {
-                AcceptingSocket::Unix(mio::net::UnixListener::from_std(self.socket.into()))
+            ListenAddress::Unix(path) => {
+                let socket = mio::net::UnixListener::from_std(self.socket.into());
+                AcceptingSocket::Unix(socket, path.as_path().into())
             }
         };
         Ok(Listening { socket, _file: self.file })
