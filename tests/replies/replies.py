@@ -126,6 +126,18 @@ def compare(evermap, memcached, verbose):
     return failures
 
 
+def long_list(evermap, memcached):
+    """A get with five megabytes of keys, of which some exist."""
+    sets = b"".join(b"set listed-%d 0 0 10\r\n0123456789\r\n" % i for i in range(100))
+    keys = [b"absent-".ljust(245, b"k") + b"%d" % i for i in range(20_000)]
+    keys[::200] = [b"listed-%d" % i for i in range(100)]
+    request = sets + b"get " + b" ".join(keys) + b"\r\n"
+    (ours, _), (theirs, _) = (server.ask(request) for server in (evermap, memcached))
+    if ours != theirs or ours.count(b"VALUE ") != 100:
+        return [f"a get of {len(keys)} keys: {len(ours)} bytes here, {len(theirs)} by memcached: {ours[-60:]!r}"]
+    return []
+
+
 def names(server, request):
     """The names of statistics, without the numbers of connections. Each line must have three words."""
     replies, _ = server.ask(request)
@@ -188,7 +200,7 @@ def main():
         serve = [options.binary, "serve", "--listen", listen, "--path", path, "--memory", "64M"]
         servers.append(Server(serve, ports[0]))
         servers.append(Server(["memcached", "-l", "127.0.0.1", "-p", str(ports[1]), "-U", "0", *user], ports[1]))
-        failures = compare(*servers, options.verbose) + compare_names(*servers)
+        failures = compare(*servers, options.verbose) + compare_names(*servers) + long_list(*servers)
         refused, tried = refuse(*servers)
     finally:
         for server in servers:
