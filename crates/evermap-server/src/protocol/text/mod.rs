@@ -290,18 +290,23 @@ impl<'a> Pass<'a, '_> {
                     break;
                 }
                 ControlFlow::Break(next) => {
-                    // The reply buffer is full. Unless that was after a key of an earlier command:
-                    if let State::Keys { left, .. } = &mut self.text.state
-                        && self.at > start
-                    {
-                        *left = start + len - self.at;
-                    }
+                    self.note_end_of_keys(start, start + len);
                     return ControlFlow::Break(next);
                 }
             }
         }
         self.text.state = State::Line;
         CONTINUE
+    }
+
+    /// Notes how long the rest of a line is whose keys begin at `start`, if the reply buffer was
+    /// full after one of them and not after a key of an earlier command.
+    fn note_end_of_keys(&mut self, start: usize, end: usize) {
+        if let State::Keys { left, .. } = &mut self.text.state
+            && self.at > start
+        {
+            *left = end - self.at;
+        }
     }
 
     /// Collects a key of get or gets. Returns `false` if a lookup for its command failed.
