@@ -76,13 +76,10 @@ pub(super) fn default_path(uid: u32, name: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Returns `true` if the files of the directory are in memory only, which the system cannot take
-/// back.
+/// Returns `true` if the files of the directory count as memory of the process, and the system
+/// cannot take it back. Huge pages are limited otherwise.
 pub(super) fn is_in_memory(directory: &Path) -> bool {
-    const RAMFS: u32 = 0x8584_58f6;
-    const HUGETLBFS: u32 = 0x9584_58f6;
-    const IN_MEMORY: [u32; 3] = [TMPFS, RAMFS, HUGETLBFS];
-    rustix::fs::statfs(directory).is_ok_and(|system| IN_MEMORY.contains(&(system.f_type as u32)))
+    rustix::fs::statfs(directory).is_ok_and(|system| system.f_type as u32 == TMPFS)
 }
 
 const TMPFS: u32 = 0x0102_1994;

@@ -366,6 +366,9 @@ fn errors_of_addresses_say_what_to_do() {
         "Address already in use (os error 98); stop the program that uses it, or choose another \
          with --listen or --socket",
     );
+    let more = ["--listen", "127.0.0.1:0", "--metrics", &address];
+    run([&["serve", "--path", path][..], &more].concat())
+        .failure("stop the program that uses it, or choose another with --metrics");
     let output = run(["serve", "--path", path, "--socket", path, "--socket-mode", "900"]);
     assert!(output.code == 2 && output.stderr.contains("octal"), "{output:?}");
     std::fs::write(path, "not a socket").unwrap();
