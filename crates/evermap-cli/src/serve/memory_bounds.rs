@@ -255,7 +255,7 @@ fn within_file_system(limits: Limits, bytes: u64) -> Limits {
 fn within_memory(limits: Limits, least: Limits, bytes: u64, items_max: u64) -> Limits {
     let Limits { items, uploads, replies } = limits;
     let at_most = items.unwrap_or(items_max);
-    let own = bytes / 8;
+    let own = own_memory(bytes);
     let sum = [at_most, uploads, replies].into_iter().fold(own, u64::saturating_add);
     if sum <= bytes {
         return limits;
@@ -267,6 +267,12 @@ fn within_memory(limits: Limits, least: Limits, bytes: u64, items_max: u64) -> L
     let most = most.max(least.items.unwrap_or(0));
     let items = if at_most <= most { items } else { Some(most) };
     Limits { items, uploads, replies }
+}
+
+/// Returns how much of this memory the process needs for itself.
+fn own_memory(bytes: u64) -> u64 {
+    const LEAST: u64 = 12 << 20;
+    (bytes / 8).max(LEAST)
 }
 
 fn warning(asked: Option<u64>, items: Option<u64>, bound: &Bound) -> String {
@@ -423,7 +429,7 @@ mod tests {
 
     #[test]
     fn limits_are_lowered_until_all_fits() {
-        for megabytes in [8, 32, 100, 500, 2_000] {
+        for megabytes in [20, 32, 100, 500, 2_000] {
             let bound = group(megabytes * MIB);
             for items in [None, Some(20 * MIB), Some(200 * MIB), Some(u64::MAX)] {
                 let fitted = fit(asked(items), LEAST, std::slice::from_ref(&bound));
@@ -431,7 +437,7 @@ mod tests {
                     panic!("{fitted:?}")
                 };
                 let sum = now + uploads + replies;
-                assert!(sum + bound.bytes / 8 <= bound.bytes.max(10 * MIB), "{fitted:?}");
+                assert!(sum + own_memory(bound.bytes) <= bound.bytes, "{fitted:?}");
                 assert_eq!(fitted.warning.is_some(), items != Some(now), "{fitted:?}");
                 assert_eq!(fitted.bound, Some(bound.clone()));
             }
