@@ -380,8 +380,8 @@ fn the_system_drops_the_replies_of_disconnected_clients() {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        // 01 is an open connection, and every other state one with bytes for the client. A client is
-        // counted shortly before it is disconnected.
+        // 01 is an open connection, and every other state one with bytes for the client. A client
+        // is counted shortly before it is disconnected.
         let port = server.local_addr().port();
         loop {
             let states: Vec<_> = clients
