@@ -73,7 +73,8 @@ fn is_hung_up(patience: Duration) -> bool {
         output.is_terminal().then(|| output.as_raw_fd()),
     ];
     // A negative number is ignored. These two events are reported without being asked for.
-    let mut polled = terminals.map(|fd| libc::pollfd { fd: fd.unwrap_or(-1), events: 0, revents: 0 });
+    let mut polled =
+        terminals.map(|fd| libc::pollfd { fd: fd.unwrap_or(-1), events: 0, revents: 0 });
     let millis = patience.as_millis() as libc::c_int;
     // SAFETY: the array is valid for the call, which writes only to `revents`.
     let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };

@@ -71,8 +71,8 @@ impl Target {
 /// Reads the first name and password of a file.
 fn read_credentials(path: &Path) -> Result<String, Failure> {
     let what = || path.display().to_string();
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| Failure::Io { what: what(), source })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|source| Failure::Io { what: what(), source })?;
     let pair = text.lines().find_map(|line| line.split_once(':'));
     let credentials = pair.map(|(user, password)| format!("{user} {password}"));
     credentials.filter(|credentials| credentials.len() <= CREDENTIALS_MAX).ok_or_else(|| {

@@ -122,9 +122,10 @@ fn host_of(address: &str) -> &str {
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let read = || CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
     match read().map_err(|error| named(path, error))? {
-        none if none.is_empty() => {
-            Err(Failure::other(format!("{}: there is no certificate in PEM format", path.display())))
-        }
+        none if none.is_empty() => Err(Failure::other(format!(
+            "{}: there is no certificate in PEM format",
+            path.display()
+        ))),
         certificates => Ok(certificates),
     }
 }

@@ -120,9 +120,8 @@ fn a_server_with_passwords_is_shown_to_those_who_have_one() {
     let users = write("users", "ann:secret\nbob:other\n");
     let (server, _directory) = start(&["--auth-file", &users]);
     let address = server.address.to_string();
-    let top = |more: &[&str]| {
-        run([&["top", &address, "--once", "--interval", "0.1"], more].concat())
-    };
+    let top =
+        |more: &[&str]| run([&["top", &address, "--once", "--interval", "0.1"], more].concat());
     top(&[]).failure("the server requires authentication; use --auth-file");
     let table = String::from_utf8(top(&["--auth-file", &users]).success()).unwrap();
     assert!(table.contains("items           0\n"), "{table}");
@@ -192,8 +191,7 @@ mod tls {
         let issuer = Issuer::new(params, authority_key);
         let issued = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec!["cache.test".into()]).unwrap();
-        let certificate =
-            write("cert.pem", &params.signed_by(&issued, &issuer).unwrap().pem());
+        let certificate = write("cert.pem", &params.signed_by(&issued, &issuer).unwrap().pem());
         let key = write("key.pem", &issued.serialize_pem());
         let files = ["--tls-cert", &certificate, "--tls-key", &key];
         let (server, _directory) = start(&[&files[..], &["--tls-client-ca", &authority]].concat());

@@ -7,8 +7,8 @@ use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
 use crate::experiments::tables::{bars, grids, mark, notes_of_all, speed};
-use crate::report::{Output, counted};
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
+use crate::report::{Output, counted};
 use crate::subject::MediumKind;
 use crate::workload::{Blend, Distribution, KeyValueLengths, Lengths, Mix, Phase, Zipf};
 

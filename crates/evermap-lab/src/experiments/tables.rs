@@ -2,8 +2,8 @@
 
 use crate::driver::limits::{Independent, Limits};
 use crate::driver::results::{DriveReport, PhaseReport, Ratio, SubjectReport};
-use crate::report::{Record, counted};
 use crate::report::{Grid, Marks, Plot, Point, Row, Series};
+use crate::report::{Record, counted};
 
 /// Returns tables for throughput, latency, counters and space, then the ratios. Tables without any
 /// figure are left out.

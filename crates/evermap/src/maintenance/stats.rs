@@ -284,7 +284,10 @@ impl fmt::Display for Stat {
         if self.evictions > 0 {
             let text = format!(
                 "{} ({} never read, {} by writers), the last {} s after its last access",
-                counted(self.evictions, "record"), self.evicted_unfetched, self.evicted_directly, self.eviction_age
+                counted(self.evictions, "record"),
+                self.evicted_unfetched,
+                self.evicted_directly,
+                self.eviction_age
             );
             line(f, "evicted", &text)?;
         }

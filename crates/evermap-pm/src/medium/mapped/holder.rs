@@ -19,11 +19,17 @@ use crate::medium::HOLDER_PID_OFFSET;
 pub(super) enum Holder {
     /// This process, since the call at this place if it is known. It is not if the process was
     /// forked from the one that made the call.
-    ThisProcess { place: Option<&'static Location<'static>> },
-    Living { pid: u32 },
+    ThisProcess {
+        place: Option<&'static Location<'static>>,
+    },
+    Living {
+        pid: u32,
+    },
     /// A process that is exiting, and releases the lock soon; or one that has ended, and something
     /// that cannot be seen from here holds the lock.
-    Ending { pid: u32 },
+    Ending {
+        pid: u32,
+    },
     Unknown,
 }
 
