@@ -269,3 +269,28 @@ pub(crate) fn mix(word: u64) -> u64 {
     let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ word >> 31
 }
+
+#[cfg(test)]
+mod tests {
+    use evermap_pm::region::{Identity, RegionConfig};
+    use evermap_pm::sim::Sim;
+
+    use super::*;
+
+    /// A descriptor without a seed is read as before, and one with a seed is never taken for it.
+    #[test]
+    fn descriptors_without_a_seed_have_that_of_the_file() {
+        let config = RegionConfig { extent_size: 16384, capacity: 1 << 20, seed: Some(7) };
+        let medium = Sim::in_memory(config.capacity).unwrap();
+        let pool = Pool::create(medium, &config, Identity::default()).unwrap();
+        let m = pool.medium();
+        let old = pool.allocate_fixed(size_of::<Descriptor>() as u64).unwrap();
+        let own = |at| &m.at::<Descriptor>(at).unwrap().own;
+        m.store(own(old), encode_checked(WordKind::Descriptor, old));
+        assert_eq!(MapHeader::at(&pool, old).unwrap().seed(), 7);
+        let new = MapHeader::create(&pool, 8).unwrap().descriptor();
+        assert_eq!(MapHeader::at(&pool, new).unwrap().seed(), 8);
+        m.store(own(new), encode_checked(WordKind::Descriptor, new));
+        assert!(MapHeader::at(&pool, new).is_err());
+    }
+}

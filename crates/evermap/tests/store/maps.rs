@@ -126,7 +126,7 @@ fn the_first_named_map_raises_the_format() {
     assert!(store.db().map("none", existing()).is_err());
     assert_eq!((store.db().maps().unwrap().len(), format()), (0, [5, 5]));
     store.db().map("some", MapOptions::new()).unwrap();
-    assert_eq!(format(), [7, 7]);
+    assert_eq!(format(), [11, 11]);
     store.into_db().close().unwrap();
     let store = memory.open(&options()).unwrap();
     assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));

@@ -16,6 +16,8 @@ use evermap_index::testkit::{Tier, tier};
 const STUCK: Duration = Duration::from_secs(60);
 /// How often the watchdog looks.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long a thread pauses after a call, because locks are not handed over in turn.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// An operation, and the number of the call.
 type Operation = fn(&Evermap, u64) -> Result<()>;
@@ -119,6 +121,7 @@ impl Worker {
                 if stop.load(Relaxed) {
                     return;
                 }
+                std::thread::sleep(PAUSE);
             }
         });
         Worker { name, calls, thread, seen: (0, Instant::now()) }
@@ -205,12 +208,15 @@ fn closing_ends_beside_each_operation() {
     for (number, options) in stores().into_iter().enumerate() {
         for &operation in OPERATIONS.iter().skip(number).step_by(step) {
             let db = Evermap::in_memory(options.clone()).unwrap();
-            let never = Arc::new(AtomicBool::new(false));
-            let (began, closing) = (Instant::now(), db.clone());
-            let workers = vec![Worker::start(&db, operation, &never)];
+            let (flag, began) = (Arc::new(AtomicBool::new(false)), Instant::now());
+            let workers = vec![Worker::start(&db, operation, &flag)];
             let close = || {
-                let db = closing.clone();
-                std::thread::spawn(move || db.close().unwrap());
+                let (db, flag) = (db.clone(), flag.clone());
+                std::thread::spawn(move || {
+                    db.close().unwrap();
+                    // Not every operation minds that.
+                    flag.store(true, Relaxed);
+                });
             };
             watch(workers, close, || began.elapsed() >= Duration::from_millis(20));
         }
