@@ -216,14 +216,18 @@ impl Options {
     /// everything else that is in it. The default, 0, is no limit. It is not stored in the file,
     /// and can be [changed](crate::Evermap::set_memory_limit) while it is open.
     ///
-    /// The limit holds at every moment. Where a mutation needs more space, records that are expired
-    /// or flushed are removed; if that is not enough, records are [evicted](Options::evict), or the
-    /// mutation fails with [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace). If a file takes more
-    /// when it is opened, a cache is reduced to the limit in the background.
+    /// The limit holds at every moment, but while a file that took more is being reduced to it,
+    /// which happens in the background and without eviction not at all. Where a mutation needs more
+    /// space, records that are expired or flushed are removed; if that is not enough, records are
+    /// [evicted](Options::evict), or the mutation fails with
+    /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace).
     ///
     /// The length of the file may exceed the limit: memory that is free is returned to the file
-    /// system, which leaves holes in the file. So the [capacity](Options::capacity) should be
-    /// several times the limit. Ordinary memory of the process does not count: an
+    /// system, which leaves holes in the file. The file of a cache becomes a quarter longer than the
+    /// limit, and by its largest value if that takes much of it. So its
+    /// [capacity](Options::capacity) should be 1.25 times the limit at least, and more for large
+    /// values; otherwise four fifths of the capacity are the limit, which
+    /// [`stat`](crate::Map::stat) shows. Ordinary memory of the process does not count: an
     /// [ordered](Options::ordered) index, for example, and the times at which records expire, 12
     /// bytes for each that does.
     ///
@@ -241,7 +245,7 @@ impl Options {
 
     /// Sets whether the default map is a cache: when the [memory limit](Options::memory_limit), the
     /// disk or the capacity of the file leaves no space for a record, others are removed that are
-    /// unlikely to be read again. The default is `false`. Named maps are not affected, although
+    /// unlikely to be read again. While the disk is full, what the file takes of it is the limit. The default is `false`. Named maps are not affected, although
     /// they share the space.
     ///
     /// A thread in the background evicts ahead of need, about a fiftieth of the limit. Reads

@@ -102,8 +102,10 @@ impl Extent {
 
     /// Returns `true` if it is in use and has movable blocks, or is one large object.
     pub(super) fn is_movable(&self) -> bool {
-        let movable =
-            matches!(self.entry.usage, Usage::Large | Usage::Blocks(BlockKind { fixed: false, .. }));
+        let movable = matches!(
+            self.entry.usage,
+            Usage::Large | Usage::Blocks(BlockKind { fixed: false, .. })
+        );
         self.state == ExtentState::Open && movable
     }
 

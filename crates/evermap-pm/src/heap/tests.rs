@@ -736,3 +736,88 @@ fn sparse_extents_are_emptied() {
     assert!(pool.heap().room().used + (1 << 20) <= used);
     assert!(pool.heap().sparse_extents(144, 1 << 20).is_empty());
 }
+
+/// Where the region does not become longer, blocks are moved out of the way of larger ones. Fixed
+/// blocks are kept together meanwhile.
+#[test]
+fn scattered_units_are_put_together() {
+    const GOAL: u64 = 5 << 20;
+    let pool = pool(1 << 20, 64 << 20);
+    let heap = pool.heap();
+    heap.set_limit(4 << 20);
+    heap.set_length_goal(GOAL);
+    let mut small = Vec::new();
+    let mut fixed = Vec::new();
+    while let Ok(block) = pool.allocate(3_000) {
+        small.push(block);
+        if small.len() % 50 == 0 {
+            fixed.push(pool.allocate_exact(16 << 10).unwrap());
+        }
+    }
+    assert!(heap.region.medium().len() <= GOAL);
+    let apart = fixed.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) > 16 << 10).count();
+    assert!(apart < fixed.len() / 4, "{apart} of {} fixed blocks are apart", fixed.len());
+    // All of every other extent.
+    let mut live: BTreeSet<u64> = small.into_iter().collect();
+    let (mut next, mut goes) = (0, false);
+    while let Some(extent) = heap.extent_from(next) {
+        (next, goes) = (extent.next, !goes);
+        for block in extent.offsets().filter(|_| goes) {
+            if live.remove(&block) {
+                pool.free_unpublished(block);
+            }
+        }
+    }
+    heap.return_claimed();
+    let size = 600_000;
+    assert!(heap.room().left() > 2 * size && heap.can_have_neighbours(size));
+    let mut made = 0;
+    let mut large = Vec::new();
+    while heap.room().left() > size + size / 2 {
+        match pool.allocate(size) {
+            Ok(block) => large.push(block),
+            Err(error) => {
+                assert!(error.to_string().contains(NEIGHBOURS), "{error}");
+                let window = heap.window(size).expect("movable blocks are everywhere");
+                assert!(heap.window(size).is_none(), "one at a time");
+                for &block in &live.clone() {
+                    if window.evacuation().contains(block) {
+                        let copy = pool.allocate(3_000).unwrap();
+                        assert!(!window.evacuation().contains(copy));
+                        assert!(live.remove(&block) && live.insert(copy));
+                        pool.free_unpublished(block);
+                    }
+                }
+                assert!(window.is_free());
+                drop(window);
+                made += 1;
+                large.push(pool.allocate(size).unwrap());
+            }
+        }
+        let room = heap.room();
+        assert!(room.used <= room.limit && room.held <= room.limit, "{room:?}");
+        assert_eq!(room.used, heap.stats().used_bytes);
+    }
+    assert!(made > 0 && heap.region.medium().len() <= GOAL);
+    let expected: BTreeSet<u64> = live.iter().chain(&large).chain(&fixed).copied().collect();
+    assert_eq!(heap.allocated().into_iter().collect::<BTreeSet<u64>>(), expected);
+    // What can never be: fixed blocks are in the way.
+    assert!(!heap.can_have_neighbours(63 << 20) && heap.window(63 << 20).is_none());
+    assert_eq!(heap.stats().faults, 0);
+}
+
+/// At a lower limit, the memory of units that were never used is returned too.
+#[test]
+fn the_end_of_the_file_is_returned_under_a_lower_limit() {
+    let pool = pool(1 << 20, 64 << 20);
+    let blocks: Vec<u64> = (0..20_000).map(|_| pool.allocate(1_000).unwrap()).collect();
+    let heap = pool.heap();
+    assert!(heap.room().held > heap.room().used, "it has grown ahead of need");
+    blocks.iter().for_each(|&block| pool.free_unpublished(block));
+    heap.return_claimed();
+    heap.set_limit(1 << 20);
+    while heap.return_excess(1 << 20) {}
+    let room = heap.room();
+    assert!(room.held <= 1 << 20 && room.used <= room.held, "{room:?}");
+    assert_eq!(heap.stats().faults, 0);
+}

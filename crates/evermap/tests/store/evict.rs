@@ -622,6 +622,10 @@ fn drifting_len(random: &mut Random, step: u64) -> usize {
 /// Puts values whose lengths drift, and checks after each that it is there, and that limit, length
 /// and contents stay what they should be.
 fn churn<M: Medium>(map: &Map<M>, limit: u64, seed: u64, steps: u64) {
+    churn_within(length_for(limit), map, limit, seed, steps);
+}
+
+fn churn_within<M: Medium>(length: u64, map: &Map<M>, limit: u64, seed: u64, steps: u64) {
     let mut random = Random::new(seed);
     for step in 0..steps {
         let key = key_of(random.below(20_000) << 8 | seed);
@@ -631,7 +635,7 @@ fn churn<M: Medium>(map: &Map<M>, limit: u64, seed: u64, steps: u64) {
             let stat = map.stat();
             assert_eq!(stat.memory_limit, Some(limit));
             assert!(stat.memory_used <= limit);
-            assert!(stat.file_bytes <= length_for(limit), "{} bytes long", stat.file_bytes);
+            assert!(stat.file_bytes <= length, "{} bytes long", stat.file_bytes);
         }
         if step % 4_096 == 4_095 {
             let (bytes, evictions) = (map.bytes().value, map.stat().evictions);
@@ -745,5 +749,38 @@ fn what_finds_no_place_in_the_file_evicts_nothing() {
         map.remove(b"large").unwrap();
     }
     assert!(stored > 5 && refused > 5, "{stored} stored, {refused} refused");
-    churn(&map, limit, 5, 10_000);
+    churn_within(capacity, &map, limit, 5, 10_000);
+}
+
+/// A file that takes far more than a new limit is reduced to it although nothing is written.
+#[test]
+fn a_limit_that_is_lowered_by_much_needs_no_writes() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("map");
+    let (high, low) = (24 * MIB, 3 * MIB);
+    let reached = |map: &Map| {
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while space_of(&path) > low || used(map) > low {
+            let space = space_of(&path);
+            assert!(std::time::Instant::now() < end, "{space} of {low}, {} used", used(map));
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(map.len().value > 0);
+    };
+    for len in [200_000, 1_000] {
+        let map = common::open_file(&path, cache(high)).unwrap();
+        for number in 0..20 * MIB / len as u64 {
+            map.put(&key_of(number), &vec![1; len]).unwrap();
+        }
+        map.into_db().close().unwrap();
+        let map = common::open_file(&path, cache(low)).unwrap();
+        reached(&map);
+        map.db().set_memory_limit(high).unwrap();
+        for number in 0..20 * MIB / len as u64 {
+            map.put(&key_of(number), &vec![1; len]).unwrap();
+        }
+        map.db().set_memory_limit(low).unwrap();
+        reached(&map);
+        map.into_db().close().unwrap();
+    }
 }

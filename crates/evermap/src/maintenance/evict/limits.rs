@@ -124,6 +124,26 @@ impl<M: Medium> Evermap<M> {
 mod tests {
     use super::*;
 
+    /// A full disk lowers the limit for a while only.
+    #[test]
+    fn a_limit_that_was_lowered_is_raised_again() {
+        let options = crate::Options::new().memory_limit(64 << 20).evict(true);
+        let db = Evermap::in_memory(options).unwrap();
+        let limit = || db.stat().memory_limit.unwrap();
+        db.default_map().put(b"key", &[1; 100_000]).unwrap();
+        db.take_what_there_is();
+        let lowered = limit();
+        assert!(lowered < 8 << 20, "{lowered}");
+        db.raise_limit();
+        assert_eq!(limit(), lowered, "too early");
+        for step in 1..=RAISE_PART {
+            db.limits().changed = Instant::now().checked_sub(RAISE_PAUSE);
+            db.raise_limit();
+            assert_eq!(limit(), (lowered + step * (4 << 20)).min(64 << 20));
+        }
+        assert!(limit() == 64 << 20 && db.limits().changed.is_none());
+    }
+
     #[test]
     fn a_limit_is_what_the_capacity_is_enough_for() {
         for capacity in (100_000..300 << 20).step_by(77_777).chain([1 << 38]) {

@@ -43,6 +43,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const LOOK_SELDOM: Duration = Duration::from_secs(64);
 /// How long it waits for readers that keep space from being reused.
 const READERS: Duration = Duration::from_millis(10);
+/// Bytes that wait for readers at a time while a file is reduced to a lower limit.
+const WAITING_AT_ONCE: u64 = 4 << 20;
 /// How long a mutation waits for them.
 const READER_WAIT: Duration = Duration::from_millis(500);
 /// The number of times that a mutation makes space and finds that others have taken it.
@@ -378,8 +380,10 @@ impl<M: Medium> Evermap<M> {
     ) -> Result<bool> {
         let heap = self.file.pool.heap();
         let waiting = || self.file.pool.epoch_stats().bytes_waiting as u64;
-        let before = waiting();
-        match demands.need(heap, &passes.goal, before) {
+        let (before, room) = (waiting(), heap.room());
+        // After the limit was lowered by much, more waits for readers at a time.
+        let excess = room.used.saturating_sub(room.limit).min(WAITING_AT_ONCE);
+        match demands.need(heap, &passes.goal, before.saturating_sub(excess)) {
             Need::Nothing { budget } => {
                 heap.set_budget(Some(budget));
                 return Ok(false);
@@ -414,7 +418,9 @@ impl<M: Medium> Evermap<M> {
             passes.has_returned = true;
             heap.return_claimed();
         }
-        self.file.pool.epoch().drain_within(READERS);
+        if waiting() >= excess {
+            self.file.pool.epoch().drain_within(READERS);
+        }
         Ok(passed.bytes > 0 && passes.passed <= passes.goal.most_passed())
     }
 }
