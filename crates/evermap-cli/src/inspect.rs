@@ -135,6 +135,9 @@ fn stat_as_json(stat: &Stat, space: &SpaceStat, cost: &CostStat) -> Value {
         "flush_mark": stat.flush_mark,
         "flush_due": stat.flush_due,
         "damage_met": stat.damage_met,
+        "damage": format!("{:?}", stat.damage).to_lowercase(),
+        "damaged_places": stat.damaged_places,
+        "damage_found": stat.damage_found,
         "heap_faults": space.heap_faults,
         "cost": cost_as_json(cost),
     })

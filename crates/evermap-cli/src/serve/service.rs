@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
-use evermap::{Evermap, Evicted, IndexKind, Options, Order};
+use evermap::{DamageMark, Evermap, Evicted, IndexKind, Options, Order};
 use evermap_server::protocol::Credentials;
 use evermap_server::server::{ClientCertificates, Tls, TlsSettings};
 use evermap_server::{Config, ListenAddress, Listener, Server};
@@ -128,6 +128,7 @@ impl Service {
         let began = Instant::now();
         let db = self.store.open(path.as_deref())?;
         let duration = began.elapsed();
+        self.watch_for_damage(&db);
         let file = path.as_deref().and_then(ServedFile::opened);
         let listeners = listeners.map_or_else(|| addresses.take_after_predecessor(), Ok)?;
         let listeners = inherited.into_iter().chain(listeners).collect();
@@ -238,6 +239,25 @@ impl Service {
         }
         write_ports(server.addresses())
             .map_err(|source| Failure::Io { what: "cannot write the ports".into(), source })
+    }
+
+    /// Reports damage of the file: what is known of it, and what will be found.
+    fn watch_for_damage(&self, db: &Evermap) {
+        let before = db.stat().damage;
+        if before > DamageMark::None {
+            self.say(&format!(
+                "warning: the file is marked as damaged; `evermap check --deep` describes the \
+                 damage, and takes the mark away if there is none"
+            ));
+        }
+        let program = self.program;
+        db.on_damage(move |mark, what| {
+            let consequence = match mark {
+                DamageMark::Widespread => "there is much damage: the next start refuses the file",
+                _ => "the file is marked as damaged; `evermap check --deep` describes the damage",
+            };
+            let _ = writeln!(io::stderr(), "{program}: warning: {what}; {consequence}");
+        });
     }
 
     /// Writes a line to standard error. If that is closed, the line is lost.

@@ -56,9 +56,9 @@ pub enum OnSuspect {
     /// Returns an error that says what was found, and leaves the contents unchanged.
     #[default]
     Refuse,
-    /// Opens the store without the lost parts. Records that do not verify are dropped when they are
-    /// found. Loses nothing if nothing is wrong. Still an error if no copy of the header can be
-    /// read.
+    /// Opens the store without the lost parts. Records that do not verify are reported when they
+    /// are found, and stay until their keys are put or removed. Loses nothing if nothing is wrong.
+    /// Still an error if no copy of the header can be read.
     Salvage,
     /// Starts with an empty store: all contents are permanently lost. A store that can be trusted
     /// is opened as it is.

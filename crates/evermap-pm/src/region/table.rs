@@ -109,6 +109,16 @@ impl<M: Medium> Region<M> {
         Ok(Some(whole))
     }
 
+    /// Returns `true` if the file is longer by a quarter than the units that were ever used. It
+    /// grows by less ahead of need, so either a process was killed while it allocated much, or the
+    /// table is older than other parts of the file. O(units beyond those).
+    pub fn is_longer_than_used(&self) -> bool {
+        let units = self.units_in_file();
+        let unused = self.entries(0..units).rev().take_while(|entry| self.medium.load(entry) == 0);
+        let unused = unused.count() as u64 + units.saturating_sub(self.described());
+        unused > (units - unused.min(units)) / 4 && unused * self.unit() > 1 << 20
+    }
+
     /// Returns `true` if the table's entry for unit `index` is valid and says that the unit was in
     /// use at some time.
     fn is_used_entry(&self, index: u64) -> bool {

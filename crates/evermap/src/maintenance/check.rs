@@ -168,7 +168,9 @@ impl<M: Medium> Evermap<M> {
             0 => return,
             _ => {}
         }
-        let is_widespread = problems - report.leaks >= WIDESPREAD as u64;
+        // One damaged extent concerns many records, but not one in 64.
+        let least = (report.records / 64).max(WIDESPREAD as u64);
+        let is_widespread = problems - report.leaks >= least;
         let mark = if is_widespread { DamageMark::Widespread } else { DamageMark::Found };
         region.mark_damage(mark, &report.problems[0]);
     }

@@ -11,31 +11,36 @@ use evermap_pm::Medium;
 use crate::ops::read::Walk;
 use crate::{Map, Result};
 
-/// The number of pages, and of words, that are looked at.
+/// The number of pages, and of words, that are looked at, unless the length of the file is reason
+/// to look at all of them.
 const PAGES: u64 = 16;
 const WORDS: u64 = 8192;
 /// Fewer bad ones than these are single damages.
 const LEAST_PAGES: u64 = 4;
 const LEAST_WORDS: u64 = 64;
 /// One bad one in this number is more than that.
-const SHARE: u64 = 8;
+const SHARE: u64 = 64;
 
 impl<M: Medium> Map<M> {
     /// Returns `true` if much of the first pages of the index cannot be read, or leads to no block.
-    /// To be called before the sweep. O(1), and reads no record.
+    /// If the file is [longer](evermap_pm::region::Region::is_longer_than_used) than it should be,
+    /// all pages are looked at. To be called before the sweep. Reads no record.
     ///
     /// # Errors
     /// Those of the store; damage is what it looks for.
     pub(crate) fn is_widely_damaged(&self) -> Result<bool> {
         let (mut walk, mut pairs) = (Walk::new(self), Vec::new());
         let (mut pages, mut bad_pages, mut words, mut bad_words) = (0, 0, 0, 0);
-        while pages < PAGES && words < WORDS {
+        let is_whole = self.db.file.pool.region().is_longer_than_used();
+        while is_whole || pages < PAGES && words < WORDS {
             let Some(_guard) = walk.next(&mut pairs)? else { break };
             pages += 1;
             bad_pages += u64::from(walk.take_error().is_err());
             words += pairs.len() as u64;
-            let leads_nowhere =
-                |word: u64| self.db.file.pool.old_block_size(word & OFFSET_MASK) == Some(0);
+            // All records are older than this opening.
+            let leads_nowhere = |word| {
+                self.db.file.pool.old_block_size(word & OFFSET_MASK).is_none_or(|it| it == 0)
+            };
             bad_words += pairs.iter().filter(|(_, word)| leads_nowhere(*word)).count() as u64;
         }
         let is_much = |bad: u64, of: u64, least: u64| bad >= least && bad * SHARE >= of;

@@ -1,5 +1,6 @@
 //! The sweep after an unclean shutdown.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use evermap_index::Visitor;
@@ -65,11 +66,12 @@ impl<M: Medium> Evermap<M> {
         self.file.pool.region().ensure_writable()?;
         self.file.maintenance.set_sweep_state(SweepState::Running);
         let began = Instant::now();
-        let swept = self.sweep().map_err(|error| match self.file.maintenance.is_stopping() {
+        let words = Cell::new(0);
+        let swept = self.sweep(&words).map_err(|error| match self.file.maintenance.is_stopping() {
             true => Error::Closed,
             false => error,
         });
-        self.note_what_was_swept(&swept);
+        self.note_what_was_swept(&swept, words.get());
         self.file.maintenance.set_sweep_state(match &swept {
             Ok(()) => SweepState::Done(began.elapsed()),
             Err(_) if self.file.maintenance.is_stopping() => SweepState::Pending,
@@ -79,22 +81,23 @@ impl<M: Medium> Evermap<M> {
     }
 
     /// Marks the file if the sweep has found damage: a part of an index that cannot be read, or
-    /// words that lead to no block.
-    fn note_what_was_swept(&self, swept: &Result<()>) {
+    /// words that lead to no block. One damaged extent concerns many words, but not one in 64.
+    fn note_what_was_swept(&self, swept: &Result<()>, words: u64) {
         let region = self.file.pool.region();
         if let Err(error) = swept {
             error.note_damage(region);
         }
         let faults = self.file.pool.heap_stats().faults;
         if faults > 0 {
-            let is_widespread = faults >= WIDESPREAD as u64;
+            let is_widespread = faults >= (words / 64).max(WIDESPREAD as u64);
             let mark = if is_widespread { DamageMark::Widespread } else { DamageMark::Found };
             let what = "impossible entries in its table, or words that lead to no block";
             region.mark_damage(mark, &format!("sweep: {faults} {what}"));
         }
     }
 
-    fn sweep(&self) -> Result<()> {
+    /// Adds the number of words of the indexes to `words`.
+    fn sweep(&self, words: &Cell<u64>) -> Result<()> {
         // Maps that are created from here on have nothing in old extents.
         let (maps, problem) = match self.file.pool.medium().mutant("MA-3") {
             false => self.all_maps_and_dropped()?,
@@ -108,7 +111,7 @@ impl<M: Medium> Evermap<M> {
                 map.inner.header.block().into_iter().for_each(&mut *mark);
                 let stops = || self.file.maintenance.is_stopping();
                 visited = visited.and(map.inner.visit_order(mark, &stops));
-                let mut sweeper = Sweeper { map, mark, census: &mut census, found };
+                let mut sweeper = Sweeper { map, mark, census: &mut census, found, words };
                 // Everything else that can be read is recovered along the way.
                 visited = visited.and(map.inner.index.visit(&mut sweeper));
             }
@@ -168,6 +171,7 @@ struct Sweeper<'s, M: Medium> {
     mark: &'s mut dyn FnMut(u64),
     census: &'s mut Census,
     found: &'s mut Totals,
+    words: &'s Cell<u64>,
 }
 
 impl<M: Medium> Sweeper<'_, M> {
@@ -196,6 +200,7 @@ impl<M: Medium> Visitor for Sweeper<'_, M> {
 
     fn word(&mut self, word: u64) {
         let offset = word & OFFSET_MASK;
+        self.words.set(self.words.get() + 1);
         (self.mark)(offset);
         if let Some(bytes) = self.old_bytes(word) {
             self.census.count(self.found, offset, bytes);
