@@ -78,8 +78,9 @@ impl Check {
 
 /// Recover a store that was not closed, and close it
 ///
-/// The next opening then finds it closed, and so do copies of it. Every command that changes a store
-/// recovers it too. With --on-suspect salvage, a store that is suspect can be trusted afterwards.
+/// The next opening then finds it closed, and so do copies of it. Every command that changes a
+/// store recovers it too. With --on-suspect salvage, a store that is suspect can be trusted
+/// afterwards.
 #[derive(clap::Args)]
 pub(crate) struct Recover {
     #[command(flatten)]

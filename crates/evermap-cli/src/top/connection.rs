@@ -108,7 +108,7 @@ impl Connection {
         let len = (&mut self.stream).take(LINE_MAX).read_until(b'\n', &mut line).map_err(timed)?;
         if line.last() != Some(&b'\n') {
             let text = match len {
-                // Whoever expects a handshake does not understand the request.
+                // A server that expects a handshake does not understand the request.
                 _ if self.is_new && !self.is_encrypted => {
                     "the server closed the connection; if it uses TLS, use --tls"
                 }

@@ -129,7 +129,7 @@ fn reading_commands_run_side_by_side_and_keep_writers_out() {
     let line = |key| format!("key {key}\t{}\n", "x".repeat(1000));
     let text: String = (0..4000).map(line).collect();
     run_with_input("load", &path, &[], text.as_bytes()).success();
-    // It holds the file until somebody reads what it writes.
+    // It holds the file until all that it writes is read.
     let mut dump = evermap(["dump"]).arg(&path).stdout(Stdio::piped()).spawn().unwrap();
     let mut out = dump.stdout.take().unwrap();
     out.read_exact(&mut [0]).unwrap();

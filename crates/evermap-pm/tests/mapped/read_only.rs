@@ -148,11 +148,8 @@ fn a_reader_in_another_process_keeps_a_writer_out_until_it_leaves() {
     reader.hear("reading");
     drop(Mapped::open(&path, &reading()).unwrap());
     let error = Mapped::open(&path, &MappedOptions::default()).map(|_| ()).unwrap_err();
-    let (named, id) = (&path, reader.id());
-    assert!(
-        matches!(error.kind(), ErrorKind::OpenReadOnly { path, pid } if path == named && *pid == id),
-        "{error}"
-    );
+    let ErrorKind::OpenReadOnly { path: named, pid } = error.kind() else { panic!("{error}") };
+    assert_eq!((named, *pid), (&path, reader.id()));
     assert_eq!(reader.wait(), Some(0));
     Mapped::open(&path, &MappedOptions::default()).unwrap();
 }

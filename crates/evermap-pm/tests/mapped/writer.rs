@@ -182,10 +182,10 @@ fn a_dead_holder_is_waited_for_as_long_as_allowed() {
         let options =
             MappedOptions { lock_wait: Duration::from_millis(50), ..MappedOptions::default() };
         let error = Mapped::open(path, &options).map(|_| ()).unwrap_err();
-        assert!(
-            matches!(error.kind(), ErrorKind::InUse { pid: named, is_ending: true, .. } if *named == pid),
-            "{error}"
-        );
+        let ErrorKind::InUse { pid: named, is_ending, .. } = error.kind() else {
+            panic!("{error}")
+        };
+        assert_eq!((*named, *is_ending), (pid, true));
         let killed = &AtomicBool::new(false);
         std::thread::scope(|threads| {
             threads.spawn(move || {

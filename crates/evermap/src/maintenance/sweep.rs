@@ -49,9 +49,9 @@ impl<M: Medium> Evermap<M> {
     /// counts records. Does nothing if that is done or not needed.
     ///
     /// Reads the indexes and no records. Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs
-    /// a record if the indexes are in memory. On a file, a thread in the background does this, unless
-    /// it was opened [read-only](crate::Options::read_only): then all of it takes place in the memory
-    /// of this process.
+    /// a record if the indexes are in memory. On a file, a thread in the background does this,
+    /// unless it was opened [read-only](crate::Options::read_only): then all of it takes place in
+    /// the memory of this process.
     ///
     /// # Errors
     /// [`Error::GuardHeld`]; [`Error::Closed`] if the store is closed meanwhile; [`Error::Storage`]

@@ -4,7 +4,7 @@
 //! truncated the file. Only the address is known in the handler, and the handler must not take
 //! locks or allocate.
 //!
-//! The table also says where in the program a file was opened, for whoever opens it again.
+//! The table also says where in the program a file was opened, for a thread that opens it again.
 
 use std::panic::Location;
 use std::path::{Path, PathBuf};

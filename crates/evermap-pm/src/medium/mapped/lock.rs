@@ -31,6 +31,9 @@ pub(super) const WRITER_BYTE: i64 = 1 << 62;
 /// closing the file, and one that has closed it may just have forked a child, which keeps the lock
 /// until it calls exec.
 const ALIVE_WAIT: Duration = Duration::from_millis(100);
+/// How long to wait for a holder that cannot be seen. It may be a process of another user, but also
+/// one that is exiting: its descriptors disappear shortly before its locks do.
+const UNSEEN_WAIT: Duration = Duration::from_secs(1);
 /// The longest time between two looks at who holds the lock, which read much of `/proc`.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
@@ -60,17 +63,18 @@ pub(super) fn acquire(file: &OwnedFd, path: &Path, access: Access, wait: Duratio
             } else {
                 holder::glance(file, by_readers)
             };
-            let is_over = match holder.is_ending() {
-                true => now - start >= wait,
-                false => patience.is_zero() || seen.as_ref() == Some(&holder),
+            let is_over = match holder {
+                Holder::Ending { .. } => now - start >= wait,
+                Holder::Unknown => now - start >= UNSEEN_WAIT.min(wait),
+                _ => patience.is_zero() || seen.as_ref() == Some(&holder),
             };
             if is_over {
                 return Err(refusal(path, by_readers, holder));
             }
-            look_after = (look_after * 2).clamp(patience, LONGEST_LOOK);
-            if !holder.is_ending() {
-                look_after = patience;
-            }
+            look_after = match holder {
+                Holder::Ending { .. } => (look_after * 2).clamp(patience, LONGEST_LOOK),
+                _ => patience,
+            };
             (next_look, seen) = (now + look_after, Some(holder));
         }
         std::thread::sleep(pause);
