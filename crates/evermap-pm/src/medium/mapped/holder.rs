@@ -2,9 +2,9 @@
 //!
 //! The kernel does not say who holds a lock of an open file description, because several processes
 //! may share one. The writer stores its id in the file, but that id alone proves little: the
-//! process may be gone and a child that it forked may hold the lock, the id may belong to another
-//! process by now, or to one in another container. So the holder is looked for in `/proc`: the locks
-//! of a descriptor are listed with it.
+//! process may be gone and a child that it forked may hold the lock, or the id may belong to
+//! another process by now, or to one in another container. So the holder is looked for in `/proc`:
+//! the locks of a descriptor are listed with it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
