@@ -12,7 +12,9 @@ mod target;
 #[cfg(feature = "tls")]
 mod tls;
 
-use std::io::{self, IsTerminal, Write};
+#[cfg(feature = "top")]
+use std::io::IsTerminal;
+use std::io::{self, Write};
 use std::time::Duration;
 
 use crate::failure::Failure;
