@@ -245,10 +245,10 @@ impl Service {
     fn watch_for_damage(&self, db: &Evermap) {
         let before = db.stat().damage;
         if before > DamageMark::None {
-            self.say(&format!(
+            self.say(
                 "warning: the file is marked as damaged; `evermap check --deep` describes the \
-                 damage, and takes the mark away if there is none"
-            ));
+                 damage, and takes the mark away if there is none",
+            );
         }
         let program = self.program;
         db.on_damage(move |mark, what| {
