@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Rank};
 
 /// Calls `job` for each number below `count` on up to `threads` threads, including the calling one,
 /// and returns the results in order. Each thread takes the next number when it has finished one, so
@@ -14,7 +14,7 @@ use crate::sync::Mutex;
 /// If `job` does.
 pub fn parallel<T: Send>(threads: usize, count: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let results: Vec<Option<T>> = (0..count).map(|_| None).collect();
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(results));
+    let (next, results) = (AtomicUsize::new(0), Mutex::ranked(Rank::Leaf, results));
     let work = || {
         loop {
             // Relaxed: each number is handed out once.

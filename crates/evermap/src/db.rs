@@ -11,7 +11,7 @@ use evermap_pm::medium::{FlushKind, Mapped, MappedOptions, Pages};
 use evermap_pm::region::{
     self, DamageMark, Identity, OnSuspect, Opened, Region, RegionConfig, WIDE_DAMAGE,
 };
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Medium, Pool};
 
 use crate::batch::intent;
@@ -202,8 +202,8 @@ impl Evermap {
 
     /// Starts the threads in the background.
     fn with_background(db: Self) -> Result<Self> {
-        let closer =
-            CloseOnDrop { db: db.clone(), threads: Mutex::default(), fork: ForkDetector::new()? };
+        let threads = Mutex::ranked(Rank::Leaf, Vec::new());
+        let closer = CloseOnDrop { db: db.clone(), threads, fork: ForkDetector::new()? };
         closer.start_threads().map_err(|source| {
             let path = db.file.origin.path.clone().unwrap_or_default();
             evermap_pm::Error::io("starting a thread", &path, source)

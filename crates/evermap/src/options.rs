@@ -355,8 +355,9 @@ impl Options {
         self
     }
 
-    /// Sets the seed of the hash function of a new file. The default is a random one. Fixed seeds
-    /// make runs repeatable, but an attacker that knows the seed can choose keys that collide.
+    /// Sets the seed of the hash function of a new file, from which those of its named maps follow.
+    /// The default is a random one for each. Fixed seeds make runs repeatable, but an attacker that
+    /// knows the seed can choose keys that collide.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self

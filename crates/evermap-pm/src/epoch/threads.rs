@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Once, TryLockError};
 
-use crate::sync::{Backoff, Mutex, MutexGuard};
+use crate::sync::{Backoff, Mutex, MutexGuard, Rank};
 
 /// Number of slots that belong to one thread each.
 pub(super) const OWN_SLOTS: usize = 256;
@@ -27,7 +27,7 @@ pub(super) static ORDINALS: AtomicUsize = AtomicUsize::new(0);
 pub(super) static OWNERS: [AtomicU32; OWN_SLOTS] = [const { AtomicU32::new(0) }; OWN_SLOTS];
 
 /// Numbers of threads that have ended.
-static RETURNED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static RETURNED: Mutex<Vec<usize>> = Mutex::ranked(Rank::Leaf, Vec::new());
 
 /// In a forked child, the id that the forking thread had in the parent, if it had asked for it. It
 /// goes on under this id.

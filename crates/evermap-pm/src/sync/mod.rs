@@ -4,7 +4,7 @@
 //! replace the one of the operating system: a thread under its control hands over instead of
 //! waiting. Otherwise these locks are those of the standard library, at the same cost.
 //!
-//! Each lock has a [`Rank`], and tests check that they are acquired in the order of their ranks.
+//! Each lock of a store has a [`Rank`], and tests check that they are acquired in the order of their ranks.
 
 mod rank;
 
@@ -48,7 +48,7 @@ fn simulated_wait() -> bool {
     }
 }
 
-/// A [`std::sync::Mutex`] that works under a simulated scheduler too, and has a [`Rank`].
+/// A [`std::sync::Mutex`] that works under a simulated scheduler too, and can have a [`Rank`].
 #[derive(Debug)]
 pub struct Mutex<T: ?Sized> {
     rank: OfLock,
@@ -56,9 +56,10 @@ pub struct Mutex<T: ?Sized> {
 }
 
 impl<T> Mutex<T> {
-    /// Creates an unlocked mutex under which no other lock is acquired: of rank [`Rank::Leaf`].
+    /// Creates an unlocked mutex without a rank, for what is no part of a store. Its order is not
+    /// checked.
     pub const fn new(value: T) -> Self {
-        Self::ranked(Rank::Leaf, value)
+        Mutex { rank: OfLock::NONE, lock: std::sync::Mutex::new(value) }
     }
 
     /// Creates an unlocked mutex of this rank.
@@ -159,7 +160,8 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// A [`std::sync::Condvar`] for a [`Mutex`]. A thread that waits must hold no other lock.
+/// A [`std::sync::Condvar`] for a [`Mutex`]. If that has a rank, a thread that waits must hold no
+/// other lock.
 #[derive(Debug, Default)]
 pub struct Condvar(std::sync::Condvar);
 
@@ -229,7 +231,7 @@ impl Condvar {
     }
 }
 
-/// A [`std::sync::RwLock`] that works under a simulated scheduler too, and has a [`Rank`].
+/// A [`std::sync::RwLock`] that works under a simulated scheduler too, and can have a [`Rank`].
 #[derive(Debug)]
 pub struct RwLock<T: ?Sized> {
     rank: OfLock,
@@ -237,9 +239,10 @@ pub struct RwLock<T: ?Sized> {
 }
 
 impl<T> RwLock<T> {
-    /// Creates an unlocked lock under which no other one is acquired: of rank [`Rank::Leaf`].
+    /// Creates an unlocked lock without a rank, for what is no part of a store. Its order is not
+    /// checked.
     pub const fn new(value: T) -> Self {
-        Self::ranked(Rank::Leaf, value)
+        RwLock { rank: OfLock::NONE, lock: std::sync::RwLock::new(value) }
     }
 
     /// Creates an unlocked lock of this rank.

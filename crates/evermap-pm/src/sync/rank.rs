@@ -89,8 +89,7 @@ pub enum Rank {
     Format,
     /// The length of a mapped file.
     File,
-    /// Locks under which nothing else is acquired, and that are held for a few instructions: all
-    /// whose rank is not given.
+    /// Locks under which nothing else is acquired, and that are held for a few instructions.
     Leaf,
 }
 
@@ -152,17 +151,15 @@ mod checked {
         }
     }
 
-    /// The rank of a lock.
+    /// The rank of a lock, if it has one.
     #[derive(Clone, Copy, Debug)]
-    pub(in crate::sync) struct OfLock(Rank);
+    pub(in crate::sync) struct OfLock(Option<Rank>);
 
     impl OfLock {
-        pub(in crate::sync) const fn new(rank: Rank) -> Self {
-            OfLock(rank)
-        }
+        pub(in crate::sync) const NONE: Self = OfLock(None);
 
-        pub(in crate::sync) fn rank(self) -> Rank {
-            self.0
+        pub(in crate::sync) const fn new(rank: Rank) -> Self {
+            OfLock(Some(rank))
         }
     }
 
@@ -175,7 +172,7 @@ mod checked {
 
     impl Held {
         pub(in crate::sync) fn new(lock: OfLock) -> Self {
-            let (before, bit) = (HELD.get(), lock.rank().bit());
+            let (before, bit) = (HELD.get(), lock.0.map_or(0, Rank::bit));
             HELD.set(before | bit);
             Held { bit: bit & !before }
         }
@@ -190,29 +187,34 @@ mod checked {
     /// Checks that the calling thread may wait for a lock.
     #[inline]
     pub(in crate::sync) fn expect_order(lock: OfLock) {
-        expect(lock.rank(), HELD.get(), lock.rank().bit() - 1);
+        expect(lock, |bit| bit - 1);
     }
 
     /// Checks that the calling thread may wait for a lock, although it may hold others of its rank.
     #[inline]
     pub(in crate::sync) fn expect_order_or_same(lock: OfLock) {
-        expect(lock.rank(), HELD.get(), lock.rank().bit() | (lock.rank().bit() - 1));
+        expect(lock, |bit| bit | (bit - 1));
     }
 
     /// Checks that the calling thread, which holds a lock and is about to wait for a signal under
     /// it, holds no other.
     pub(in crate::sync) fn expect_alone(lock: OfLock) {
-        expect(lock.rank(), HELD.get() & !lock.rank().bit(), 0);
+        expect(lock, |bit| bit);
     }
 
     /// Checks that the calling thread may wait until guards of other threads end.
     pub(crate) fn expect_to_wait_for_readers() {
-        expect_order(OfLock(Rank::Readers));
+        expect_order(OfLock::new(Rank::Readers));
     }
 
-    fn expect(awaited: Rank, held: u64, allowed: u64) {
-        if held & !allowed != 0 {
-            out_of_order(awaited, held & !allowed);
+    /// Checks that the calling thread holds only locks that `allowed` returns for the bit of the
+    /// one that it waits for.
+    fn expect(lock: OfLock, allowed: impl FnOnce(u64) -> u64) {
+        if let Some(awaited) = lock.0 {
+            let held = HELD.get() & !allowed(awaited.bit());
+            if held != 0 {
+                out_of_order(awaited, held);
+            }
         }
     }
 
@@ -241,6 +243,8 @@ mod checked {
     pub(in crate::sync) struct OfLock;
 
     impl OfLock {
+        pub(in crate::sync) const NONE: Self = OfLock;
+
         pub(in crate::sync) const fn new(_: Rank) -> Self {
             OfLock
         }
@@ -309,7 +313,7 @@ mod tests {
     #[test]
     fn locks_are_acquired_in_the_order_of_their_ranks() {
         let (first, second) = (Mutex::ranked(Rank::Maps, ()), RwLock::ranked(Rank::Heap, ()));
-        let leaf = Mutex::new(());
+        let leaf = Mutex::ranked(Rank::Leaf, ());
         let in_order = || {
             let _first = first.lock().unwrap();
             let _second = second.write().unwrap();
@@ -325,13 +329,15 @@ mod tests {
         drop(held);
         // What was tried counts as held, whatever the order of their ends.
         assert!(complaint(|| drop(Mutex::ranked(Rank::Expiry, ()).lock())).is_some());
+        // A lock without a rank may be acquired anywhere.
+        drop(Mutex::new(()).lock());
         drop(tried);
         in_order();
     }
 
     #[test]
     fn a_second_lock_of_a_rank_is_not_waited_for() {
-        let (one, other) = (Mutex::new(()), Mutex::new(()));
+        let [one, other] = [(); 2].map(|()| Mutex::ranked(Rank::Leaf, ()));
         let held = one.lock().unwrap();
         assert!(complaint(|| drop(other.lock())).is_some());
         drop(other.try_lock().unwrap());
@@ -342,7 +348,7 @@ mod tests {
 
     #[test]
     fn signals_and_readers_are_waited_for_without_other_locks() {
-        let (outer, inner) = (Mutex::ranked(Rank::Maps, ()), Mutex::new(()));
+        let (outer, inner) = (Mutex::ranked(Rank::Maps, ()), Mutex::ranked(Rank::Leaf, ()));
         let signal = Condvar::new();
         let wait = || drop(signal.wait_timeout(inner.lock().unwrap(), Duration::ZERO));
         wait();

@@ -86,7 +86,7 @@ impl Counters {
             bound: Mutex::ranked(Rank::Bound, bound),
             exact: AtomicBool::new(known.is_some()),
             at_open: AtomicU64::new(known.unwrap_or_default().records),
-            departed: Mutex::new(known.is_none().then(Vec::new)),
+            departed: Mutex::ranked(Rank::Leaf, known.is_none().then(Vec::new)),
             counting: AtomicBool::new(known.is_none()),
         };
         counters.add(known.unwrap_or_default());

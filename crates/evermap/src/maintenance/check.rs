@@ -95,6 +95,8 @@ impl<M: Medium> Evermap<M> {
     /// unclean shutdown only where what is left of an index shows that something is missing, such
     /// as a page without any record among full ones.
     ///
+    /// A map that is dropped meanwhile is passed over.
+    ///
     /// Waits for the sweep after an unclean shutdown. Call it while no other thread changes the
     /// store: changes may look like problems. O(n) time, 16 bytes of memory a record.
     ///

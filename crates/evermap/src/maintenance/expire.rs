@@ -78,9 +78,14 @@ impl Due {
 type Queue = BinaryHeap<Reverse<Due>>;
 
 /// The keys of some hashes, on cache lines of its own.
-#[derive(Default)]
 #[repr(align(128))]
 struct Shard(Mutex<Queue>);
+
+impl Default for Shard {
+    fn default() -> Self {
+        Shard(Mutex::ranked(Rank::Leaf, Queue::new()))
+    }
+}
 
 impl Shard {
     fn lock(&self) -> MutexGuard<'_, Queue> {

@@ -84,17 +84,16 @@ impl Maintenance {
     /// `is_new`: there are no records, and no maps that are not open.
     pub(crate) fn new(needs_sweep: bool, is_new: bool) -> Self {
         Maintenance {
-            sweep: Mutex::new(if needs_sweep {
-                SweepState::Pending
-            } else {
-                SweepState::NotNeeded
-            }),
+            sweep: Mutex::ranked(
+                Rank::Leaf,
+                if needs_sweep { SweepState::Pending } else { SweepState::NotNeeded },
+            ),
             swept: Condvar::new(),
             reclaim_pending: AtomicBool::new(false),
             has_thread: AtomicBool::new(false),
             sweeping: Mutex::ranked(Rank::Maintenance, ()),
             stop: AtomicBool::new(false),
-            wanted: Mutex::default(),
+            wanted: Mutex::ranked(Rank::Leaf, Wanted::default()),
             changed: Condvar::new(),
             purged_some: Condvar::new(),
             looked: AtomicBool::new(is_new),

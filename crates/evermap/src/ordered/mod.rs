@@ -29,7 +29,7 @@ use evermap_index::key::BytesRef;
 use evermap_index::{BPlus, Guard, OrderedIndex};
 use evermap_pm::Medium;
 use evermap_pm::fork::ForkDetector;
-use evermap_pm::sync::{Condvar, Mutex};
+use evermap_pm::sync::{Condvar, Mutex, Rank};
 
 use self::notices::{BATCH, NoticeBatch, NoticeShard, Posted};
 use self::workers::WorkerPool;
@@ -145,7 +145,7 @@ impl Ordered {
             updates,
             workers: WorkerPool::new(),
             shards: (0..SHARDS).map(|_| NoticeShard::default()).collect(),
-            state: Mutex::new(OrderedState::Pending),
+            state: Mutex::ranked(Rank::Leaf, OrderedState::Pending),
             changed: Condvar::new(),
             ready: AtomicBool::new(false),
             read: AtomicU64::new(0),

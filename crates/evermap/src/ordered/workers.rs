@@ -11,7 +11,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use evermap_pm::Medium;
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 
 use super::OrderedUpdates;
 use super::build::cores;
@@ -74,7 +74,7 @@ impl WorkerPool {
             working: AtomicUsize::new(1),
             busy_nanos: AtomicU64::new(0),
             notices: AtomicU64::new(0),
-            sleepers: Mutex::default(),
+            sleepers: Mutex::ranked(Rank::Leaf, Vec::new()),
             asleep: AtomicBool::new(false),
         }
     }

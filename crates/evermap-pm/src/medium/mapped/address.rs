@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence};
 
 use crate::fork::process_number;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Rank};
 
 /// Number of mappings that can be in the table at a time. Later ones are not named.
 const ENTRIES: usize = 64;
@@ -132,7 +132,7 @@ impl Drop for Named {
 
 /// Returns a copy of `path` that is never freed. The same path always returns the same copy.
 fn leaked(path: &Path) -> *mut PathBuf {
-    static PATHS: Mutex<Vec<AtomicPtr<PathBuf>>> = Mutex::new(Vec::new());
+    static PATHS: Mutex<Vec<AtomicPtr<PathBuf>>> = Mutex::ranked(Rank::Leaf, Vec::new());
     let mut paths = PATHS.lock().expect("no panics while held");
     for known in paths.iter_mut() {
         let known = *known.get_mut();

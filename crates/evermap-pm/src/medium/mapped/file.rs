@@ -100,7 +100,7 @@ impl File {
             filesystem,
             granule,
             size: Mutex::ranked(Rank::File, size),
-            sync_failure: Mutex::new(None),
+            sync_failure: Mutex::ranked(Rank::Leaf, None),
         })
     }
 
@@ -388,7 +388,7 @@ mod tests {
             filesystem: FileSystem::Ext,
             granule: 4096,
             size: Mutex::ranked(Rank::File, 0),
-            sync_failure: Mutex::new(None),
+            sync_failure: Mutex::ranked(Rank::Leaf, None),
         };
         let mapping = Mapping::reserve(4096, 4096, ProtFlags::empty()).unwrap();
         file.sync(&mapping, 4096).unwrap();

@@ -111,9 +111,9 @@ impl Evictor {
         Arc::new(Evictor {
             hand: Mutex::ranked(Rank::Hand, (Hand::new(), Demands::new())),
             limits: Mutex::ranked(Rank::Limits, Limits::new()),
-            wanted: Mutex::new(false),
+            wanted: Mutex::ranked(Rank::Leaf, false),
             changed: Condvar::new(),
-            listener: Mutex::new(None),
+            listener: Mutex::ranked(Rank::Leaf, None),
             is_watched: AtomicBool::new(false),
             counts: Counts::default(),
         })

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Result, parallel};
 
 use super::partition::{PairBuffer, PartitionBuffers, Partitioner, check_length};
@@ -82,7 +82,9 @@ impl<'r> Chunk<'r> {
     }
 
     fn partitioned(buffers: PartitionBuffers<'_>) -> Self {
-        Chunk::Partitioned(buffers.parts.into_iter().map(Mutex::new).collect())
+        Chunk::Partitioned(
+            buffers.parts.into_iter().map(|part| Mutex::ranked(Rank::Part, part)).collect(),
+        )
     }
 
     fn take(&self, part: usize, low: &[u8], high: Option<&[u8]>) -> Source<'r> {
