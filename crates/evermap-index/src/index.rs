@@ -188,8 +188,8 @@ pub trait Index<K: Key>: Send + Sync {
     /// shown exactly once; one that is inserted or removed meanwhile is shown at most once. `each`
     /// must not use the index. Stops when `each` returns `false`.
     ///
-    /// Inserting the pairs in the order in which they are shown, into this index or another one with
-    /// the same seed, costs about as much as in a random order.
+    /// Inserting the pairs in the order in which they are shown, into this index or another one
+    /// with the same seed, costs about as much as in a random order.
     fn for_each(&self, guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()>;
 
     /// Returns the current size and structure. Walks the whole index: O(n).
@@ -279,8 +279,8 @@ pub trait Persistent<M: Medium>: Sized {
     /// `None` after the last one.
     ///
     /// A loop that begins with 0 shows what [`for_each`](Index::for_each) shows, in the same order,
-    /// but needs a guard for only one unit at a time, and `each` may use the index. Expected O(pairs of the unit),
-    /// which are a few thousand at most.
+    /// but needs a guard for only one unit at a time, and `each` may use the index. Expected
+    /// O(pairs of the unit), which are a few thousand at most.
     ///
     /// The state of a walk between two units is `from` and nothing else; the index stores nothing
     /// about it. So there can be any number of walks, a walk can pause for any time and be

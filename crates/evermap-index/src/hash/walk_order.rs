@@ -15,9 +15,9 @@
 //! position. A rank is always in the same range, whatever the index does meanwhile, and a range is
 //! walked like the whole would be. So a pair that is present throughout is shown exactly once.
 //!
-//! Ranks may begin with bits that choose a place in each part of the index, instead of the part. The
-//! walk then passes over the other bits in this order, once for each value of these, and in each
-//! pass shows another place in each part.
+//! Ranks may begin with bits that choose a place in each part of the index, instead of the part.
+//! The walk then passes over the other bits in this order, once for each value of these, and in
+//! each pass shows another place in each part.
 
 use std::ops::RangeInclusive;
 
@@ -77,8 +77,8 @@ pub(crate) struct Position {
 impl Position {
     const BITS: u64 = (1 << 6) - 1;
 
-    /// Returns the beginning of a walk through `2^bits` ranges. The first `place_bits` of these bits
-    /// choose a place in each part of the index.
+    /// Returns the beginning of a walk through `2^bits` ranges. The first `place_bits` of these
+    /// bits choose a place in each part of the index.
     pub(crate) fn first(bits: u32, place_bits: u32) -> Self {
         Position { bits: bits.min(40), place_bits, order: 0 }
     }

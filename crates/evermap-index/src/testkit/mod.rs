@@ -24,7 +24,8 @@
 //!
 //! [`crash_campaign!`](crate::crash_campaign) [crashes](crash) the index at every point.
 //! [`counters`](counters::counters) checks promises about flushes, fences and cache lines.
-//! [`order`](order::order) compares insertions in orders that walks produce to those in random order.
+//! [`order`](order::order) compares insertions in orders that walks produce to those in random
+//! order.
 //!
 //! Parts are bounded by counts, never by time, and single-threaded parts are reproducible by their
 //! seed. `EVERMAP_TESTKIT_SEED` chooses the seed, `EVERMAP_TESTKIT_SCALE` multiplies the counts,

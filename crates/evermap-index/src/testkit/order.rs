@@ -60,8 +60,8 @@ pub fn order<P: PoolSubject<Plain>>(
 }
 
 /// Inserts `keys` keys whose hashes begin with the same `common` bits, so that no directory in
-/// proportion to the index separates them, and checks that the last insertions cost about as much as
-/// lookups of absent keys: that they follow the chain, but do not try again each time what was
+/// proportion to the index separates them, and checks that the last insertions cost about as much
+/// as lookups of absent keys: that they follow the chain, but do not try again each time what was
 /// refused before. Keys are their own hashes.
 ///
 /// # Errors
@@ -205,8 +205,8 @@ impl Counted {
         shown.map(|()| keys).map_err(|error| error.to_string())
     }
 
-    /// Returns the keys in the order in which the index stores them, as far as a visit shows it: that
-    /// of walks in earlier versions, and so of what was copied from them.
+    /// Returns the keys in the order in which the index stores them, as far as a visit shows it:
+    /// that of walks in earlier versions, and so of what was copied from them.
     fn stored(&self) -> Result<Vec<u64>, String> {
         struct Words(Vec<u64>);
         impl Visitor for Words {

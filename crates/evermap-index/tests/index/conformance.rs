@@ -429,8 +429,8 @@ fn tranche_costs() -> Result<(), Failure> {
     counters::<Bytes, _>(&FullTranche, config, 10_000, &promises(4))
 }
 
-/// Inserting in the order of a walk, of hashes, or of the places of records costs what it costs in a
-/// random order.
+/// Inserting in the order of a walk, of hashes, or of the places of records costs what it costs in
+/// a random order.
 fn orders<P: PoolSubject<Plain>>(subject: &P, places: OrderOfPlaces) -> Result<(), Failure> {
     let config = testkit::Config::from_env();
     order(subject, &config, config.tier.choose(20_000, 1_000_000), places)

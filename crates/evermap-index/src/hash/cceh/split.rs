@@ -14,7 +14,7 @@ use super::segment::{Held, Record};
 use crate::Key;
 use crate::hash::directory::Directory;
 use crate::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
-use crate::hash::segmented::split::{Directed, split};
+use crate::hash::segmented::split::{Directed, Split, split};
 use crate::hash::segmented::{SegmentHeader, Segmented};
 
 /// The split that an insert needs.
@@ -153,8 +153,8 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Directed for Cceh<K, M, 
         Ok(None)
     }
 
-    fn divide(&self, _: &Held<'_, B>, _: HashPrefix) -> Option<()> {
-        Some(())
+    fn divide(&self, _: &Held<'_, B>, _: HashPrefix) -> std::result::Result<(), Split> {
+        Ok(())
     }
 
     fn build_upper(

@@ -1,10 +1,10 @@
 //! Walks over the whole table, concurrent with changes and replacements of the table.
 //!
 //! The rank of a pair is its reversed hash. A table of any size divides the ranks into equal
-//! intervals, one for each chain. So a walk that has reached some rank continues there, whatever the
-//! table is by then: pairs below have been shown, and pairs above have not. Walks that show pairs to
-//! callers visit the chains in the order of [`walk_order`](crate::hash::walk_order), which is that
-//! of the table; others in the order of ranks.
+//! intervals, one for each chain. So a walk that has reached some rank continues there, whatever
+//! the table is by then: pairs below have been shown, and pairs above have not. Walks that show
+//! pairs to callers visit the chains in the order of [`walk_order`](crate::hash::walk_order), which
+//! is that of the table; others in the order of ranks.
 
 use std::ops::RangeInclusive;
 

@@ -118,11 +118,12 @@ pub trait Expansion<K: Key, M: Medium, const B: usize, const S: usize, const N: 
         guard: &Guard<'_>,
     ) -> Result<Split>;
 
-    /// Called after a block was appended to a chain.
+    /// Called after a block was appended to the chain of the segment that holds the records of
+    /// `hash`.
     ///
     /// # Errors
     /// `Damaged`.
-    fn lengthened(dash: &Dash<K, M, Self, B, S, N>) -> Result<()>;
+    fn lengthened(dash: &Dash<K, M, Self, B, S, N>, hash: u64) -> Result<()>;
 
     /// Called after this number of blocks was removed from a chain.
     fn shortened(&self, _blocks: u64) {}

@@ -292,6 +292,10 @@ where
     const CHAIN: Chain = E::CHAIN;
     const LINKS_OF_SEGMENT: usize = B + S;
 
+    fn rank(probe: &Probe<'_, K>) -> u64 {
+        E::rank(probe.hash)
+    }
+
     #[inline(always)]
     fn try_lock_home(
         &self,
@@ -467,8 +471,8 @@ where
         self.core.pool.allocate_fixed(layout::BUCKET_BYTES)
     }
 
-    fn lengthened(&self) -> Result<()> {
-        E::lengthened(self)
+    fn lengthened(&self, probe: &Probe<'_, K>) -> Result<()> {
+        E::lengthened(self, probe.hash)
     }
 }
 

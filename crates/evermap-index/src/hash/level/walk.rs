@@ -2,7 +2,8 @@
 //!
 //! A unit of a walk is the part of the hashes that one region of the lowest level covers, with all
 //! buckets of all levels that cover this part. Walks that show records to callers proceed through
-//! the units in the order of [`walk_order`](crate::hash::walk_order), others in that of the regions. A record never leaves the part (see [`levels`](super::levels)), whatever is inserted
+//! the units in the order of [`walk_order`](crate::hash::walk_order), others in that of the
+//! regions. A record never leaves the part (see [`levels`](super::levels)), whatever is inserted
 //! and however the table grows, so exactly one unit shows it. Between two units the state of a walk
 //! is one number, the hash at which it continues. So it can pause for any time, and keeps nothing
 //! in place. The table never shrinks, so the beginning of a unit is still one later, when units are

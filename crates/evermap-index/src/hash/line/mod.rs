@@ -277,6 +277,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
     const CHAIN: Chain = Chain::Avoid;
     const LINKS_OF_SEGMENT: usize = (L * N).div_ceil(LINK_SLOTS);
 
+    fn rank(probe: &Probe<'_, K>) -> u64 {
+        probe.image
+    }
+
     #[inline(always)]
     fn try_lock_home(
         &self,

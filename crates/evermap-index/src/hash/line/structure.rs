@@ -11,7 +11,7 @@ use super::{HashPrefix, LineHash};
 use crate::hash::directory::Directory;
 use crate::hash::segmented::extendible::Extendible;
 use crate::hash::segmented::merge::Merging;
-use crate::hash::segmented::split::{Directed, are_separable};
+use crate::hash::segmented::split::{Directed, Split, are_separable};
 use crate::hash::segmented::{Segmented, chain};
 use crate::key::Quotient;
 
@@ -58,18 +58,19 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
         &self,
         segment: &&Segment<L>,
         prefix: HashPrefix,
-    ) -> Option<[SegmentBuffer<L, N>; 2]> {
+    ) -> std::result::Result<[SegmentBuffer<L, N>; 2], Split> {
         let halves = self.copy_halves(segment, prefix.depth);
         let [stay, move_] = [0, 1].map(|half| halves[half].count());
-        let separates = stay > 0 && move_ > 0;
-        if !separates || stay + move_ < Self::SPLIT_FROM {
-            // With those in the chain.
-            let images: Vec<u64> =
-                self.all_records(segment).iter().map(|record| record.image).collect();
-            let is_useful = images.len() >= Self::SPLIT_FROM && are_separable(images.into_iter());
-            return is_useful.then_some(halves);
+        if stay > 0 && move_ > 0 && stay + move_ >= Self::SPLIT_FROM {
+            return Ok(halves);
         }
-        Some(halves)
+        // With those in the chain.
+        let records = self.all_records(segment);
+        if records.len() < Self::SPLIT_FROM {
+            return Err(Split::Refused);
+        }
+        let separable = are_separable(records.iter().map(|record| record.image));
+        if separable { Ok(halves) } else { Err(Split::Inseparable) }
     }
 
     fn build_upper(

@@ -116,6 +116,9 @@ pub(crate) trait BucketLocked: Segmented {
     /// The number of blocks of a chain that hold as many records as a segment without one.
     const LINKS_OF_SEGMENT: usize;
 
+    /// Returns the rank of a key's hash.
+    fn rank(probe: &Self::Probe<'_>) -> u64;
+
     /// Tries to lock the home bucket of a key, in the segment that serves the key; if `at_holder`,
     /// in the segment that holds the key's records, which can be another one while a split is
     /// unfinished.
@@ -236,11 +239,11 @@ pub(crate) trait BucketLocked: Segmented {
     /// `NoSpace`.
     fn allocate_link(&self) -> Result<u64>;
 
-    /// Called after a block was appended to a chain.
+    /// Called after a block was appended to the chain of the segment that holds the key's records.
     ///
     /// # Errors
     /// As [`apply`].
-    fn lengthened(&self) -> Result<()> {
+    fn lengthened(&self, _probe: &Self::Probe<'_>) -> Result<()> {
         Ok(())
     }
 }
@@ -322,7 +325,7 @@ pub(crate) fn apply_slow<'a, T: BucketLocked>(
     let change = retry(index, home, operation, &mut chain, decide);
     match chain {
         Chain::Lengthen(unused) => index.core().pool.free_unpublished(unused),
-        Chain::Lengthened => index.lengthened()?,
+        Chain::Lengthened => index.lengthened(operation.probe)?,
         Chain::Avoid | Chain::Fill => {}
     }
     change
@@ -422,7 +425,7 @@ fn extend<T: BucketLocked>(
     let offset = m.offset_of(segment);
     let splits = T::CHAIN == Chain::Avoid;
     match *chain {
-        Chain::Avoid if refusals.contain(offset) => {
+        Chain::Avoid if refusals.contain(offset, T::rank(operation.probe)) => {
             *chain = Chain::Fill;
             return Ok(());
         }
@@ -435,11 +438,12 @@ fn extend<T: BucketLocked>(
     match (index.make_room_by_split(segment, operation)?, &chain) {
         (Split::Done, Chain::Lengthen(_)) => {}
         (Split::Done, _) => *chain = T::CHAIN,
-        (Split::Refused, Chain::Lengthen(_)) => return Err(chain_too_long::<T>()),
-        (Split::Refused, _) => {
+        (_, Chain::Lengthen(_)) => return Err(chain_too_long::<T>()),
+        (refused, _) => {
             if splits {
                 let blocks = index.chain_blocks(segment).len();
-                refusals.remember(offset, (T::LINKS_OF_SEGMENT + blocks) / 2);
+                let like = (refused == Split::Inseparable).then(|| T::rank(operation.probe));
+                refusals.remember(offset, (T::LINKS_OF_SEGMENT + blocks) / 2, like);
             }
             *chain = Chain::Lengthen(index.allocate_link()?);
         }

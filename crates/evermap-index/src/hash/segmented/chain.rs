@@ -75,8 +75,8 @@ pub(crate) fn ensure_ends<L: Link, M: Medium>(m: &M, first: &PmU64) -> Result<()
     Err(Error::damaged(m.offset_of(cell), "the chain of a segment does not end"))
 }
 
-/// Unlinks the empty blocks of a chain, durably, and retires them. Returns how many. No other thread
-/// may change the chain meanwhile.
+/// Unlinks the empty blocks of a chain, durably, and retires them. Returns how many. No other
+/// thread may change the chain meanwhile.
 pub(crate) fn trim<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Guard<'_>) -> u64 {
     let m = pool.medium();
     let (mut cell, mut trimmed) = (first, 0);

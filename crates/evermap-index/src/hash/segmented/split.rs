@@ -21,6 +21,8 @@ pub enum Split {
     Done,
     /// A split would not help, or would make the directory too large: the caller uses the chain.
     Refused,
+    /// The same, because [no split would separate](are_separable) the records of the segment.
+    Inseparable,
 }
 
 /// An index whose segments are found by a [`Directory`].
@@ -59,14 +61,19 @@ pub(crate) trait Directed: Segmented {
     /// `Damaged`, `Poisoned`.
     fn lock_whole(&self, offset: u64, hash: u64) -> Result<Option<Self::Locked<'_>>>;
 
-    /// Divides the records of a locked segment with this prefix. Returns `None` if a split would
-    /// gain too little for a new segment.
+    /// Divides the records of a locked segment with this prefix. Returns
+    /// [`Refused`](Split::Refused) or [`Inseparable`](Split::Inseparable) as an error if a split
+    /// would gain too little for a new segment.
     ///
     /// That one half is empty is no reason: records that are inserted in the order of their hashes
     /// have equal leading bits until enough of them were inserted, and are separated by no more
     /// splits than in any other order. But it is one if the records [cannot be
     /// separated](are_separable) at all.
-    fn divide(&self, locked: &Self::Locked<'_>, prefix: HashPrefix) -> Option<Self::Halves>;
+    fn divide(
+        &self,
+        locked: &Self::Locked<'_>,
+        prefix: HashPrefix,
+    ) -> std::result::Result<Self::Halves, Split>;
 
     /// Writes a segment with this prefix and the records that move into a new block, locked, and
     /// flushes it without a fence.
@@ -175,9 +182,12 @@ fn split_locked<'a, T: Directed>(
     }
     m.note(Note::Scope("split"));
     let (lower, upper) = (prefix.half(0), prefix.half(1));
-    let Some(mut halves) = index.divide(&locked, prefix) else {
-        index.unlock_unchanged(locked);
-        return Ok(Split::Refused);
+    let mut halves = match index.divide(&locked, prefix) {
+        Ok(halves) => halves,
+        Err(refused) => {
+            index.unlock_unchanged(locked);
+            return Ok(refused);
+        }
     };
     let block = reservation.block.take().expect("reserved");
     let built = match index.build_upper(block, upper, &locked, &mut halves) {

@@ -1,13 +1,13 @@
 //! Walks over all records, concurrent with changes.
 //!
 //! The rank of a record begins with its [part](super::place::Geometry::part), which never changes,
-//! and continues with its bit-reversed hash. The parts of a walk are smaller than those that move if
-//! these would make pages of more than some thousand records. A set holds the keys that agree in
-//! some low bits of their hashes, which reversed are the top bits: in each part, one range of ranks.
-//! Growth divides such a range in two, and shrinking joins two of them. So the state of a walk is
-//! one number, the least rank that it has not shown, and it can pause for any time. Walks that show
-//! records to callers take the pages in the order of [`walk_order`](crate::hash::walk_order), others
-//! in that of ranks.
+//! and continues with its bit-reversed hash. The parts of a walk are smaller than those that move
+//! if these would make pages of more than some thousand records. A set holds the keys that agree in
+//! some low bits of their hashes, which reversed are the top bits: in each part, one range of
+//! ranks. Growth divides such a range in two, and shrinking joins two of them. So the state of a
+//! walk is one number, the least rank that it has not shown, and it can pause for any time. Walks
+//! that show records to callers take the pages in the order of
+//! [`walk_order`](crate::hash::walk_order), others in that of ranks.
 //!
 //! The records of a part of one set are a page. A page is read again if anything has moved in the
 //! set meanwhile, and after some attempts nothing may move while it is read.
@@ -52,8 +52,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let mut walk = Self::GEOMETRY;
         loop {
             let pairs = (2 * walk.least() * Self::PAIRS) >> walk.parts;
-            // Fractions of the records with one home can be chosen by the bits of a fingerprint, but
-            // whoever wants one reads all.
+            // Fractions of the records with one home can be chosen by the bits of a fingerprint,
+            // but whoever wants one reads all.
             let divides = if walk.parts < walk.homes {
                 pairs > Self::ENOUGH_PAIRS
             } else {

@@ -140,7 +140,7 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansio
         split_in_proportion(dash, segment, hash, guard)
     }
 
-    fn lengthened(_dash: &DashEh<K, M, B, S, N>) -> Result<()> {
+    fn lengthened(_dash: &DashEh<K, M, B, S, N>, _hash: u64) -> Result<()> {
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use crate::hash::dash::layout::{Bucket, HashPrefix, Segment};
 use crate::hash::dash::rebuild::{Headers, Placed};
 use crate::hash::directory::Directory;
 use crate::hash::segmented::merge::Merging;
-use crate::hash::segmented::split::{Directed, are_separable};
+use crate::hash::segmented::split::{Directed, Split, are_separable};
 use crate::hash::segmented::{Segmented, chain};
 
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Directed
@@ -37,13 +37,18 @@ impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Directed
         Ok(self.lock_all(offset, segment, hash)?.then_some(segment))
     }
 
-    fn divide(&self, segment: &&Segment<B, S>, prefix: HashPrefix) -> Option<[Vec<Placed>; 2]> {
+    fn divide(
+        &self,
+        segment: &&Segment<B, S>,
+        prefix: HashPrefix,
+    ) -> std::result::Result<[Vec<Placed>; 2], Split> {
         let halves = self.halves_of(segment, prefix.half(1));
         let all = match &halves {
             [all, none] | [none, all] if none.is_empty() => all,
-            _ => return Some(halves),
+            _ => return Ok(halves),
         };
-        are_separable(all.iter().map(|placed| placed.record.hash)).then_some(halves)
+        let separable = are_separable(all.iter().map(|placed| placed.record.hash));
+        if separable { Ok(halves) } else { Err(Split::Inseparable) }
     }
 
     fn build_upper(

@@ -21,8 +21,10 @@ use evermap_pm::{Error, Guard, Medium, Result};
 use super::layout::{ARRAYS, Array, Extent};
 use super::{DashLh, Linear, STEP, numbers, prefix_if_initialised};
 use crate::Key;
+use crate::hash::dash::expansion::{Expansion, Found};
 use crate::hash::dash::layout::{HashPrefix, Segment};
 use crate::hash::segmented::Segmented;
+use crate::hash::segmented::split::are_separable;
 
 /// Why it must be durable that new segments have no prefix.
 const NO_PREFIX: &str = "needed in reused memory: `a_segment_comes_into_use_without_a_prefix`";
@@ -81,19 +83,19 @@ where
         self.expansion.place(number, size_of::<Segment<B, S>>() as u64)
     }
 
-    /// Brings the next segments into use after a chain became longer, unless the index contains so
-    /// few records that chains are probably due to equal hashes.
+    /// Brings the next segments into use after the chain with the records of `hash` became longer,
+    /// unless the index contains so few records that this is probably due to equal hashes.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
     #[cold]
-    pub(super) fn expand(&self) -> Result<()> {
-        if self.expand_once()? { self.initialise_some() } else { Ok(()) }
+    pub(super) fn expand(&self, hash: u64) -> Result<()> {
+        if self.expand_once(hash)? { self.initialise_some() } else { Ok(()) }
     }
 
     /// Brings the next segments into use. Returns whether only the length of chains has justified
     /// that.
-    fn expand_once(&self) -> Result<bool> {
+    fn expand_once(&self, hash: u64) -> Result<bool> {
         let linear = &self.expansion;
         let _one_at_a_time = linear.expanding.lock().unwrap_or_else(PoisonError::into_inner);
         let before = linear.count();
@@ -108,6 +110,13 @@ where
                 return Ok(false);
             }
             linear.chained.store(0, Ordering::Relaxed);
+            // Not locked: if another thread changes the segment, either answer is good enough.
+            let found = Expansion::<K, M, B, S, N>::holder(linear, self.medium(), hash)?;
+            let holder = self.segment(found.segment())?;
+            let hashes = self.all_records(holder).into_iter().map(|record| record.hash);
+            if !are_separable(hashes.map(numbers::rank)) {
+                return Ok(false);
+            }
         }
         linear.reserve(after, size_of::<Segment<B, S>>() as u64)?;
         let m = self.medium();

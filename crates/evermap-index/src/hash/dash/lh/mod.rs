@@ -32,8 +32,9 @@
 //!   Arrays whose lengths are powers of two would leave up to half of their space unused. There are
 //!   sixteen arrays of each size instead of eight, so that less space is allocated before it is
 //!   used.
-//! * **An index that is mostly empty hardly expands**, so that keys with equal hashes only lengthen
-//!   a chain: it does once for an eighth of the records for which it then has space.
+//! * **An index that is mostly empty does not expand** if hashes are equal, which only lengthens a
+//!   chain, and hardly if they are not: once for an eighth of the records for which it then has
+//!   space.
 //! * The index does not shrink: segments and arrays stay in use.
 
 use std::collections::HashMap;
@@ -385,8 +386,8 @@ where
         Ok(Split::Refused)
     }
 
-    fn lengthened(dash: &DashLh<K, M, B, S, N, F, T>) -> Result<()> {
-        match dash.expand() {
+    fn lengthened(dash: &DashLh<K, M, B, S, N, F, T>, hash: u64) -> Result<()> {
+        match dash.expand(hash) {
             // Not an error: the record that made the chain longer is stored already.
             Err(error) if error.is_no_space() => Ok(()),
             expanded => expanded,

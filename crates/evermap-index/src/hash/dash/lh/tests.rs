@@ -46,7 +46,7 @@ fn expand_to_reserved<K: Number>(index: &TinyLh<K, Sim>) -> u64 {
         if linear.arrays[numbers::array_of(last, 2, 2)].load(Relaxed) != 0 {
             return next;
         }
-        index.expand().unwrap();
+        index.expand(0).unwrap();
         assert!(linear.count() > next, "too sparse");
     }
 }
@@ -66,7 +66,7 @@ fn a_segment_comes_into_use_without_a_prefix() {
     sim.store(&header.magic, Header::MAGIC);
     sim.store(&header.prefix, before.encode());
     assert!(prefix_if_initialised(&sim, next, index.place(next)).is_some());
-    record(&sim, || index.expand().unwrap());
+    record(&sim, || index.expand(0).unwrap());
     assert!(index.expansion.count() > next);
     let extent = sim.offset_of(&sim.at::<Root>(index.core.root).unwrap().extent);
     let prefix = sim.offset_of(&header.prefix);
@@ -82,7 +82,7 @@ fn a_segment_comes_into_use_without_a_prefix() {
 fn a_split_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled::<Plain>(200);
     let next = expand_to_reserved(&index);
-    index.expand().unwrap();
+    index.expand(0).unwrap();
     let (origin, prefix) = index.nearest(next).unwrap();
     let origin = segment(&index, origin);
     let records = index.count_records(origin);

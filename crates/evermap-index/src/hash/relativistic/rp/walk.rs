@@ -107,9 +107,9 @@ where
     V: Shared,
     S: BuildHasher + Send + Sync,
 {
-    /// Shows the pairs of one bucket from the position `from` on. Returns the position where the next
-    /// bucket begins, or `None` after the last one. The order of the buckets suits insertions into
-    /// another table.
+    /// Shows the pairs of one bucket from the position `from` on. Returns the position where the
+    /// next bucket begins, or `None` after the last one. The order of the buckets suits insertions
+    /// into another table.
     ///
     /// A loop that begins with 0 shows what [`for_each`](super::ResizableTable::for_each) shows,
     /// but needs a guard for one bucket at a time only. A position stays valid for any time and

@@ -78,8 +78,8 @@ impl<K, V> Shard<K, V> {
         let (least, next) = (table.least_hash(index), table.least_hash(index + 1));
         let ends_within = next.map_or(*hashes.end() == u64::MAX, |next| next - 1 <= *hashes.end());
         if (least != Some(from) || !ends_within) && self.follows_the_cursor() {
-            // The bucket is larger than one was before. Its other entries were shown, or will be, at
-            // other positions.
+            // The bucket is larger than one was before. Its other entries were shown, or will be,
+            // at other positions.
             shown.retain(|entry| hashes.contains(&hashing.place_of(&entry.key, seed).prefix()));
         }
         cursor.next = position.after(next);

@@ -296,8 +296,32 @@ fn walks_show_everything_at_every_stage_of_a_resize() {
 #[test]
 fn mistakes_in_walks_are_noticed() {
     use Mistake::*;
-    let walks = [ForwardsHalfOfAPair, WalksInTwoOrders, ShowsBucketsFromTheirBeginning];
-    for mistake in walks {
+    for mistake in [WalksInTwoOrders, ShowsBucketsFromTheirBeginning] {
         assert!(all_wrong_walks(Some(mistake), 200).any(|wrong| wrong > 0), "{mistake:?}");
     }
+}
+
+/// Begins walks in a small table, and continues them where a larger one is becoming smaller again:
+/// at every stage of that. Returns how often keys that stay were not shown exactly once.
+fn wrong_walks_where_buckets_become_one(mistake: Option<Mistake>) -> usize {
+    const STAY: u64 = 30;
+    let wrong_walk = |removals: u64| {
+        let map: Map = mistaken(mistake);
+        let pinned = map.pin();
+        (0..STAY).for_each(|key| ignore(pinned.insert(key, key)));
+        let mut walk = pinned.keys().copied();
+        let mut shown: Vec<u64> = walk.by_ref().take(1).collect();
+        (STAY..1000).for_each(|key| ignore(pinned.insert(key, key)));
+        (STAY..STAY + removals).for_each(|key| ignore(pinned.remove(&key)));
+        shown.extend(walk);
+        (0..STAY).filter(|stays| shown.iter().filter(|key| *key == stays).count() != 1).count()
+    };
+    (600..900).map(wrong_walk).sum()
+}
+
+/// In a range of a walk that has several buckets, those that become one are moved together.
+#[test]
+fn walks_show_everything_where_buckets_become_one() {
+    assert_eq!(wrong_walks_where_buckets_become_one(None), 0);
+    assert!(wrong_walks_where_buckets_become_one(Some(Mistake::ForwardsHalfOfAPair)) > 0);
 }
