@@ -103,6 +103,24 @@ fn space_ends_anywhere() {
     }
 }
 
+/// Most of the file is free, but in pieces: records are moved out of the way of a large value.
+#[test]
+fn scattered_free_space_is_put_together() {
+    let memory = Kept::new(8 << 20);
+    let store = memory.open(&Options::new().capacity(8 << 20).seed(1)).unwrap();
+    let (mut model, mut next) = (Model::new(), 0);
+    fill(&store, &mut model, &mut next, 3_000);
+    let gone: Vec<u64> = model.keys().copied().filter(|number| number % 400 >= 100).collect();
+    for number in gone {
+        assert!(store.remove(&key_of(number)).unwrap());
+        model.remove(&number);
+    }
+    let (key, len) = (key_of(next), 1_500_000);
+    store.put(&key, &value_of(&key, next, len)).unwrap();
+    model.insert(next, len);
+    check(&store, &model);
+}
+
 /// A file system of a few megabytes, unmounted on drop.
 struct Disk(PathBuf, #[allow(dead_code)] tempfile::TempDir);
 

@@ -12,7 +12,7 @@ use crate::record::Record;
 use crate::{Error, Evermap, Result};
 
 /// How long the old copies wait for readers.
-const RECLAMATION_WAIT: Duration = Duration::from_millis(20);
+pub(super) const RECLAMATION_WAIT: Duration = Duration::from_millis(20);
 
 impl<M: Medium> Evermap<M> {
     /// Moves the records in the sparsest extents with blocks of this size to other extents of that

@@ -10,13 +10,12 @@ use evermap_pm::Medium;
 use evermap_pm::heap::Window;
 use evermap_pm::sync::MutexGuard;
 
+use super::empty::RECLAMATION_WAIT;
 use super::hand::Event;
 use crate::{Evermap, Result};
 
 /// The number of windows that are tried: blocks that another thread holds may be in them.
 const WINDOWS: u32 = 8;
-/// How long the old copies wait for readers.
-const RECLAMATION_WAIT: Duration = Duration::from_millis(20);
 /// How long it waits for other maintenance, and how often it looks.
 const TURN_WAIT: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(1);
