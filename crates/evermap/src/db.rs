@@ -341,8 +341,8 @@ impl<M: Medium> Evermap<M> {
         Ok(db)
     }
 
-    /// Refuses a file that was not closed, if a sample of its index shows that it cannot be what the
-    /// process left that had it open.
+    /// Refuses a file that was not closed, if a sample of its index shows that it cannot be what
+    /// the process left that had it open.
     fn ensure_not_widely_damaged(&self) -> Result<()> {
         if !self.default_map().is_widely_damaged()? {
             return Ok(());
@@ -353,9 +353,9 @@ impl<M: Medium> Evermap<M> {
         Err(storage(evermap_pm::ErrorKind::Suspect { path: "".into(), why }))
     }
 
-    /// Calls `listener` whenever damage is found for the first time since the file was last verified,
-    /// and when it turns out to be [widespread](DamageMark::Widespread), with a description of what
-    /// was found. It must not use the store.
+    /// Calls `listener` whenever damage is found for the first time since the file was last
+    /// verified, and when it turns out to be [widespread](DamageMark::Widespread), with a
+    /// description of what was found. It must not use the store.
     pub fn on_damage(&self, listener: impl Fn(DamageMark, &str) + Send + Sync + 'static) {
         self.file.pool.region().on_damage(Box::new(listener));
     }

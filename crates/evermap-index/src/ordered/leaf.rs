@@ -299,9 +299,9 @@ pub(crate) fn walk_all<'m, M: Medium, W>(
     }
 }
 
-/// Makes a page of leaves, which are in the order of the scan, and their words. The next page begins
-/// beyond the last one of the first `most`, unless the tree has `ended` with these leaves. One leaf
-/// more shows whether that last one is where it belongs.
+/// Makes a page of leaves, which are in the order of the scan, and their words. The next page
+/// begins beyond the last one of the first `most`, unless the tree has `ended` with these leaves.
+/// One leaf more shows whether that last one is where it belongs.
 ///
 /// # Errors
 /// The first of a leaf.

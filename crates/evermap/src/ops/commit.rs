@@ -119,7 +119,7 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// `Damaged` if the record is unreadable and `decide` neither replaces nor removes it: it stays
-    /// for whoever repairs the file.
+    /// for a repair of the file.
     pub(crate) fn commit(
         &self,
         key: BytesRef<'_>,

@@ -120,7 +120,8 @@ fn operations_that_change_nothing_report_what_they_cannot_read() {
 
 #[test]
 fn putting_or_removing_the_key_repairs_it() {
-    let repairs: [fn(&Map<Sim>, &[u8]); 4] = [
+    type Repair = fn(&Map<Sim>, &[u8]);
+    let repairs: [Repair; 4] = [
         |store, key| store.put(key, b"new").unwrap(),
         |store, key| assert!(!store.remove(key).unwrap()),
         |store, key| assert!(store.take(key).unwrap().is_none()),
