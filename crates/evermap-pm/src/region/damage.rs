@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::Region;
 use crate::medium::{Medium, Note};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Rank};
 
 /// From this number of damaged places on, it is not a few wrong bits: most of the contents may be
 /// of another time.
@@ -62,7 +62,6 @@ impl DamageMark {
 pub type OnDamage = Box<dyn Fn(DamageMark, &str) + Send + Sync>;
 
 /// The damage that was met since the region was opened.
-#[derive(Default)]
 pub(super) struct DamageLog {
     /// Descriptions of distinct places, by their offsets. At most [`WIDESPREAD`] places.
     places: Mutex<BTreeMap<u64, Option<Box<str>>>>,
@@ -70,6 +69,17 @@ pub(super) struct DamageLog {
     is_full: AtomicBool,
     met: AtomicU64,
     listener: Mutex<Option<OnDamage>>,
+}
+
+impl Default for DamageLog {
+    fn default() -> Self {
+        DamageLog {
+            places: Mutex::ranked(Rank::Leaf, BTreeMap::new()),
+            is_full: AtomicBool::new(false),
+            met: AtomicU64::new(0),
+            listener: Mutex::ranked(Rank::Leaf, None),
+        }
+    }
 }
 
 impl<M: Medium> Region<M> {

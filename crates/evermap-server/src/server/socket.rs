@@ -58,7 +58,9 @@ impl AcceptingSocket {
     pub(super) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         match self {
             AcceptingSocket::Tcp(socket) => socket.register(registry, token, Interest::READABLE),
-            AcceptingSocket::Unix(socket, _) => socket.register(registry, token, Interest::READABLE),
+            AcceptingSocket::Unix(socket, _) => {
+                socket.register(registry, token, Interest::READABLE)
+            }
         }
     }
 }

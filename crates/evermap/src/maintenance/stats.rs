@@ -326,7 +326,11 @@ impl fmt::Display for Stat {
                 DamageMark::Widespread => "in many places: the next opening refuses the file",
                 _ => "noted in the file until check --deep finds no problem",
             };
-            line(f, "damage", &format!("{} found; {extent}", counted(self.damaged_places, "place")))?;
+            line(
+                f,
+                "damage",
+                &format!("{} found; {extent}", counted(self.damaged_places, "place")),
+            )?;
         }
         self.damage_found.iter().try_for_each(|found| line(f, "damaged", found))
     }

@@ -9,12 +9,11 @@ use std::collections::HashMap;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use evermap_pm::sync::{Mutex, MutexGuard};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 
 use super::split::are_separable;
 
 /// The refusals of an index. Used only by changes of full segments.
-#[derive(Default)]
 pub(crate) struct Refusals {
     /// The number of refusals. Lets the others, which are nearly all, pass without the lock.
     count: AtomicUsize,
@@ -28,6 +27,12 @@ struct Refusal {
     blocks_left: usize,
     /// The rank of a record that no split separates from the others, if that was the reason.
     like: Option<u64>,
+}
+
+impl Default for Refusals {
+    fn default() -> Self {
+        Refusals { count: AtomicUsize::new(0), refusals: Mutex::ranked(Rank::Leaf, HashMap::new()) }
+    }
 }
 
 impl Refusals {
