@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use evermap::{CheckReport, CostStat, OrderedStat, SpaceStat, Stat};
+use evermap::{CheckReport, CostStat, DamageMark, OrderedStat, SpaceStat, Stat};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -80,20 +80,33 @@ impl Check {
 ///
 /// The next opening then finds it closed, and so do copies of it. Every command that changes a
 /// store recovers it too. With --on-suspect salvage, a store that is suspect can be trusted
-/// afterwards.
+/// afterwards. A store that is marked as damaged is checked as by `check --deep`, and has no mark
+/// any more if there is no problem. The exit code is 1 if there are problems.
 #[derive(clap::Args)]
 pub(crate) struct Recover {
     #[command(flatten)]
     store: StoreArguments,
+    /// Also read every record and verify its checksum, and mark the store as damaged if there are
+    /// problems
+    #[arg(long)]
+    deep: bool,
 }
 
 impl Recover {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let db = self.store.open()?;
         let recovered = db.recover();
+        let is_marked = db.stat().damage > DamageMark::None;
+        let report = (self.deep || is_marked).then(|| db.check(true)).transpose()?;
         db.close()?;
         recovered?;
-        Ok(SUCCESS)
+        match report {
+            None => Ok(SUCCESS),
+            Some(report) => {
+                print_line(&report)?;
+                Ok(if report.is_sound() { SUCCESS } else { NEGATIVE })
+            }
+        }
     }
 }
 

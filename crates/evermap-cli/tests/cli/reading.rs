@@ -154,3 +154,27 @@ fn a_missing_store_is_not_created() {
     }
     assert!(!path.exists());
 }
+
+#[test]
+fn a_damaged_store_is_marked_until_nothing_is_damaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    run_on("put", &path, &["apple", "a red apple"]).success();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(11).position(|window| window == b"a red apple").unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let damage = || json(run_on("stat", &path, &["--json"]))["damage"].clone();
+
+    // A command that only reads finds the damage, but does not change the file.
+    assert_eq!(run_on("check", &path, &["--deep"]).code, 1);
+    assert_eq!(damage(), "none");
+    assert_eq!(run_on("recover", &path, &["--deep"]).code, 1);
+    assert_eq!(damage(), "found");
+    assert_eq!(run_on("recover", &path, &[]).code, 1, "the mark asks for a deep check");
+    run_on("put", &path, &["apple", "a red apple"]).success();
+    assert_eq!(damage(), "found");
+    let report = run_on("recover", &path, &[]).success();
+    assert!(report.starts_with(b"sound"), "{report:?}");
+    assert_eq!(damage(), "none");
+}

@@ -324,7 +324,7 @@ impl fmt::Display for Stat {
         if self.damage > DamageMark::None {
             let extent = match self.damage {
                 DamageMark::Widespread => "in many places: the next opening refuses the file",
-                _ => "noted in the file until check --deep finds no problem",
+                _ => "noted in the file until `evermap recover` finds no problem",
             };
             line(
                 f,

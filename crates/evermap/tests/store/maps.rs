@@ -716,7 +716,7 @@ fn walks_pass_over_maps_that_are_dropped() {
         let done = dropped.clone();
         memory.at_next_prefetch(move || {
             let drop_map = || done.store(db.drop_map("gone").unwrap(), SeqCst);
-            std::thread::scope(|threads| _ = threads.spawn(drop_map).join().unwrap());
+            std::thread::scope(|threads| threads.spawn(drop_map).join().unwrap());
         });
         walk(&store);
         if !dropped.load(SeqCst) {

@@ -45,7 +45,7 @@ const OPERATIONS: &[(&str, Operation)] = &[
 fn put(db: &Evermap, number: u64) -> Result<()> {
     let map = db.default_map();
     let put = map.put(&number.to_be_bytes(), &[7; 500]);
-    if put.is_err() && number % 3 == 0 {
+    if put.is_err() && number.is_multiple_of(3) {
         map.flush_all(None)?;
     }
     put
