@@ -84,6 +84,13 @@ pub(crate) fn first_hash_after(hash: u64, depth: u32) -> Option<u64> {
     (hash / width * width).checked_add(width)
 }
 
+/// Returns whether a segment can have a prefix with which it serves some of these hashes, but not
+/// all.
+pub(crate) fn are_separable(mut hashes: impl Iterator<Item = u64>) -> bool {
+    let Some(first) = hashes.next() else { return false };
+    hashes.any(|hash| (hash ^ first).leading_zeros() < DEPTH_MAX)
+}
+
 /// Returns the top `depth` (at most 63) bits of a hash.
 #[inline(always)]
 pub(crate) fn top_bits(hash: u64, depth: u32) -> u64 {

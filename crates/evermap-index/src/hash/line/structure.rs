@@ -9,9 +9,10 @@ use super::layout::{Geometry, Link, OFFSET, Segment};
 use super::rebuild::SegmentBuffer;
 use super::{HashPrefix, LineHash};
 use crate::hash::directory::Directory;
+use crate::hash::hash_prefix::are_separable;
 use crate::hash::segmented::extendible::Extendible;
 use crate::hash::segmented::merge::Merging;
-use crate::hash::segmented::split::{Directed, Split, are_separable};
+use crate::hash::segmented::split::{Directed, Split};
 use crate::hash::segmented::{Segmented, chain};
 use crate::key::Quotient;
 

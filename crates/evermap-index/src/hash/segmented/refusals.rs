@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 
-use super::split::are_separable;
+use crate::hash::hash_prefix::are_separable;
 
 /// The refusals of an index. Used only by changes of full segments.
 pub(crate) struct Refusals {

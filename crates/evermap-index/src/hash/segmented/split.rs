@@ -11,7 +11,7 @@ use evermap_pm::{Guard, Medium, Result};
 
 use super::{SegmentHeader, SegmentLayout, Segmented};
 use crate::hash::directory::{Directory, Reserved};
-use crate::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
+use crate::hash::hash_prefix::HashPrefix;
 
 /// The outcome of an attempt to split a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +21,7 @@ pub enum Split {
     Done,
     /// A split would not help, or would make the directory too large: the caller uses the chain.
     Refused,
-    /// The same, because [no split would separate](are_separable) the records of the segment.
+    /// The same, because no split would separate the records of the segment.
     Inseparable,
 }
 
@@ -67,8 +67,8 @@ pub(crate) trait Directed: Segmented {
     ///
     /// That one half is empty is no reason: records that are inserted in the order of their hashes
     /// have equal leading bits until enough of them were inserted, and are separated by no more
-    /// splits than in any other order. But it is one if the records [cannot be
-    /// separated](are_separable) at all.
+    /// splits than in any other order. But it is one if the records cannot be
+    /// separated at all.
     fn divide(
         &self,
         locked: &Self::Locked<'_>,
@@ -108,13 +108,6 @@ pub(crate) trait Directed: Segmented {
     /// Stores the prefix of a segment: the last step of a split that a crash has interrupted after
     /// it was committed.
     fn store_finished_prefix(&self, segment: &Self::Segment, prefix: HashPrefix);
-}
-
-/// Returns whether a segment can have a prefix with which it serves some of these hashes, but not
-/// all.
-pub(crate) fn are_separable(mut hashes: impl Iterator<Item = u64>) -> bool {
-    let Some(first) = hashes.next() else { return false };
-    hashes.any(|hash| (hash ^ first).leading_zeros() < DEPTH_MAX)
 }
 
 /// The space that a split has allocated before it locks a segment. Frees it when dropped.

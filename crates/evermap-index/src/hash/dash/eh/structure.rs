@@ -9,8 +9,9 @@ use crate::Key;
 use crate::hash::dash::layout::{Bucket, HashPrefix, Segment};
 use crate::hash::dash::rebuild::{Headers, Placed};
 use crate::hash::directory::Directory;
+use crate::hash::hash_prefix::are_separable;
 use crate::hash::segmented::merge::Merging;
-use crate::hash::segmented::split::{Directed, Split, are_separable};
+use crate::hash::segmented::split::{Directed, Split};
 use crate::hash::segmented::{Segmented, chain};
 
 impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Directed

@@ -23,8 +23,8 @@ use super::{DashLh, Linear, STEP, numbers, prefix_if_initialised};
 use crate::Key;
 use crate::hash::dash::expansion::{Expansion, Found};
 use crate::hash::dash::layout::{HashPrefix, Segment};
+use crate::hash::hash_prefix::are_separable;
 use crate::hash::segmented::Segmented;
-use crate::hash::segmented::split::are_separable;
 
 /// Why it must be durable that new segments have no prefix.
 const NO_PREFIX: &str = "needed in reused memory: `a_segment_comes_into_use_without_a_prefix`";
