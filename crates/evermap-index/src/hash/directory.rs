@@ -140,13 +140,8 @@ impl<M: Medium> Directory<M> {
         let cell = m.at::<PmU64>(root).expect("the caller's root");
         m.store(cell, encode(offset, depth));
         let current = AtomicU64::new(Current::new(offset, depth).0);
-        Ok(Directory {
-            region: pool.share_region(),
-            pool,
-            root,
-            current,
-            latch: RwLock::ranked(Rank::Directory, ()),
-        })
+        let latch = RwLock::ranked(Rank::Directory, ());
+        Ok(Directory { region: pool.share_region(), pool, root, current, latch })
     }
 
     /// Opens the directory that the cell at offset `root` refers to.
@@ -163,13 +158,8 @@ impl<M: Medium> Directory<M> {
             return Err(Error::damaged(root, format!("impossible directory {word:#x}")));
         }
         let current = AtomicU64::new(Current::new(offset, depth).0);
-        Ok(Directory {
-            region: pool.share_region(),
-            pool,
-            root,
-            current,
-            latch: RwLock::ranked(Rank::Directory, ()),
-        })
+        let latch = RwLock::ranked(Rank::Directory, ());
+        Ok(Directory { region: pool.share_region(), pool, root, current, latch })
     }
 
     /// Returns the entry for `hash`, which contains the offset of the segment that serves it.

@@ -257,7 +257,7 @@ impl MapHeader {
     }
 }
 
-/// Returns a word that differs for any two seeds of a descriptor, and is not moved with it unnoticed.
+/// Returns a word that differs for any two seeds of a descriptor, and between descriptors.
 fn seal(descriptor: u64, seed: u64) -> u64 {
     mix(seed ^ mix(descriptor))
 }
