@@ -4,8 +4,8 @@
 //! replace the one of the operating system: a thread under its control hands over instead of
 //! waiting. Otherwise these locks are those of the standard library, at the same cost.
 //!
-//! Each lock of a store has a [`Rank`], and tests check that they are acquired in the order of their
-//! ranks.
+//! Each lock of a store has a [`Rank`], and tests check that they are acquired in the order of
+//! their ranks.
 
 mod rank;
 
