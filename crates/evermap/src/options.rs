@@ -223,8 +223,8 @@ impl Options {
     /// [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace).
     ///
     /// The length of the file may exceed the limit: memory that is free is returned to the file
-    /// system, which leaves holes in the file. The file of a cache becomes a quarter longer than the
-    /// limit, and by its largest value if that takes much of it. So its
+    /// system, which leaves holes in the file. The file of a cache becomes a quarter longer than
+    /// the limit, and by its largest value if that takes much of it. So its
     /// [capacity](Options::capacity) should be 1.25 times the limit at least, and more for large
     /// values; otherwise four fifths of the capacity are the limit, which
     /// [`stat`](crate::Map::stat) shows. Ordinary memory of the process does not count: an
@@ -245,8 +245,8 @@ impl Options {
 
     /// Sets whether the default map is a cache: when the [memory limit](Options::memory_limit), the
     /// disk or the capacity of the file leaves no space for a record, others are removed that are
-    /// unlikely to be read again. While the disk is full, what the file takes of it is the limit. The default is `false`. Named maps are not affected, although
-    /// they share the space.
+    /// unlikely to be read again. While the disk is full, what the file takes of it is the limit.
+    /// The default is `false`. Named maps are not affected, although they share the space.
     ///
     /// A thread in the background evicts ahead of need, about a fiftieth of the limit. Reads
     /// through [`get`](crate::Map::get) and its relatives count as accesses, and so do changes in

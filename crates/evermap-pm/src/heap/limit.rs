@@ -103,7 +103,9 @@ impl<M: Medium> Heap<M> {
     /// bytes. Returns `true` if the limit demands more, and there may be more.
     pub fn return_excess(&self, most: u64) -> bool {
         let shared = &mut *lock(&self.shared);
-        let excess = |shared: &_| self.held_bytes(shared).saturating_sub(self.limit.load(Relaxed));
+        let limit = self.limit.load(Relaxed);
+        let most_held = limit.saturating_sub(margin(limit).max(2 * self.geometry.unit()));
+        let excess = |shared: &_| self.held_bytes(shared).saturating_sub(most_held);
         let before = excess(shared);
         if !self.discard_free(shared, before.min(most)) && excess(shared) > 0 {
             // The memory of what was never used can only be returned as that of free units. A
@@ -179,7 +181,7 @@ impl<M: Medium> Heap<M> {
         if limit == u64::MAX || bytes == 0 {
             return Ok(());
         }
-        let most = limit - (limit / MARGIN_PART).min(MARGIN_MAX);
+        let most = limit - margin(limit);
         let over = |shared: &_| (self.held_bytes(shared) + bytes).saturating_sub(most);
         self.discard_free(shared, over(shared));
         match over(shared) {
@@ -202,6 +204,11 @@ impl<M: Medium> Heap<M> {
         }
         true
     }
+}
+
+/// Returns the number of bytes of the limit that take no memory.
+fn margin(limit: u64) -> u64 {
+    (limit / MARGIN_PART).min(MARGIN_MAX)
 }
 
 /// What is exhausted if an allocation fails because of the [limit](Heap::set_limit).

@@ -639,7 +639,7 @@ fn churn_within<M: Medium>(length: u64, map: &Map<M>, limit: u64, seed: u64, ste
         }
         if step % 4_096 == 4_095 {
             let (bytes, evictions) = (map.bytes().value, map.stat().evictions);
-            // With so many sizes, small caches have much unused space in extents.
+            // With this number of sizes, small caches have much unused space in extents.
             let least = (limit / 4).saturating_sub(MIB / 2);
             assert!(evictions == 0 || bytes > least, "{bytes} bytes of records after {step} steps");
         }

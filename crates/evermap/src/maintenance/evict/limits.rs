@@ -1,9 +1,9 @@
 //! The memory limit in effect, and how long a file may become under it.
 //!
-//! A cache needs more addresses than memory: free units are in many places, and what is large needs
-//! neighbours. With a quarter more, one unit in five is free, so that most records find neighbouring
-//! ones, and otherwise little has to be moved out of the way. So a limit is in effect only as far as
-//! the capacity of the file allows that.
+//! A cache needs more addresses than memory: free units are in many places, and what is large
+//! needs neighbours. With a quarter more, one unit in five is free, so that most records find
+//! neighbouring ones, and otherwise little has to be moved out of the way. So a limit is in effect
+//! only as far as the capacity of the file allows that.
 //!
 //! Where the *disk* has less space than the limit, what the file takes of it is the limit, for a
 //! while: then it is raised step by step, because there may be space again.

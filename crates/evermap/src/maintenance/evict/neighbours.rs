@@ -35,8 +35,8 @@ impl<M: Medium> Evermap<M> {
         Ok(done? != Some(false))
     }
 
-    /// Makes a window free. Returns `Some(false)` if something stays in all that were tried, or other
-    /// maintenance takes long, and `None` if none can be chosen.
+    /// Makes a window free. Returns `Some(false)` if something stays in all that were tried, or
+    /// other maintenance takes long, and `None` if none can be chosen.
     fn make_window(&self, bytes: u64, events: &mut Vec<Event>) -> Result<Option<bool>> {
         let Some(_sweeping) = self.wait_for_turn().filter(|_| !self.is_closed()) else {
             return Ok(Some(false));
