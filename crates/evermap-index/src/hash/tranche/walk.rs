@@ -53,7 +53,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         loop {
             let pairs = (2 * walk.least() * Self::PAIRS) >> walk.parts;
             // Fractions of the records with one home can be chosen by the bits of a fingerprint,
-            // but whoever wants one reads all.
+            // but a reader of one reads all.
             let divides = if walk.parts < walk.homes {
                 pairs > Self::ENOUGH_PAIRS
             } else {
