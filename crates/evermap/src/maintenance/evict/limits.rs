@@ -17,6 +17,9 @@ use crate::{Evermap, Result};
 
 /// The file may be longer than the limit by one part in this many of it.
 const LONGER_PART: u64 = 4;
+/// A file of a smaller capacity has so few units that one in five may be all that records have. The
+/// limit is not lowered for it, and what lacks space evicts something.
+const LEAST_CAPACITY: u64 = 1 << 20;
 /// After a full disk, the limit is raised by one part in this many, at most this often.
 const RAISE_PART: u64 = 16;
 const RAISE_PAUSE: Duration = Duration::from_secs(5);
@@ -86,8 +89,9 @@ impl<M: Medium> Evermap<M> {
 
     /// Returns the limit that was asked for, as far as the capacity of the file allows it.
     fn highest_limit(&self, limits: &Limits) -> u64 {
-        match self.evicts() {
-            true => limits.asked.min(limit_within(self.file.pool.region().capacity())),
+        let capacity = self.file.pool.region().capacity();
+        match self.evicts() && capacity >= LEAST_CAPACITY {
+            true => limits.asked.min(limit_within(capacity)),
             false => limits.asked,
         }
     }
