@@ -246,8 +246,8 @@ impl Service {
         let before = db.stat().damage;
         if before > DamageMark::None {
             self.say(
-                "warning: the file is marked as damaged; `evermap recover` describes the damage, and \
-                 takes the mark away if there is none",
+                "warning: the file is marked as damaged; `evermap recover` describes the damage, \
+                 and takes the mark away if there is none",
             );
         }
         let program = self.program;
