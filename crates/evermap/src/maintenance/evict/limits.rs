@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use evermap_pm::Medium;
 
+#[cfg(doc)]
+use crate::Error;
 use crate::{Evermap, Result};
 
 /// The file may be longer than the limit by one part in this many of it.
