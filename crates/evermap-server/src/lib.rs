@@ -30,5 +30,6 @@ pub mod watch;
 pub use cache::{Cache, CacheError};
 pub use cumulative::Cumulative;
 pub use memory::MemoryCache;
+pub use metrics::METRICS_CONNECTIONS_MAX;
 pub use model::ModelCache;
 pub use server::{Config, ListenAddress, Listener, Server};

@@ -99,7 +99,7 @@ pub(super) fn allow_core_dumps() -> io::Result<()> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DescriptorNeeds {
     pub(super) threads: usize,
-    /// The number of listeners.
+    /// The number of listeners, and of connections for metrics.
     pub(super) fixed: usize,
 }
 
@@ -107,7 +107,7 @@ impl DescriptorNeeds {
     /// An event queue and its waker.
     const PER_THREAD: usize = 2;
     /// Of the process: standard streams, the store, signals, the threads that accept and watch, and
-    /// the files that are read now and then. Of those, connections for metrics can do without.
+    /// the files that are read now and then, which can be fewer.
     const OWN: usize = 96;
     const OWN_LEAST: usize = 24;
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 use evermap::{DamageMark, Evermap, Evicted, IndexKind, Options, Order};
 use evermap_server::protocol::Credentials;
 use evermap_server::server::{ClientCertificates, Tls, TlsSettings};
-use evermap_server::{Config, ListenAddress, Listener, Server};
+use evermap_server::{Config, ListenAddress, Listener, METRICS_CONNECTIONS_MAX, Server};
 use rustix::process::getuid;
 
 use super::activation;
@@ -334,7 +334,9 @@ impl Service {
     /// Raises the limits of the process as far as needed. Lowers the number of connections if there
     /// cannot be as many, and says so.
     fn set_limits(&mut self, inherited: usize) -> Result<(), Failure> {
-        let fixed = inherited + self.endpoints.len().max(1);
+        // Those that read metrics keep no others out.
+        let metrics = self.config.metrics.map_or(0, |_| 1 + METRICS_CONNECTIONS_MAX);
+        let fixed = inherited + self.endpoints.len().max(1) + metrics;
         let needs = DescriptorNeeds { threads: self.config.threads, fixed };
         let asked = self.config.max_connections;
         let available = raise_descriptor_limit(needs.all(asked) as u64);

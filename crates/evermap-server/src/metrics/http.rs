@@ -20,8 +20,8 @@ use super::{Source, render};
 
 const LISTENER: Token = Token(usize::MAX);
 const WAKER: Token = Token(usize::MAX - 1);
-/// The maximum number of connections.
-const CONNECTIONS_MAX: usize = 32;
+/// The maximum number of connections of clients that read metrics. Each needs a file descriptor.
+pub const METRICS_CONNECTIONS_MAX: usize = 32;
 /// The maximum length of a request with its headers, in bytes.
 const REQUEST_MAX: usize = 8 << 10;
 /// The time that a client has to send its request, and to read the reply.
@@ -93,8 +93,8 @@ impl Responder {
 
     /// Serves requests until it is stopped.
     pub(crate) fn run(mut self, source: &dyn Source) {
-        let mut events = Events::with_capacity(CONNECTIONS_MAX + 2);
-        let mut connections: [Option<Connection>; CONNECTIONS_MAX] = Default::default();
+        let mut events = Events::with_capacity(METRICS_CONNECTIONS_MAX + 2);
+        let mut connections: [Option<Connection>; METRICS_CONNECTIONS_MAX] = Default::default();
         let mut queue = Queue::More;
         // Acquire pairs with the release in `stop`.
         while !self.stopper.stopping.load(Acquire) {
@@ -129,11 +129,11 @@ impl Responder {
     /// Accepts some connections.
     fn accept(
         &mut self,
-        connections: &mut [Option<Connection>; CONNECTIONS_MAX],
+        connections: &mut [Option<Connection>; METRICS_CONNECTIONS_MAX],
         source: &dyn Source,
     ) -> Queue {
         // Those that are open get their turn in between.
-        for _ in 0..CONNECTIONS_MAX {
+        for _ in 0..METRICS_CONNECTIONS_MAX {
             match self.listener.accept() {
                 Ok((mut stream, _)) => {
                     let token = make_space(connections);
@@ -157,12 +157,13 @@ impl Responder {
 
 /// Returns the index of an unused slot. If there is none, closes the connection that is of least
 /// use, and of those the oldest.
-fn make_space(connections: &mut [Option<Connection>; CONNECTIONS_MAX]) -> usize {
+fn make_space(connections: &mut [Option<Connection>; METRICS_CONNECTIONS_MAX]) -> usize {
     // An unused slot is the least.
     let use_of = |slot: &Option<Connection>| {
         slot.as_ref().map(|connection| (connection.state.rank(), connection.deadline))
     };
-    let least = (0..CONNECTIONS_MAX).min_by_key(|&token| use_of(&connections[token])).unwrap_or(0);
+    let least =
+        (0..METRICS_CONNECTIONS_MAX).min_by_key(|&token| use_of(&connections[token])).unwrap_or(0);
     connections[least] = None;
     least
 }

@@ -12,6 +12,7 @@ use std::fmt::Display;
 
 use crate::latency::{Command, LatencyTotals};
 
+pub use http::METRICS_CONNECTIONS_MAX;
 pub(crate) use http::{Responder, Stopper};
 use text::{Label, Text, Type};
 
