@@ -328,7 +328,8 @@ impl<M: Medium> Evermap<M> {
             pool,
         };
         let db = Evermap { file: Arc::new(file), closer: None };
-        if !db.file.clean && options.on_suspect != OnSuspect::Salvage {
+        let is_known = db.file.clean && db.file.pool.is_swept();
+        if !is_known && options.on_suspect != OnSuspect::Salvage {
             db.ensure_not_widely_damaged()?;
         }
         if options.evict && !db.file.read_only {
@@ -341,15 +342,19 @@ impl<M: Medium> Evermap<M> {
         Ok(db)
     }
 
-    /// Refuses a file that was not closed, if a sample of its index shows that it cannot be what
-    /// the process left that had it open.
+    /// Refuses a file that was not closed, or whose state that was saved then cannot be read, if a
+    /// sample of its index shows that it cannot be what the process left that had it open.
     fn ensure_not_widely_damaged(&self) -> Result<()> {
         if !self.default_map().is_widely_damaged()? {
             return Ok(());
         }
         let why = "much of its index cannot be read, or leads to nothing";
         self.file.pool.region().mark_damage(DamageMark::Widespread, why);
-        let why = format!("the store was not closed, and {why}. {WIDE_DAMAGE}");
+        let before = match self.file.clean {
+            true => "what was saved when the store was closed cannot be used",
+            false => "the store was not closed",
+        };
+        let why = format!("{before}, and {why}. {WIDE_DAMAGE}");
         Err(storage(evermap_pm::ErrorKind::Suspect { path: "".into(), why }))
     }
 

@@ -62,11 +62,7 @@ impl Extent {
     pub(super) fn begin(&mut self, entry: TableEntry, state: ExtentState, geometry: &Geometry) {
         self.entry = entry;
         self.state = state;
-        self.blocks = match entry.usage {
-            Usage::Blocks(kind) => (entry.units * geometry.unit() / kind.size) as u32,
-            Usage::Large => 1,
-            Usage::Unused | Usage::Tail | Usage::Free | Usage::Table => 0,
-        };
+        self.blocks = Self::count_blocks(entry, geometry);
         self.free = self.blocks;
         self.bits = vec![0; if state == ExtentState::Open { self.words() } else { 0 }];
         self.deferred_frees = Vec::new();
@@ -75,6 +71,15 @@ impl Extent {
         self.claimed = state == ExtentState::Open;
         self.evacuating = false;
         self.unmoved = 0;
+    }
+
+    /// Returns the number of blocks in an extent with this entry.
+    pub(super) fn count_blocks(entry: TableEntry, geometry: &Geometry) -> u32 {
+        match entry.usage {
+            Usage::Blocks(kind) => (entry.units * geometry.unit() / kind.size) as u32,
+            Usage::Large => 1,
+            Usage::Unused | Usage::Tail | Usage::Free | Usage::Table => 0,
+        }
     }
 
     /// Returns the number of words of `bits`.

@@ -295,9 +295,16 @@ impl<M: Medium> Heap<M> {
             classes,
             region,
         };
+        let snapshot = match previous {
+            PreviousUse::Closed => heap.read_snapshot(),
+            PreviousUse::None | PreviousUse::Unclean => None,
+        };
+        if let Some(words) = &snapshot {
+            heap.restore_table(words);
+        }
         heap.read_table(previous);
-        if previous == PreviousUse::Closed {
-            heap.restore_snapshot();
+        if let Some(words) = &snapshot {
+            heap.restore_snapshot(words);
         }
         heap
     }
@@ -306,11 +313,22 @@ impl<M: Medium> Heap<M> {
         self.region.medium().load(self.region.entry(index))
     }
 
-    fn read_table(&self, previous: PreviousUse) {
-        // Entries beyond the end of the file can only be damage.
+    /// Returns the number of units that the table describes and the file contains. Entries beyond
+    /// the end of the file can only be damage.
+    fn described(&self) -> u64 {
         let whole =
             (self.region.medium().len() - self.region.unit_offset(0)) >> self.geometry.shift;
-        let described = self.region.described().min(self.extents.len).min(whole);
+        self.region.described().min(self.extents.len).min(whole)
+    }
+
+    /// Returns the first units of the later parts of the table, and the numbers of their units.
+    fn table_parts(&self) -> BTreeMap<u64, u64> {
+        let units = self.region.parts().map(|bytes| self.units_of(bytes));
+        units.map(|units| (units.start, units.end - units.start)).collect()
+    }
+
+    fn read_table(&self, previous: PreviousUse) {
+        let described = self.described();
         let m = self.region.medium();
         let unused = self.region.entries(0..described).rev().take_while(|entry| m.load(entry) == 0);
         let mut frontier = described - unused.count() as u64;
@@ -320,12 +338,8 @@ impl<M: Medium> Heap<M> {
         if frontier.is_multiple_of(PAGE_ENTRIES) && previous != PreviousUse::None {
             frontier = described.min(frontier + PAGE_ENTRIES);
         }
-        let mut parts = BTreeMap::new();
-        for bytes in self.region.parts() {
-            let part = self.units_of(bytes);
-            frontier = frontier.max(part.end);
-            parts.insert(part.start, part.end - part.start);
-        }
+        let parts = self.table_parts();
+        frontier = parts.iter().fold(frontier, |end, (start, units)| end.max(start + units));
         let shared = &mut *lock(&self.shared);
         shared.frontier = frontier;
         let mut index = 0;

@@ -1,5 +1,7 @@
 //! Looking at extents from outside of the heap: which blocks are in them.
 
+use std::ops::Range;
+
 use super::extents::{Extent, ExtentState};
 use super::{Heap, lock};
 use crate::medium::Medium;
@@ -63,14 +65,14 @@ impl<M: Medium> Heap<M> {
         }
     }
 
-    /// Calls `read` with those of these blocks of one extent that are allocated or claimed now.
-    /// They stay so meanwhile, and their memory is not returned to the system: on a memory file
-    /// system even a load would bring it back. Threads that use the extent wait, so `read` should
-    /// be short, and must not use the heap.
+    /// Calls `read` with the bytes of those of these blocks of one extent that are allocated or
+    /// claimed now. They stay so meanwhile, and their memory is not returned to the system: on a
+    /// memory file system even a load would bring it back. Threads that use the extent wait, so
+    /// `read` should be short, and must not use the heap.
     ///
     /// The blocks must be [offsets](ExtentBlocks::offsets) of the extent with that number. If it
     /// has another use by now, some of them may be no blocks, and are left out.
-    pub fn with_blocks(&self, extent: u64, blocks: &[u64], mut read: impl FnMut(u64)) {
+    pub fn with_blocks(&self, extent: u64, blocks: &[u64], mut read: impl FnMut(Range<u64>)) {
         let start = self.region.unit_offset(extent);
         let Some(extent) = self.extents.lock_existing(extent) else { return };
         if extent.state != ExtentState::Open {
@@ -83,7 +85,7 @@ impl<M: Medium> Heap<M> {
                 extent.bits[word] & bit != 0
             });
             if is_taken {
-                read(offset);
+                read(offset..offset + extent.block_size(&self.geometry));
             }
         }
     }

@@ -6,10 +6,12 @@
 //! extents are free as soon as it is read.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
-use super::extents::ExtentState;
+use super::extents::{Extent, ExtentState};
 use super::{Heap, lock};
 use crate::medium::Medium;
+use crate::region::{TableEntry, Usage};
 use crate::{PmU64, Result};
 
 /// Marks an extent in use. No entry has this bit, because no extent of blocks has that number of
@@ -49,19 +51,73 @@ impl<M: Medium> Heap<M> {
         words
     }
 
-    /// Opens the closed extents as the snapshot says. If it does not verify, they stay closed until
-    /// they are swept.
-    pub(super) fn restore_snapshot(&self) {
-        if let Some(words) = self.read_snapshot() {
-            if let Some(restored) = self.parse_snapshot(&words) {
-                self.apply_snapshot(restored);
-            } else {
-                self.fault();
+    /// Stores entries of the table again that were lost: nothing can be in their place, but the
+    /// snapshot has them. Before the table is read. Durable on return.
+    pub(super) fn restore_table(&self, words: &[u64]) {
+        let (m, end, parts) = (self.region.medium(), self.described(), self.table_parts());
+        let (mut words, mut index, mut restored) = (words.iter(), 0, 0);
+        while let Some(&word) = words.next() {
+            let entry = match parts.get(&index) {
+                _ if word & IN_USE == 0 => TableEntry { usage: Usage::Free, units: word },
+                Some(&units) => TableEntry { usage: Usage::Table, units },
+                None => match TableEntry::decode(word & !IN_USE, index, &self.geometry) {
+                    Some(entry) => entry,
+                    // It does not agree with the region, and is refused as a whole.
+                    None => break,
+                },
+            };
+            let units = index..index.saturating_add(entry.units).min(end);
+            if entry.usage != Usage::Table {
+                restored +=
+                    units.clone().filter(|&it| self.restore_entry(index, entry, it)).count();
             }
+            index = units.end;
+            let bits = Extent::count_blocks(entry, &self.geometry).div_ceil(64) as usize;
+            words.by_ref().take(bits).for_each(drop);
+        }
+        if restored > 0 {
+            m.fence();
+            self.faults.fetch_add(restored as u64, Ordering::Relaxed);
+            let at = m.offset_of(self.region.entry(0));
+            self.region.note_damage(at, || {
+                format!(
+                    "the extent table lacked {restored} entries, which the last close had saved"
+                )
+            });
         }
     }
 
-    fn read_snapshot(&self) -> Option<Vec<u64>> {
+    /// Stores the entry of one `unit` of the extent that begins with unit `first`, if that unit has
+    /// none. Returns `true` if so.
+    fn restore_entry(&self, first: u64, extent: TableEntry, unit: u64) -> bool {
+        let (m, cell) = (self.region.medium(), self.region.entry(unit));
+        let now = TableEntry::decode(m.load(cell), unit, &self.geometry);
+        let is_lost = now.is_none_or(|entry| entry.usage == Usage::Unused);
+        let entry = match extent.usage {
+            Usage::Blocks(_) | Usage::Large if unit > first => TableEntry::TAIL.encode(unit),
+            Usage::Free => TableEntry::FREE.encode(unit),
+            _ => extent.encode(first),
+        };
+        // A unit that nothing is known of has no entry to be restored.
+        if is_lost && entry != m.load(cell) {
+            m.store(cell, entry);
+            m.flush(cell);
+            return true;
+        }
+        false
+    }
+
+    /// Opens the closed extents as the snapshot says. If it does not agree with the table, they
+    /// stay closed until they are swept.
+    pub(super) fn restore_snapshot(&self, words: &[u64]) {
+        match self.parse_snapshot(words) {
+            Some(restored) => self.apply_snapshot(restored),
+            None => self.fault(),
+        }
+    }
+
+    /// Returns the words of the snapshot, if there is one that verifies.
+    pub(super) fn read_snapshot(&self) -> Option<Vec<u64>> {
         let (m, fields) = (self.region.medium(), &self.region.header().snapshot);
         let (offset, length) = (m.load(&fields[0]), m.load(&fields[1]));
         // At most one bit per granule of the medium, and several words per extent.

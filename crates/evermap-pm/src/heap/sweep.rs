@@ -22,9 +22,12 @@ impl<M: Medium> Heap<M> {
         let Some(block) = extent.block_at(rest) else {
             // Damage to the reference, or to the extent's entry, which may then describe other
             // blocks. Nothing may be allocated over the contents.
-            let wrong = matches!(extent.entry.usage, Usage::Unused | Usage::Blocks(_));
-            if extent.state == ExtentState::Closed && wrong {
-                self.seal_off(index, extent);
+            if extent.state == ExtentState::Closed {
+                match extent.entry.usage {
+                    Usage::Unused | Usage::Blocks(_) => self.seal_off(index, extent),
+                    Usage::Large => extent.marks()[0] |= 1,
+                    Usage::Tail | Usage::Free | Usage::Table => {}
+                }
             }
             return self.fault();
         };
@@ -67,17 +70,16 @@ impl<M: Medium> Heap<M> {
     }
 
     /// Prevents allocations from a unit whose table entry must be wrong, since something reachable
-    /// is in it, and from the later units of what was one extent with it, so that the contents can
-    /// still be read. Only a `Tail` guarantees that.
+    /// is in it, and from all units after it of which nothing is known either, because they may be
+    /// one extent with it. So the contents can still be read. Only a `Tail` guarantees that.
     fn seal_off(&self, index: u64, extent: &mut Extent) {
         extent.begin(TableEntry::TAIL, ExtentState::Closed, &self.geometry);
-        let described = self.region.described().min(self.extents.len);
-        let tail = TableEntry::TAIL.encode(0);
-        for later in (index + 1..described).take_while(|&later| self.load_entry(later) == tail) {
+        for later in index + 1..self.described() {
             let later = &mut *self.extents.lock_later(later);
-            if (later.state, later.entry.usage) == (ExtentState::Closed, Usage::Unused) {
-                later.begin(TableEntry::TAIL, ExtentState::Closed, &self.geometry);
+            if (later.state, later.entry.usage) != (ExtentState::Closed, Usage::Unused) {
+                break;
             }
+            later.begin(TableEntry::TAIL, ExtentState::Closed, &self.geometry);
         }
     }
 

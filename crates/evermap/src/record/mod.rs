@@ -22,6 +22,7 @@ pub(crate) mod partial;
 pub(crate) mod size_hint;
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use evermap_index::record::{HEADER, Header, KEY_MAX, OFFSET_MASK, lengths, state, with_state};
 use evermap_pm::{Medium, PmU64, Pool};
@@ -381,11 +382,16 @@ impl<'m, M: Medium> Record<'m, M> {
         Ok(Record { medium, header, cells, word, cas, key_len, value_len })
     }
 
-    /// Returns what could be the record in the block at `offset`, or why there cannot be one. What
-    /// the index has about its key tells whether there is.
-    pub(crate) fn in_block(medium: &'m M, offset: u64) -> Result<Self, &'static str> {
-        let header = medium.at::<Header>(offset).ok_or("it is outside the file")?;
-        Self::at(medium, word_of(offset, medium.load_relaxed(&header.stamp)))
+    /// Returns what could be the record in the block with these bytes, or why there cannot be one.
+    /// What the index has about its key tells whether there is: the block may have what was written
+    /// there before it was allocated. Nothing outside the block is part of the record.
+    pub(crate) fn in_block(medium: &'m M, block: Range<u64>) -> Result<Self, &'static str> {
+        let header = medium.at::<Header>(block.start).ok_or("it is outside the file")?;
+        let record = Self::at(medium, word_of(block.start, medium.load_relaxed(&header.stamp)))?;
+        match record.bytes() <= block.end - block.start {
+            true => Ok(record),
+            false => Err("it is longer than its block"),
+        }
     }
 
     /// Returns how the record was read.
@@ -732,7 +738,9 @@ mod tests {
         let draft = Draft::reserve(&pool, OWNER, b"k", b"v", 0, control_of(0), 42).unwrap();
         draft.set_access(AccessState::new(800));
         draft.persist();
-        let record = Record::in_block(pool.medium(), draft.word() & OFFSET_MASK).unwrap();
+        let start = draft.word() & OFFSET_MASK;
+        let block = start..start + record_bytes(1, 1);
+        let record = Record::in_block(pool.medium(), block).unwrap();
         assert_eq!(record.access(), AccessState::new(800));
         for bits in [0, 1, 0x7fff] {
             record.set_access(AccessState::from_bits(bits));
@@ -781,5 +789,16 @@ mod tests {
         for wrong in [word + 1, word + 4, word ^ 1 << 50, (42 << 48) | (m.len() - 8), u64::MAX] {
             assert!(Record::at(m, wrong).is_err(), "{wrong:#x}");
         }
+    }
+
+    /// A block that is allocated and not written yet has what was there before.
+    #[test]
+    fn nothing_outside_its_block_is_part_of_a_record() {
+        let pool = pool();
+        let draft = Draft::new(&pool, OWNER, &[1; 700], b"v", (0, Control::default()), 42).unwrap();
+        let (start, m) = (draft.word() & OFFSET_MASK, pool.medium());
+        let of_len = |len| Record::in_block(m, start..start + len).map(|record| record.word());
+        assert_eq!(of_len(record_bytes(700, 1)), Ok(draft.word()));
+        assert_eq!(of_len(record_bytes(700, 1) - 16), Err("it is longer than its block"));
     }
 }

@@ -18,6 +18,7 @@ mod find_many;
 mod full;
 mod guards;
 mod live_copy;
+mod lost_table;
 mod maps;
 mod model;
 mod ordered;

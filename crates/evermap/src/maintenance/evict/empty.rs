@@ -101,8 +101,8 @@ impl<M: Medium> Mover<'_, M> {
         let map = self.map();
         let (guard, pool) = (map.enter_writing()?, &map.db.file.pool);
         let (mut key, mut is_bound) = (Vec::new(), false);
-        pool.heap().with_blocks(extent, &[offset], |offset| {
-            let record = Record::in_block(pool.medium(), offset).ok();
+        pool.heap().with_blocks(extent, &[offset], |block| {
+            let record = Record::in_block(pool.medium(), block).ok();
             is_bound = record
                 .is_some_and(|record| !record.is_unbound() && record.append_key(&mut key).is_ok());
         });

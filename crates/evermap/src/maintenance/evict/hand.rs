@@ -286,9 +286,9 @@ impl<M: Medium> Map<M> {
         let (guard, pool) = (self.enter_writing()?, &self.db.file.pool);
         let mut keys = Vec::new();
         let mut found = Vec::with_capacity(BATCH_KEYS);
-        pool.heap().with_blocks(extent, blocks, |offset| {
+        pool.heap().with_blocks(extent, blocks, |block| {
             // What is no record, or is not bound any more, needs no search.
-            let record = Record::in_block(pool.medium(), offset).ok();
+            let record = Record::in_block(pool.medium(), block).ok();
             let Some(record) = record.filter(|record| !record.is_unbound()) else { return };
             let from = keys.len();
             if record.append_key(&mut keys).is_ok() {
