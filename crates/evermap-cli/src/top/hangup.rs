@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::terminal;
+
 /// The time after which the thread looks for a signal.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// The time that the view has to end by itself, and then the terminal to be restored.
@@ -58,7 +60,7 @@ fn watch(ended: &AtomicBool, view: &Receiver<()>) {
     // In a thread, because this waits too if the terminal accepts no output.
     let (restoring, restored) = channel::<()>();
     std::thread::spawn(move || {
-        ratatui::restore();
+        terminal::restore();
         drop(restoring);
     });
     let _ = restored.recv_timeout(GRACE);
@@ -66,7 +68,7 @@ fn watch(ended: &AtomicBool, view: &Receiver<()>) {
 }
 
 /// Waits up to `patience` for the terminal to go away, and returns whether it has.
-fn is_hung_up(patience: Duration) -> bool {
+pub(super) fn is_hung_up(patience: Duration) -> bool {
     let (input, output) = (io::stdin(), io::stdout());
     let terminals = [
         input.is_terminal().then(|| input.as_raw_fd()),

@@ -9,6 +9,8 @@ mod sample;
 mod screen;
 mod summary;
 mod target;
+#[cfg(feature = "top")]
+mod terminal;
 #[cfg(feature = "tls")]
 mod tls;
 

@@ -13,11 +13,12 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, Borders, Paragraph, Row, Sparkline, Table};
 
 use super::connection::Connection;
-use super::hangup::Watch;
+use super::hangup::{self, Watch};
 use super::plain;
 use super::sample::Sample;
 use super::summary::{Summary, count, percent};
 use super::target::Target;
+use super::terminal;
 use crate::failure::Failure;
 
 /// The number of rates that the graph remembers.
@@ -31,13 +32,12 @@ const PATIENCE: Duration = Duration::from_millis(100);
 pub(super) fn run(target: Target, interval: Duration) -> Result<(), Failure> {
     let terminal_error = |source| Failure::Io { what: "terminal".into(), source };
     let watch = Watch::start().map_err(terminal_error)?;
-    // Restores the terminal if this program panics, too.
-    let mut terminal = ratatui::try_init().map_err(terminal_error)?;
     let shown = || -> io::Result<()> {
+        let mut screen = terminal::set_up()?;
         let mut view = View::new(target.address());
         let samples = take_samples(target, interval);
         while !watch.is_ended() {
-            terminal.draw(|frame| view.draw(frame))?;
+            screen.draw(|frame| view.draw(frame))?;
             if event::poll(PATIENCE)?
                 && let Event::Key(key) = event::read()?
                 && view.press(key) == Answer::Quit
@@ -49,10 +49,10 @@ pub(super) fn run(target: Target, interval: Duration) -> Result<(), Failure> {
         Ok(())
     };
     let result = shown();
-    ratatui::restore();
+    terminal::restore();
     match result {
-        // The terminal has gone away, so nobody reads what went wrong.
-        Err(_) if watch.is_ended() => Ok(()),
+        // Nobody reads what went wrong.
+        Err(_) if watch.is_ended() || hangup::is_hung_up(Duration::ZERO) => Ok(()),
         result => result.map_err(terminal_error),
     }
 }
