@@ -82,10 +82,12 @@ fn main() -> ExitCode {
         let _ = evermap::explain_bus_errors();
         return serve::memcached::main(words);
     }
-    let arguments = Arguments::parse();
-    // If this fails, SIGBUS ends the process without a message.
-    let _ = evermap::explain_bus_errors();
-    arguments.command.run().unwrap_or_else(|failure| {
+    let run = |arguments: Arguments| {
+        // If this fails, SIGBUS ends the process without a message.
+        let _ = evermap::explain_bus_errors();
+        arguments.command.run()
+    };
+    Arguments::try_parse().map_or_else(explain, run).unwrap_or_else(|failure| {
         if failure.is_closed_output() {
             // The reader closed its end early, as `head` does. That is not an error.
             return SUCCESS;
@@ -94,6 +96,17 @@ fn main() -> ExitCode {
         let _ = writeln!(std::io::stderr(), "evermap: {failure}");
         failure::EXIT_CODE.into()
     })
+}
+
+/// Prints the help or the version that was asked for, or what is wrong with the arguments.
+fn explain(error: clap::Error) -> Result<ExitCode, Failure> {
+    let printed = error.print();
+    if error.use_stderr() {
+        // If standard error is closed, the message is lost.
+        return Ok(failure::EXIT_CODE.into());
+    }
+    printed.map_err(Failure::Output)?;
+    Ok(SUCCESS)
 }
 
 #[cfg(test)]

@@ -65,7 +65,8 @@ fn print_once(target: &Target, interval: Duration) -> Result<(), Failure> {
     };
     let failure = |source| Failure::Io { what: target.address().to_owned(), source };
     let table = plain::table(target.address(), &summary().map_err(failure)?);
-    io::stdout().write_all(table.as_bytes()).map_err(Failure::Output)
+    let mut out = io::stdout();
+    out.write_all(table.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Output)
 }
 
 fn parse_interval(text: &str) -> Result<f64, String> {

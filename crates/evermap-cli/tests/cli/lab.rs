@@ -27,6 +27,14 @@ fn a_missing_lab_program_is_explained() {
 }
 
 #[test]
+fn a_missing_lab_program_is_a_failure_though_nobody_reads_why() {
+    let (_directory, mut command) = isolated_command();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(CommandOutput::new(command.stderr(writer).output().unwrap()).code, 2);
+}
+
+#[test]
 fn the_lab_program_gets_all_arguments_and_determines_the_exit_code() {
     let (directory, mut command) = isolated_command();
     let lab: &Path = &directory.path().join("evermap-lab");

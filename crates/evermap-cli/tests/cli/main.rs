@@ -12,6 +12,7 @@ mod records;
 mod restart;
 mod serve;
 mod service;
+mod streams;
 #[cfg(feature = "top")]
 mod terminal;
 mod top;

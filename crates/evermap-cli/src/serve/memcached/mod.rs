@@ -38,10 +38,10 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     };
     match options::parse(arguments) {
         Err(wrong) => failed(EXIT_USAGE, wrong.to_string()),
-        Ok(Action::Print(text)) => {
-            let _ = write!(std::io::stdout(), "{text}");
-            ExitCode::SUCCESS
-        }
+        Ok(Action::Print(text)) => match print(&text) {
+            Err(failure) if !failure.is_closed_output() => failed(EXIT_SYSTEM, failure.to_string()),
+            _ => ExitCode::SUCCESS,
+        },
         Ok(Action::Serve(options)) => {
             // They are said once, while the standard streams are open.
             options.notes().iter().for_each(|note| say(note));
@@ -57,6 +57,11 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 fn serve(options: options::Options) -> Result<(), (u8, Failure)> {
     let service = service::service(options).map_err(|failure| (EXIT_USAGE, failure))?;
     service.run().map_err(|failure| (EXIT_SYSTEM, failure))
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Output)
 }
 
 /// Writes a line to standard error. If that is closed, the line is lost.

@@ -1,0 +1,113 @@
+//! Standard streams that cannot be written: closed by their reader, full, or terminals that have
+//! gone away.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::common::{CommandOutput, evermap, open_terminal, run_on};
+use crate::serve::Server;
+
+/// What cannot be written to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Sink {
+    ClosedPipe,
+    Full,
+    GoneTerminal,
+}
+
+const SINKS: [Sink; 3] = [Sink::ClosedPipe, Sink::Full, Sink::GoneTerminal];
+
+impl Sink {
+    fn open(self) -> OwnedFd {
+        match self {
+            Sink::ClosedPipe => std::io::pipe().unwrap().1.into(),
+            Sink::Full => File::options().write(true).open("/dev/full").unwrap().into(),
+            Sink::GoneTerminal => open_terminal().1,
+        }
+    }
+}
+
+/// Runs a command with these standard streams. The streams that are not given are read.
+#[track_caller]
+fn run(name: &str, arguments: &[&str], out: Option<Sink>, error: Option<Sink>) -> CommandOutput {
+    let stream = |sink: Option<Sink>| sink.map_or_else(Stdio::piped, |sink| sink.open().into());
+    let mut command = evermap(arguments);
+    command.arg0(name).stdout(stream(out)).stderr(stream(error));
+    CommandOutput::new(command.spawn().unwrap().wait_with_output().unwrap())
+}
+
+/// Creates a store with a named map.
+fn create(path: &Path) {
+    run_on("put", path, &["a", "b"]).success();
+    run_on("put", path, &["--map", "m", "a", "b"]).success();
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_unless_its_reader_has_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    create(&path);
+    let store = path.to_str().unwrap();
+    let server = Server::start(&directory.path().join("served"), "127.0.0.1:0", &[]);
+    let address = server.address.to_string();
+    let commands: [(&str, &[&str]); 12] = [
+        ("evermap", &["get", store, "a"]),
+        ("evermap", &["dump", store]),
+        ("evermap", &["scan", store]),
+        ("evermap", &["maps", store]),
+        ("evermap", &["stat", store]),
+        ("evermap", &["check", store]),
+        ("evermap", &["recover", "--deep", store]),
+        ("evermap", &["top", &address, "--once", "--interval", "0.1"]),
+        ("evermap", &["--help"]),
+        ("evermap", &["help", "serve"]),
+        ("evermap", &["--version"]),
+        ("memcached", &["-h"]),
+    ];
+    for (name, arguments) in commands {
+        for sink in SINKS {
+            let output = run(name, arguments, Some(sink), None);
+            let failure = if name == "memcached" { 71 } else { 2 };
+            let (code, reason) = match sink {
+                Sink::ClosedPipe => (0, ""),
+                Sink::Full => (failure, "cannot write to standard output: No space left"),
+                Sink::GoneTerminal => (failure, "cannot write to standard output: Input/output"),
+            };
+            assert_eq!(output.code, code, "{sink:?} {arguments:?}: {output:?}");
+            assert!(output.stderr.contains(reason), "{sink:?} {arguments:?}: {output:?}");
+            assert_eq!(output.stderr.is_empty(), code == 0, "{arguments:?}: {output:?}");
+            let silent = run(name, arguments, Some(sink), Some(sink));
+            assert_eq!(silent.code, code, "{sink:?} {arguments:?}: {silent:?}");
+        }
+    }
+}
+
+#[test]
+fn messages_that_cannot_be_written_are_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    create(&path);
+    let store = path.to_str().unwrap();
+    let input = directory.path().join("input");
+    std::fs::write(&input, "no tab\na\tb\n").unwrap();
+    let input = input.to_str().unwrap();
+    let commands: [(&str, &[&str], i32); 8] = [
+        ("evermap", &["load", "--skip-bad", store, input], 1),
+        ("evermap", &["load", store, input], 2),
+        ("evermap", &["get", "/nonexistent/map", "a"], 2),
+        ("evermap", &["top", "127.0.0.1:1", "--once"], 2),
+        ("evermap", &["serve", "--listen", "nonsense"], 2),
+        ("evermap", &["nonsense"], 2),
+        ("evermap", &[], 2),
+        ("memcached", &["--nonsense"], 64),
+    ];
+    for (name, arguments, code) in commands {
+        for sink in SINKS {
+            let output = run(name, arguments, Some(sink), Some(sink));
+            assert_eq!(output.code, code, "{sink:?} {arguments:?}");
+        }
+    }
+}
