@@ -4,8 +4,10 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
 
 use clap::Args;
+use signal_hook::consts::SIGPIPE;
 
 use crate::failure::Failure;
 
@@ -28,6 +30,9 @@ impl Lab {
         let program =
             beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(PROGRAM));
         let error = Command::new(&program).args(self.arguments).exec();
+        // `exec` leaves SIGPIPE as other programs expect it, and it would end this one if standard
+        // error is closed. A handler makes writing fail instead, which is ignored.
+        let _ = signal_hook::flag::register(SIGPIPE, Arc::default());
         Err(match error.kind() {
             std::io::ErrorKind::NotFound => Failure::other(
                 "cannot find the program `evermap-lab`, neither in the directory of this program \
