@@ -65,8 +65,8 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    arguments.command.run().unwrap_or_else(|failure| {
+    let run = |arguments: Arguments| arguments.command.run();
+    Arguments::try_parse().map_or_else(explain, run).unwrap_or_else(|failure| {
         if failure.is_closed_output() {
             // The reader of the output has closed it, as `head` does. That is no failure.
             return DONE;
@@ -75,6 +75,17 @@ fn main() -> ExitCode {
         let _ = writeln!(std::io::stderr(), "evermap-lab: {failure}");
         failure::EXIT_CODE.into()
     })
+}
+
+/// Prints the help or the version that was asked for, or what is wrong with the arguments.
+fn explain(error: clap::Error) -> Result<ExitCode, Failure> {
+    let printed = error.print();
+    if error.use_stderr() {
+        // If standard error is closed, the message is lost.
+        return Ok(failure::EXIT_CODE.into());
+    }
+    printed.map_err(Failure::Output)?;
+    Ok(DONE)
 }
 
 /// List the experiments, the indexes and stores that they measure, and the mixes of operations
