@@ -4,8 +4,10 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
+
+use tempfile::TempDir;
 
 use crate::common::{CommandOutput, evermap, open_terminal, run_on};
 use crate::serve::Server;
@@ -22,11 +24,16 @@ const SINKS: [Sink; 3] = [Sink::ClosedPipe, Sink::Full, Sink::GoneTerminal];
 
 impl Sink {
     fn open(self) -> OwnedFd {
-        match self {
+        let fd = match self {
             Sink::ClosedPipe => std::io::pipe().unwrap().1.into(),
             Sink::Full => File::options().write(true).open("/dev/full").unwrap().into(),
             Sink::GoneTerminal => open_terminal().1,
+        };
+        // A process that another test starts at this time may still have the other side.
+        while rustix::io::write(&fd, b"\n").is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
         }
+        fd
     }
 }
 
@@ -39,18 +46,19 @@ fn run(name: &str, arguments: &[&str], out: Option<Sink>, error: Option<Sink>) -
     CommandOutput::new(command.spawn().unwrap().wait_with_output().unwrap())
 }
 
-/// Creates a store with a named map.
-fn create(path: &Path) {
-    run_on("put", path, &["a", "b"]).success();
-    run_on("put", path, &["--map", "m", "a", "b"]).success();
+/// Creates a store with a named map. Returns its directory and its path.
+fn create() -> (TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    run_on("put", &path, &["a", "b"]).success();
+    run_on("put", &path, &["--map", "m", "a", "b"]).success();
+    (directory, path.into_os_string().into_string().unwrap())
 }
 
 #[test]
 fn output_that_cannot_be_written_is_an_error_unless_its_reader_has_gone() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("map");
-    create(&path);
-    let store = path.to_str().unwrap();
+    let (directory, store) = create();
+    let store = store.as_str();
     let server = Server::start(&directory.path().join("served"), "127.0.0.1:0", &[]);
     let address = server.address.to_string();
     let commands: [(&str, &[&str]); 12] = [
@@ -87,10 +95,8 @@ fn output_that_cannot_be_written_is_an_error_unless_its_reader_has_gone() {
 
 #[test]
 fn messages_that_cannot_be_written_are_lost() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("map");
-    create(&path);
-    let store = path.to_str().unwrap();
+    let (directory, store) = create();
+    let store = store.as_str();
     let input = directory.path().join("input");
     std::fs::write(&input, "no tab\na\tb\n").unwrap();
     let input = input.to_str().unwrap();
