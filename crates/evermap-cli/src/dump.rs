@@ -2,11 +2,12 @@
 
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::process::ExitCode;
 
 use evermap::Item;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, describe, warn};
 use crate::format::Format;
 use crate::open::MapArguments;
 use crate::{NEGATIVE, SUCCESS};
@@ -14,11 +15,12 @@ use crate::{NEGATIVE, SUCCESS};
 /// Write all records to standard output, one per line
 ///
 /// The records are in no particular order, in a format that `evermap load` reads. Damaged records
-/// are reported on standard error and left out; the exit code is 1 if there are any.
+/// are reported on standard error and left out; the exit code is 1 if there are any, or if the store
+/// has more records than could be found.
 #[derive(clap::Args)]
 pub(crate) struct Dump {
     #[command(flatten)]
-    store: MapArguments,
+    pub(crate) store: MapArguments,
     /// Format of the lines
     #[arg(long, value_enum, default_value = "tsv")]
     format: Format,
@@ -27,7 +29,7 @@ pub(crate) struct Dump {
 impl Dump {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let map = self.store.open_to_read()?;
-        let mut output = Output::new(self.format);
+        let mut output = Output::new(self.format, self.store.path());
         let iterated = map.for_each(|item| output.write(item));
         let result = output.finish();
         map.into_db().close()?;
@@ -37,18 +39,20 @@ impl Dump {
 }
 
 /// Writes records to standard output.
-pub(crate) struct Output {
+pub(crate) struct Output<'a> {
     format: Format,
+    /// The file of the store.
+    path: &'a Path,
     out: BufWriter<io::StdoutLock<'static>>,
     line: Vec<u8>,
     written: io::Result<()>,
     damaged: u64,
 }
 
-impl Output {
-    pub(crate) fn new(format: Format) -> Self {
+impl<'a> Output<'a> {
+    pub(crate) fn new(format: Format, path: &'a Path) -> Self {
         let out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
-        Output { format, out, line: Vec::new(), written: Ok(()), damaged: 0 }
+        Output { format, path, out, line: Vec::new(), written: Ok(()), damaged: 0 }
     }
 
     /// Writes a record as a line, or reports that it is damaged. Returns `Break` if the output
@@ -62,7 +66,7 @@ impl Output {
             }
             Err(error) => {
                 self.damaged += 1;
-                let _ = writeln!(io::stderr(), "evermap: {error}");
+                warn(describe(&error, self.path));
             }
         }
         if self.written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::path::Path;
 
 /// The exit code after a failure. The exit code 1 is a negative result: there is no such key, or a
 /// check found problems.
@@ -37,24 +38,47 @@ impl Failure {
     }
 }
 
+/// What the library says about a store that can be opened.
+const ADVICE: &str = "run `evermap check` on the file";
+
 /// Returns the message of the library, with the names of its settings replaced by the options of
 /// the command.
 fn name_options(error: &evermap::Error) -> String {
     error.to_string().replace("on_suspect = ", "--on-suspect ")
 }
 
+/// Returns the message of the library about the store at `path`, which it names.
+pub(crate) fn describe(error: &evermap::Error, path: &Path) -> String {
+    let path = path.display();
+    let text = match error {
+        evermap::Error::NotFound { .. } => {
+            "there is no store; `evermap put`, `load` or `serve` creates one".to_owned()
+        }
+        evermap::Error::NoSuchMap { name } => format!(
+            "there is no map \"{}\"; `evermap put --map` or `load --map` creates one, and `maps` \
+             lists the existing ones",
+            name.escape_debug()
+        ),
+        error => name_options(error).replace(ADVICE, &format!("run `evermap check {path}`")),
+    };
+    match text.starts_with(&path.to_string()) {
+        true => text,
+        false => format!("{path}: {text}"),
+    }
+}
+
+impl Failure {
+    /// Returns the failure of a command that used the store at `path`.
+    pub(crate) fn at(self, path: &Path) -> Self {
+        match self {
+            Failure::Store(error) => Failure::Other(describe(&error, path)),
+            failure => failure,
+        }
+    }
+}
+
 impl From<evermap::Error> for Failure {
     fn from(error: evermap::Error) -> Self {
-        match error {
-            evermap::Error::NotFound { path: Some(path) } => Failure::Other(format!(
-                "{}: there is no store; `evermap put`, `load` or `serve` creates one",
-                path.display()
-            )),
-            evermap::Error::NoSuchMap { name } => Failure::Other(format!(
-                "there is no map \"{name}\"; `evermap put --map` or `load --map` creates one, and \
-                 `maps` lists the existing ones"
-            )),
-            error => Failure::Store(error),
-        }
+        Failure::Store(error)
     }
 }

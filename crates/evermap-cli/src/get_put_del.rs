@@ -18,7 +18,7 @@ use crate::{NEGATIVE, SUCCESS};
 #[derive(clap::Args)]
 pub(crate) struct Get {
     #[command(flatten)]
-    store: MapArguments,
+    pub(crate) store: MapArguments,
     /// Key, taken byte by byte
     key: OsString,
 }
@@ -44,7 +44,7 @@ impl Get {
 #[derive(clap::Args)]
 pub(crate) struct Put {
     #[command(flatten)]
-    store: MapArguments,
+    pub(crate) store: MapArguments,
     /// Key, taken byte by byte
     key: OsString,
     /// Value, taken byte by byte; read from standard input if missing or `-`
@@ -85,7 +85,7 @@ fn read_input() -> Result<Vec<u8>, Failure> {
 #[derive(clap::Args)]
 pub(crate) struct Del {
     #[command(flatten)]
-    store: MapArguments,
+    pub(crate) store: MapArguments,
     /// Key, taken byte by byte
     key: OsString,
 }

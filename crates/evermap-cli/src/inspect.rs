@@ -18,7 +18,7 @@ use crate::{NEGATIVE, SUCCESS};
 #[derive(clap::Args)]
 pub(crate) struct StatCommand {
     #[command(flatten)]
-    store: MapArguments,
+    pub(crate) store: MapArguments,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -54,7 +54,7 @@ impl StatCommand {
 #[derive(clap::Args)]
 pub(crate) struct Check {
     #[command(flatten)]
-    store: StoreArguments,
+    pub(crate) store: StoreArguments,
     /// Also read every record and verify its checksum
     #[arg(long)]
     deep: bool,
@@ -85,7 +85,7 @@ impl Check {
 #[derive(clap::Args)]
 pub(crate) struct Recover {
     #[command(flatten)]
-    store: StoreArguments,
+    pub(crate) store: StoreArguments,
     /// Also read every record and verify its checksum, and mark the store as damaged if there are
     /// problems
     #[arg(long)]

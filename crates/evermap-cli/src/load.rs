@@ -9,7 +9,7 @@ use std::time::Duration;
 use evermap::{Error, IndexKind, Map};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressBarIter, ProgressStyle};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, describe};
 use crate::format::{Format, Line, Lines, Record};
 use crate::open::{MapArguments, index_kind, parse_size};
 use crate::{NEGATIVE, SUCCESS};
@@ -25,7 +25,7 @@ const REPORTED_MAX: u64 = 20;
 #[derive(clap::Args)]
 pub(crate) struct Load {
     #[command(flatten)]
-    store: MapArguments,
+    pub(crate) store: MapArguments,
     /// File with one record per line; standard input if missing or `-`
     file: Option<PathBuf>,
     /// Format of the lines [default: jsonl for *.jsonl, *.ndjson and *.json, otherwise tsv]
@@ -61,6 +61,7 @@ impl Load {
         let input = progress_bar(bytes).wrap_read(input);
         let mut loader = Loader {
             map: &map,
+            store: self.store.path(),
             lines: Lines::new(BufReader::with_capacity(1 << 20, input), self.max_line),
             name,
             loaded: 0,
@@ -103,6 +104,8 @@ enum LoadError {
 /// Stores the lines of an input.
 struct Loader<'a> {
     map: &'a Map,
+    /// The file of the store.
+    store: &'a Path,
     lines: Lines<BufReader<ProgressBarIter<Box<dyn Read>>>>,
     /// The name of the input.
     name: String,
@@ -142,7 +145,9 @@ impl Loader<'_> {
     fn failure(&self, error: &LoadError) -> Failure {
         let (location, summary) = (self.location(), self.summary());
         Failure::Other(match error {
-            LoadError::Store(error) => format!("{location}: {error} ({summary})"),
+            LoadError::Store(error) => {
+                format!("{location}: {} ({summary})", describe(error, self.store))
+            }
             LoadError::Invalid(reason) => {
                 format!("{location}: {reason} ({summary}; use --skip-bad to skip invalid lines)")
             }

@@ -17,6 +17,7 @@ mod serve;
 mod top;
 
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -59,21 +60,26 @@ impl Command {
     fn run(self) -> Result<ExitCode, Failure> {
         match self {
             Command::Serve(arguments) => arguments.run().map(|()| SUCCESS),
-            Command::Get(arguments) => arguments.run(),
-            Command::Put(arguments) => arguments.run(),
-            Command::Del(arguments) => arguments.run(),
-            Command::Load(arguments) => arguments.run(),
-            Command::Dump(arguments) => arguments.run(),
-            Command::Scan(arguments) => arguments.run(),
-            Command::Maps(arguments) => arguments.run(),
-            Command::Drop(arguments) => arguments.run(),
-            Command::Stat(arguments) => arguments.run(),
-            Command::Check(arguments) => arguments.run(),
-            Command::Recover(arguments) => arguments.run(),
+            Command::Get(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Put(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Del(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Load(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Dump(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Scan(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Maps(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Drop(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Stat(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Check(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Recover(arguments) => at(arguments.store.path(), arguments.run()),
             Command::Top(arguments) => arguments.run().map(|()| SUCCESS),
             Command::Lab(arguments) => arguments.run(),
         }
     }
+}
+
+/// Returns the result of a command that used the store at `path`.
+fn at(path: &Path, ended: Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
+    ended.map_err(|failure| failure.at(path))
 }
 
 fn main() -> ExitCode {

@@ -14,7 +14,7 @@ use crate::{NEGATIVE, SUCCESS};
 #[derive(clap::Args)]
 pub(crate) struct Maps {
     #[command(flatten)]
-    store: StoreArguments,
+    pub(crate) store: StoreArguments,
 }
 
 impl Maps {
@@ -33,7 +33,7 @@ impl Maps {
 #[derive(clap::Args)]
 pub(crate) struct Drop {
     #[command(flatten)]
-    store: StoreArguments,
+    pub(crate) store: StoreArguments,
     /// Name of the map
     name: String,
 }

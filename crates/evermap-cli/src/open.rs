@@ -1,6 +1,6 @@
 //! Opening a store according to the command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 pub(crate) struct StoreArguments {
     /// File of the store
     #[arg(value_name = "STORE")]
-    pub(crate) path: PathBuf,
+    path: PathBuf,
     #[command(flatten)]
     suspect: SuspectArguments,
 }
@@ -62,6 +62,11 @@ impl OnSuspect {
 }
 
 impl StoreArguments {
+    /// Returns the path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Opens a store that must exist, to change it.
     pub(crate) fn open(&self) -> Result<Evermap, Failure> {
         self.open_with(Options::new().create(false))
@@ -93,6 +98,11 @@ impl StoreArguments {
 }
 
 impl MapArguments {
+    /// Returns the path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        self.store.path()
+    }
+
     /// Opens a map that must exist, to change it.
     pub(crate) fn open(&self) -> Result<Map, Failure> {
         self.map_of(self.store.open()?, false)

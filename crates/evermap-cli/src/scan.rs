@@ -16,11 +16,11 @@ use crate::open::MapArguments;
 ///
 /// Keys are ordered byte by byte. The lines have the format of `evermap dump`. Unless the file has
 /// the order, the ordered index is built first, which takes some hundred nanoseconds for each
-/// record of the map.
+/// record of the map. The exit code is 1 if something could not be read, as for `evermap dump`.
 #[derive(clap::Args)]
 pub(crate) struct Scan {
     #[command(flatten)]
-    store: MapArguments,
+    pub(crate) store: MapArguments,
     /// Only keys with this prefix
     #[arg(long, value_name = "P")]
     prefix: Option<OsString>,
@@ -44,7 +44,7 @@ pub(crate) struct Scan {
 impl Scan {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let map = self.store.open_ordered()?;
-        let mut output = Output::new(self.format);
+        let mut output = Output::new(self.format, self.store.path());
         let scanned = map.scan(self.range()).and_then(|scan| {
             let scan = if self.reverse { scan.reverse() } else { scan };
             scan.limit(self.limit).visit(|item| output.write(item))

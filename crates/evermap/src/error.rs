@@ -99,6 +99,15 @@ pub enum Error {
         /// What is wrong with it.
         what: &'static str,
     },
+    /// A walk over all records of a map did not meet as many as there are: what leads to the others
+    /// is damaged. All that could be read was shown before.
+    Incomplete {
+        /// The number of records that could be read, including those that have expired and are not
+        /// removed yet.
+        readable: u64,
+        /// The number of records that the map has.
+        records: u64,
+    },
     /// The value is no counter: those have 8 bytes. Nothing was changed.
     NotACounter {
         /// The key, up to 64 bytes, with unprintable bytes escaped.
@@ -250,6 +259,11 @@ impl fmt::Display for Error {
                 f,
                 "record of key \"{key}\" at offset {offset:#x} is damaged ({what}); \
                  put or remove the key to repair it"
+            ),
+            Error::Incomplete { readable, records } => write!(
+                f,
+                "{readable} of {} could be read; run `evermap check` on the file",
+                counted(*records, "record")
             ),
             Error::NotACounter { key, len } => {
                 let bytes = counted(*len as u64, "byte");
@@ -500,7 +514,9 @@ impl Error {
             | Error::MapName { .. } => ErrorKind::InvalidInput,
             Error::NotFound { .. } | Error::NoSuchMap { .. } => ErrorKind::NotFound,
             Error::Full { .. } => ErrorKind::NoSpace,
-            Error::Damaged { .. } | Error::MapDamaged { .. } => ErrorKind::Damaged,
+            Error::Damaged { .. } | Error::Incomplete { .. } | Error::MapDamaged { .. } => {
+                ErrorKind::Damaged
+            }
             Error::NotACounter { .. } | Error::Overflow { .. } => ErrorKind::Counter,
             Error::GuardHeld { .. } | Error::BeingModified { .. } => ErrorKind::WouldDeadlock,
             Error::HeldUp(_) => ErrorKind::HeldUp,
@@ -540,8 +556,8 @@ impl Error {
     pub(crate) fn note_damage<M: Medium>(&self, region: &Region<M>) {
         let offset = match self {
             Error::Damaged { offset, .. } => *offset,
-            // What leads to a map has no place of its own.
-            Error::MapDamaged { .. } => 0,
+            // What leads to a map, or led to records, has no place of its own.
+            Error::MapDamaged { .. } | Error::Incomplete { .. } => 0,
             Error::Storage(error) => match error.source.kind() {
                 evermap_pm::ErrorKind::Damaged { offset, .. } => *offset,
                 _ => return,
@@ -549,6 +565,23 @@ impl Error {
             _ => return,
         };
         region.note_damage(offset, || self.to_string());
+    }
+
+    /// Returns where damage is that this error reports, and what is wrong.
+    pub(crate) fn damage(&self) -> (u64, String) {
+        match self {
+            Error::Damaged { key, offset, what } if key.is_empty() => {
+                (*offset, format!("a record: {what}"))
+            }
+            Error::Damaged { key, offset, what } => {
+                (*offset, format!("the record of key \"{key}\": {what}"))
+            }
+            Error::Storage(error) => match error.source.kind() {
+                evermap_pm::ErrorKind::Damaged { offset, what, .. } => (*offset, what.clone()),
+                kind => (0, kind.to_string()),
+            },
+            error => (0, error.to_string()),
+        }
     }
 
     #[cold]

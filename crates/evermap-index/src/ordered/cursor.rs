@@ -63,6 +63,10 @@ pub struct Cursor<'i> {
     more: bool,
     /// Whether `page` was read.
     read: bool,
+    /// The pairs that the pages so far have left out.
+    misplaced: u64,
+    /// Where something is that could not be read, so that the pages so far lack what is below it.
+    unreadable: Option<u64>,
 }
 
 impl<'i> Cursor<'i> {
@@ -79,7 +83,8 @@ impl<'i> Cursor<'i> {
             Direction::Descending => (upper, lower),
         };
         let (page, left) = (Page::default(), 0..0);
-        Cursor { index, direction, page, left, shown: None, from, until, more: true, read: false }
+        let (shown, more, read, misplaced, unreadable) = (None, true, false, 0, None);
+        Cursor { index, direction, page, left, shown, from, until, more, read, misplaced, unreadable }
     }
 
     /// Creates a cursor over the keys that begin with `prefix`.
@@ -117,10 +122,16 @@ impl<'i> Cursor<'i> {
         self.page.expect(pairs);
     }
 
-    /// Returns the number of pairs of the current page that were left out because they were not
-    /// where they belong: damage.
+    /// Returns the number of pairs that were left out so far because they were not where they
+    /// belong: damage.
     pub fn misplaced(&self) -> u64 {
-        self.page.misplaced()
+        self.misplaced
+    }
+
+    /// Returns the offset of a part of the index that could not be read and was passed over, if
+    /// there was one so far: damage.
+    pub fn unreadable(&self) -> Option<u64> {
+        self.unreadable
     }
 
     /// Returns the bound at which another cursor in the same direction would continue this scan:
@@ -145,6 +156,8 @@ impl<'i> Cursor<'i> {
         }
         self.page.clear();
         self.index.page(borrowed(&self.from), self.direction, &mut self.page)?;
+        self.misplaced += self.page.misplaced();
+        self.unreadable = self.unreadable.or(self.page.unreadable());
         if self.page.more && !self.advances() {
             return Err(Error::damaged(0, "a scan of an ordered index does not advance"));
         }

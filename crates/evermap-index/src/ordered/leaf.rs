@@ -303,8 +303,10 @@ pub(crate) fn walk_all<'m, M: Medium, W>(
 /// begins beyond the last one of the first `most`, unless the tree has `ended` with these leaves.
 /// One leaf more shows whether that last one is where it belongs.
 ///
+/// Leaves that are damaged are passed over.
+///
 /// # Errors
-/// The first of a leaf.
+/// The first of a leaf that is not damage.
 pub(crate) fn fill_page<'m, M: Medium>(
     m: &M,
     page: &mut Page,
@@ -317,7 +319,10 @@ pub(crate) fn fill_page<'m, M: Medium>(
     page.clear();
     page.pairs.reserve(leaves.len());
     let push = |leaf: Result<LeafRef<'m>>| -> Result<()> {
-        let leaf = leaf?;
+        let leaf = match leaf {
+            Ok(leaf) => leaf,
+            Err(error) => return page.pass_over_damage(error),
+        };
         page.pairs.push_with(leaf.word(m), |bytes| leaf.append_key(m, bytes));
         Ok(())
     };

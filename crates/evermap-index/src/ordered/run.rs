@@ -2,6 +2,8 @@
 
 use std::ops::{Bound, Range};
 
+use evermap_pm::{Error, ErrorKind, Result};
+
 use super::Direction;
 
 /// A list of pairs of keys and words, packed: 16 bytes a pair in addition to the bytes of the key.
@@ -125,6 +127,8 @@ pub struct Page {
     expected: Option<usize>,
     /// The number of pairs that were left out because they were not in order.
     misplaced: u64,
+    /// Where something is that could not be read, and was passed over.
+    unreadable: Option<u64>,
 }
 
 impl Page {
@@ -133,6 +137,7 @@ impl Page {
         self.pairs.clear();
         self.more = false;
         self.misplaced = 0;
+        self.unreadable = None;
     }
 
     /// Leaves out pairs that are not beyond `from` or not in order, as few as possible, which are
@@ -176,6 +181,32 @@ impl Page {
     /// Returns the number of pairs that were left out because they were not in order: damage.
     pub fn misplaced(&self) -> u64 {
         self.misplaced
+    }
+
+    /// Records that something at this offset could not be read, and that the pairs below it are left
+    /// out.
+    pub(super) fn pass_over(&mut self, offset: u64) {
+        self.unreadable.get_or_insert(offset);
+    }
+
+    /// Passes over what this error says to be damaged.
+    ///
+    /// # Errors
+    /// Those of other kinds.
+    #[cold]
+    pub(super) fn pass_over_damage(&mut self, error: Error) -> Result<()> {
+        match error.kind() {
+            ErrorKind::Damaged { offset, .. } => {
+                self.pass_over(*offset);
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Returns the offset of what could not be read and was passed over, if there was anything.
+    pub fn unreadable(&self) -> Option<u64> {
+        self.unreadable
     }
 
     /// Records that all other pairs are beyond `edge`: in ascending order, those with keys from

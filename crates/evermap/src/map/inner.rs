@@ -11,6 +11,7 @@ use crate::index::PrimaryIndex;
 use crate::maintenance::census::{Counters, Totals};
 use crate::maintenance::expire::Expiries;
 use crate::map::header::{MapHeader, mix};
+use crate::ops::losses::Losses;
 use crate::ordered::{Ordered, PersistentOrder, Saved};
 use crate::record::cas::CasCounter;
 use crate::record::flush_mark::FlushMark;
@@ -46,6 +47,8 @@ pub(crate) struct MapInner<M: Medium> {
     pub(crate) saved: Saved,
     /// The number of reads that met a damaged record since opening.
     pub(crate) damage_met: AtomicU64,
+    /// What was found missing while nothing had changed since opening.
+    pub(crate) losses: Losses,
     /// The usual length of its records.
     pub(crate) size_hint: RecordSizeHint,
     state: AtomicU8,
@@ -164,6 +167,7 @@ impl<M: Medium> OpenContext<'_, M> {
             order,
             saved,
             damage_met: AtomicU64::new(0),
+            losses: Losses::default(),
             size_hint: RecordSizeHint::default(),
             state: AtomicU8::new(MapState::Open as u8),
         })

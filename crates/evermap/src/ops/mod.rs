@@ -3,6 +3,7 @@
 pub(crate) mod atomic;
 pub(crate) mod commit;
 pub(crate) mod find_many;
+pub(crate) mod losses;
 pub(crate) mod pages;
 pub(crate) mod read;
 pub(crate) mod reader;

@@ -30,6 +30,11 @@ pub(crate) struct Pages<'s, M: Medium> {
     keys: Vec<u8>,
     values: Vec<u8>,
     keys_only: bool,
+    /// The number of records that the index has named so far, and of those that could not be read.
+    met: u64,
+    unreadable: u64,
+    /// Whether the whole index was walked over, and it was seen whether records are missing.
+    walked: bool,
     over: bool,
 }
 
@@ -53,6 +58,8 @@ enum Rest {
     Gone,
     /// It cannot be read.
     Unreadable(Box<Error>),
+    /// It stands for records that were not found.
+    Missing(Box<Error>),
 }
 
 impl Rest {
@@ -71,6 +78,9 @@ impl<'s, M: Medium> Pages<'s, M> {
             keys: Vec::new(),
             values: Vec::new(),
             keys_only: false,
+            met: 0,
+            unreadable: 0,
+            walked: false,
             over: false,
         }
     }
@@ -94,7 +104,7 @@ impl<'s, M: Medium> Pages<'s, M> {
                 let meta = meta.with_marks(control.marks);
                 Ok(Item::new(key, &self.values[value], cas, meta).with_access(prior))
             }
-            Rest::Unreadable(error) => Err(*error),
+            Rest::Unreadable(error) | Rest::Missing(error) => Err(*error),
             Rest::KeyOnly | Rest::Later | Rest::Gone => unreachable!("those are not found"),
         }))
     }
@@ -107,7 +117,7 @@ impl<'s, M: Medium> Pages<'s, M> {
         let Some(at) = self.find_next_once()? else { return Ok(None) };
         let Copied { key, rest, .. } = &mut self.records[at];
         Ok(Some(match std::mem::replace(rest, Rest::Gone) {
-            Rest::Unreadable(error) => Err(*error),
+            Rest::Unreadable(error) | Rest::Missing(error) => Err(*error),
             _ => Ok(&self.keys[key.clone()]),
         }))
     }
@@ -136,7 +146,8 @@ impl<'s, M: Medium> Pages<'s, M> {
             match record.rest {
                 Rest::Later => self.copy_values()?,
                 Rest::Gone => self.at += 1,
-                Rest::Whole { .. } | Rest::KeyOnly | Rest::Unreadable(_) => {
+                _ => {
+                    self.unreadable += u64::from(matches!(record.rest, Rest::Unreadable(_)));
                     self.at += 1;
                     return Ok(Some(self.at - 1));
                 }
@@ -155,11 +166,11 @@ impl<'s, M: Medium> Pages<'s, M> {
         self.keys.clear();
         self.values.clear();
         self.at = 0;
-        let Some(guard) = self.walk.next(&mut self.pairs)? else { return Ok(false) };
+        let Some(guard) = self.walk.next(&mut self.pairs)? else { return Ok(self.find_losses()) };
         if let Err(error) = self.walk.take_error() {
-            let rest = Rest::unreadable(error);
-            self.records.push(Copied { key: 0..0, hash: 0, rest });
+            self.push_error(error);
         }
+        self.met += self.pairs.len() as u64;
         let pairs = std::mem::take(&mut self.pairs);
         for (at, &(hash, word)) in pairs.iter().enumerate() {
             if let Some((_, ahead)) = pairs.get(at + RECORDS_AHEAD) {
@@ -169,6 +180,19 @@ impl<'s, M: Medium> Pages<'s, M> {
         }
         self.pairs = pairs;
         Ok(true)
+    }
+
+    /// Shows an error that is not about one record.
+    fn push_error(&mut self, error: Error) {
+        self.records.push(Copied { key: 0..0, hash: 0, rest: Rest::Missing(Box::new(error)) });
+    }
+
+    /// Shows, after everything else, that records are missing. Returns `true` if they are.
+    fn find_losses(&mut self) -> bool {
+        let walked = std::mem::replace(&mut self.walked, true);
+        let readable = self.met.saturating_sub(self.unreadable);
+        let lost = (!walked).then(|| self.map().incomplete(self.met, readable)).flatten();
+        lost.map(|error| self.push_error(error)).is_some()
     }
 
     /// Copies the record that `word` names, or at least its key, unless it is dead. `guard` is the

@@ -14,10 +14,17 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
 use crate::ops::read::BATCH_KEYS;
+use crate::ordered::Ordered;
 use crate::{Error, Item, Map, Result};
 
 /// Bytes of values after which an iterator copies no more of them ahead.
 const AHEAD_BYTES: usize = 64 << 10;
+
+const MISPLACED: &str =
+    "keys of the ordered index are not where they belong, so scans may lack some";
+const UNREAD: &str = "a part of the ordered index cannot be read, so scans lack what is there";
+const UNREAD_WHEN_BUILT: &str =
+    "keys could not be read when the ordered index was built, so scans lack them";
 
 /// A range of keys, for scans.
 ///
@@ -189,6 +196,44 @@ pub struct Scan<'s, M: Medium = Mapped> {
     failed: Option<Error>,
     /// Whether it has said so: then the iterator has ended.
     over: bool,
+    found: Found,
+    /// What is missing, to be shown at the end.
+    losses: VecDeque<Error>,
+}
+
+/// What a scan has found so far, to see at its end whether anything is missing.
+#[derive(Default)]
+struct Found {
+    /// Whether the range had no ends, and the scan began at one.
+    is_whole: bool,
+    /// Records that the hash index names, of them those that were unreadable, and keys that it does
+    /// not name: counted while nothing has changed since opening.
+    named: u64,
+    unreadable: u64,
+    absent: u64,
+    /// Whether keys of the tree were not where they belong, and where a part of it cannot be read.
+    misplaced: bool,
+    unread: Option<u64>,
+    /// Whether the losses were looked for.
+    is_judged: bool,
+}
+
+impl Found {
+    /// Counts keys that were looked up, of which some were shown.
+    fn count<M: Medium>(
+        &mut self,
+        map: &Map<M>,
+        keys: &[BytesRef<'_>],
+        shown: &[bool],
+        guard: &Guard<'_>,
+    ) {
+        for (key, shown) in keys.iter().zip(shown) {
+            match *shown || !matches!(map.inner.index.get(*key, guard), Ok(None)) {
+                true => self.named += 1,
+                false => self.absent += 1,
+            }
+        }
+    }
 }
 
 impl<'s, M: Medium> Scan<'s, M> {
@@ -204,6 +249,7 @@ impl<'s, M: Medium> Scan<'s, M> {
     ) -> Self {
         let bounds = (range.start_bound(), range.end_bound());
         let cursor = Cursor::new(tree, bounds, direction);
+        let is_whole = matches!(bounds, (Bound::Unbounded, Bound::Unbounded));
         let until = match direction {
             Direction::Ascending => range.upper,
             Direction::Descending => range.lower,
@@ -220,6 +266,8 @@ impl<'s, M: Medium> Scan<'s, M> {
             items: VecDeque::new(),
             failed: None,
             over: false,
+            found: Found { is_whole, ..Found::default() },
+            losses: VecDeque::new(),
         }
     }
 
@@ -330,14 +378,58 @@ impl<'s, M: Medium> Scan<'s, M> {
                 flow
             })?;
         }
+        if flow.is_continue() {
+            self.judge()?;
+        }
+        while flow.is_continue()
+            && let Some(error) = self.losses.pop_front()
+        {
+            flow = each(Err(error));
+        }
         Ok(())
     }
 
     /// Drops what was fetched ahead, and goes on in this direction with what was not shown.
     fn begin_again(&mut self, direction: Direction) {
         let (limit, over) = (self.limit.saturating_add(self.items.len() as u64), self.over);
+        let found = std::mem::take(&mut self.found);
+        let losses = std::mem::take(&mut self.losses);
         *self = Self::towards(direction, self.map, self.tree, self.rest());
-        (self.limit, self.over) = (limit, over);
+        (self.limit, self.over, self.losses) = (limit, over, losses);
+        // What it begins with again would be counted again.
+        let is_whole = found.is_whole && found.named + found.absent == 0;
+        self.found = Found { is_whole, ..found };
+    }
+
+    /// Looks for what is missing, at the end, unless that was done.
+    fn judge(&mut self) -> Result<()> {
+        if !std::mem::replace(&mut self.found.is_judged, true) {
+            self.losses = self.find_losses()?.into();
+        }
+        Ok(())
+    }
+
+    /// Returns the errors of what this scan could not show.
+    fn find_losses(&self) -> Result<Vec<Error>> {
+        let (map, found) = (self.map, &self.found);
+        let damaged = |at, what: &str| Error::from(evermap_pm::Error::damaged(at, what));
+        let mut losses = Vec::new();
+        losses.extend(found.misplaced.then(|| damaged(0, MISPLACED)));
+        losses.extend(found.unread.map(|at| damaged(at, UNREAD)));
+        let built = map.inner.ordered.as_ref();
+        let (read, unread) = built.map_or((u64::MAX, 0), Ordered::keys_read);
+        let lacks_keys = unread > 0 || map.unchanged_records().is_some_and(|all| read < all);
+        if lacks_keys || found.absent > 0 {
+            losses.extend(map.losses(unread > 0)?);
+        }
+        if unread > 0 && losses.is_empty() {
+            losses.push(damaged(0, UNREAD_WHEN_BUILT));
+        }
+        let is_counted = losses.iter().any(|error| matches!(error, Error::Incomplete { .. }));
+        if found.is_whole && self.limit > 0 && !is_counted {
+            losses.extend(map.incomplete(found.named, found.named - found.unreadable));
+        }
+        Ok(losses)
     }
 
     /// Fetches keys from the tree if there are none left. Returns `true` if there are any to be
@@ -359,12 +451,22 @@ impl<'s, M: Medium> Scan<'s, M> {
             {
                 self.keys.push(key, hash);
             }
-            if self.cursor.misplaced() > 0 {
-                let what = "keys of the ordered index are not where they belong";
-                self.map.met(evermap_pm::Error::damaged(0, what).into());
-            }
+            self.note_damage();
         }
         Ok(!self.keys.is_empty())
+    }
+
+    /// Notes what the cursor has met.
+    fn note_damage(&mut self) {
+        let (misplaced, unread) = (self.cursor.misplaced() > 0, self.cursor.unreadable());
+        if misplaced && !std::mem::replace(&mut self.found.misplaced, true) {
+            self.map.met(evermap_pm::Error::damaged(0, MISPLACED).into());
+        }
+        if let Some(at) = unread
+            && self.found.unread.replace(at).is_none()
+        {
+            self.map.met(evermap_pm::Error::damaged(at, UNREAD).into());
+        }
     }
 
     /// Looks up keys that were fetched, until `each` returns `Break`.
@@ -380,9 +482,11 @@ impl<'s, M: Medium> Scan<'s, M> {
             *key = BytesRef { bytes: self.keys.key(at), hash: self.keys.word(at) };
         }
         let (refs, limit) = (&refs[..places.len()], self.limit);
-        let (mut shown, mut last) = (0, 0);
+        let (mut shown, mut last, mut unreadable) = (0, 0, 0);
+        let mut are_shown = [false; BATCH_KEYS];
         let mut show = |at: usize, item: Result<Item<'_>>| {
-            (shown, last) = (shown + 1, at);
+            (shown, last, are_shown[at]) = (shown + 1, at, true);
+            unreadable += u64::from(item.is_err());
             each(refs[at].bytes, item)?;
             if shown < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
@@ -393,11 +497,16 @@ impl<'s, M: Medium> Scan<'s, M> {
             looked_up => looked_up,
         };
         self.limit -= shown;
-        match looked_up {
-            Ok(ControlFlow::Continue(())) => self.at = self.keys.len(),
+        let passed = match looked_up {
+            Ok(ControlFlow::Continue(())) => refs.len(),
             // `each` wants no more, or what comes next cannot be looked up.
-            Ok(ControlFlow::Break(())) | Err(_) if shown > 0 => self.at += last + 1,
-            Ok(ControlFlow::Break(())) | Err(_) => {}
+            Ok(ControlFlow::Break(())) | Err(_) if shown > 0 => last + 1,
+            Ok(ControlFlow::Break(())) | Err(_) => 0,
+        };
+        self.at += passed;
+        if self.map.unchanged_records().is_some() {
+            self.found.count(self.map, &refs[..passed], &are_shown, &guard);
+            self.found.unreadable += unreadable;
         }
         looked_up.map(|_| ())
     }
@@ -463,7 +572,10 @@ impl<M: Medium> Iterator for Scan<'_, M> {
             }
             match self.copy_ahead() {
                 Ok(true) => {}
-                Ok(false) => break,
+                Ok(false) => match self.judge() {
+                    Ok(()) => return self.losses.pop_front().map(Err),
+                    Err(error) => self.failed = Some(error),
+                },
                 Err(error) => self.failed = Some(error),
             }
         }

@@ -85,6 +85,11 @@ impl fmt::Display for OrderedStat {
 }
 
 impl Ordered {
+    /// Returns the number of keys that were read to build it, and of what could not be read then.
+    pub(crate) fn keys_read(&self) -> (u64, u64) {
+        (self.read.load(Relaxed), self.unreadable.load(Relaxed))
+    }
+
     pub(crate) fn stat(&self) -> OrderedStat {
         let tree = self.tree.get().map(OrderedIndex::stats).unwrap_or_default();
         let counts = self.shards.iter().map(super::NoticeShard::counts);

@@ -19,6 +19,7 @@ mod full;
 mod guards;
 mod live_copy;
 mod lost_table;
+mod losses;
 mod maps;
 mod model;
 mod ordered;

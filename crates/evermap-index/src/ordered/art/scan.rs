@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::ops::{Bound, ControlFlow};
 
 use evermap_pm::sync::Backoff;
-use evermap_pm::{Medium, PmU64, Result};
+use evermap_pm::{Error, ErrorKind, Medium, PmU64, Result};
 
 use super::Art;
 use super::layout::Child;
@@ -30,6 +30,10 @@ pub(super) struct Walk<'m, M: Medium> {
     waiting: Vec<(&'m PmU64, Child)>,
     /// The locks of all nodes that were used, as they were before.
     seen: Vec<(&'m PmU64, u64)>,
+    /// Whether it goes on beside what cannot be read.
+    passes_over: bool,
+    /// Where the first part is that it has passed over.
+    unreadable: Option<u64>,
 }
 
 /// A node on the stack of a walk.
@@ -40,6 +44,8 @@ struct Entered<'m> {
     edge: u16,
     /// The number of children that wait for the nodes above to continue.
     below: usize,
+    /// Whether it has shown no child, although it began before the first.
+    is_empty: bool,
 }
 
 /// What a walk shows.
@@ -58,14 +64,45 @@ impl<'m, M: Medium> Walk<'m, M> {
     pub(super) fn new(tree: &'m Art<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
         // As many as most pages need.
         let (stack, seen) = (Vec::with_capacity(8), Vec::with_capacity(32));
-        let mut walk = Walk { tree, direction, stack, waiting: Vec::with_capacity(64), seen };
+        let waiting = Vec::with_capacity(64);
+        let (passes_over, unreadable) = (false, None);
+        let mut walk = Walk { tree, direction, stack, waiting, seen, passes_over, unreadable };
         walk.enter(tree.root_node()?);
-        match from {
-            Bound::Unbounded => {}
-            Bound::Included(key) => walk.seek(key, true)?,
-            Bound::Excluded(key) => walk.seek(key, false)?,
-        }
+        walk.start(from)?;
         Ok(walk)
+    }
+
+    /// Begins a walk that goes on beside what cannot be read, and notes where that is.
+    fn passing_over(tree: &'m Art<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
+        let mut walk = Walk::new(tree, Bound::Unbounded, direction)?;
+        walk.passes_over = true;
+        walk.start(from)?;
+        Ok(walk)
+    }
+
+    /// Goes from the root to a bound.
+    fn start(&mut self, from: Bound<&[u8]>) -> Result<()> {
+        let (key, included) = match from {
+            Bound::Unbounded => return Ok(()),
+            Bound::Included(key) => (key, true),
+            Bound::Excluded(key) => (key, false),
+        };
+        let sought = self.seek(key, included);
+        sought.or_else(|error| self.pass_over(error))?;
+        self.gather_neighbours();
+        Ok(())
+    }
+
+    /// Notes that something cannot be read, if the walk is to go on beside it.
+    #[cold]
+    fn pass_over(&mut self, error: Error) -> Result<()> {
+        match error.kind() {
+            ErrorKind::Damaged { offset, .. } if self.passes_over => {
+                self.unreadable.get_or_insert(*offset);
+                Ok(())
+            }
+            _ => Err(error),
+        }
     }
 
     fn enter(&mut self, node: Node<'m>) {
@@ -76,7 +113,7 @@ impl<'m, M: Medium> Walk<'m, M> {
         let m = self.tree.medium();
         // Before any child is loaded.
         self.seen.push((&node.header.lock, m.load(&node.header.lock)));
-        self.stack.push(Entered { node, edge, below: self.waiting.len() });
+        self.stack.push(Entered { node, edge, below: self.waiting.len(), is_empty: true });
     }
 
     /// Makes children of a node wait, from its edge on: the nodes below it on the stack have none
@@ -105,6 +142,10 @@ impl<'m, M: Medium> Walk<'m, M> {
         loop {
             let node = self.stack.last().expect("the root was entered").node;
             let symbol = key.get(node.level).copied();
+            let entered = self.stack.last_mut().expect("the root was entered");
+            // If what is there cannot be read, the walk goes on behind it.
+            let behind = self.direction == Direction::Ascending;
+            (entered.edge, entered.is_empty) = (rank(symbol) + u16::from(behind), false);
             let mut on_the_way = None;
             let order = match self.tree.child(m, &node, symbol) {
                 // Nothing is there, so any edge is right.
@@ -129,11 +170,9 @@ impl<'m, M: Medium> Walk<'m, M> {
             entered.edge = rank(symbol) + u16::from(!before);
             match on_the_way {
                 Some(next) => self.enter(next),
-                None => break,
+                None => return Ok(()),
             }
         }
-        self.gather_neighbours();
-        Ok(())
     }
 
     /// Compares the keys below a child with `key`, which all begin with the same bytes up to the
@@ -162,21 +201,41 @@ impl<'m, M: Medium> Walk<'m, M> {
         while let Some(entered) = self.stack.last() {
             let (node, below) = (entered.node, entered.below);
             if self.waiting.len() == below && !self.gather(self.stack.len() - 1) {
-                self.stack.pop();
+                self.leave();
                 continue;
             }
             let Some((cell, child)) = self.waiting.pop() else { continue };
+            if let Some(entered) = self.stack.last_mut() {
+                entered.is_empty = false;
+            }
             if let Some((_, ahead)) = self.waiting[below..].iter().nth_back(NODES_AHEAD - 1) {
                 self.tree.prefetch_node(*ahead);
             }
             let child = self.tree.settled(cell, child);
             if !child.is_leaf() {
-                let next = self.tree.node(child, Some(node.level))?;
-                self.enter(next);
+                match self.tree.node(child, Some(node.level)) {
+                    Ok(next) => self.enter(next),
+                    Err(error) => {
+                        self.pass_over(error)?;
+                        continue;
+                    }
+                }
             }
             return Ok(Some(child));
         }
         Ok(None)
+    }
+
+    /// Leaves the last node on the stack.
+    fn leave(&mut self) {
+        let left = self.stack.pop();
+        // Only the root may have no child.
+        if let Some(Entered { node, is_empty: true, .. }) = left
+            && !self.stack.is_empty()
+        {
+            let offset = self.tree.medium().offset_of(&node.header.lock);
+            self.unreadable.get_or_insert(offset);
+        }
     }
 
     /// Goes on to the next leaf. Calls `each` with what comes before it and with the leaf, until it
@@ -242,7 +301,7 @@ impl<M: Medium> Art<M> {
         last: &mut LastObsolete<'m>,
     ) -> Result<bool> {
         let m = self.medium();
-        let mut walk = Walk::new(self, from, direction)?;
+        let mut walk = Walk::passing_over(self, from, direction)?;
         // One more, to see where the last one belongs, unless a short scan will end with it.
         let wanted = if most < PAGE { most } else { most + 1 };
         let mut children = Vec::with_capacity(wanted);
@@ -262,6 +321,9 @@ impl<M: Medium> Art<M> {
         // them.
         let leaves = children.into_iter().map(|child| self.leaf(child));
         fill_page(m, page, leaves, (from, direction), most, ended)?;
+        if let Some(offset) = walk.unreadable {
+            page.pass_over(offset);
+        }
         walk.is_valid(last)
     }
 }
