@@ -545,9 +545,25 @@ fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
     if options.read_only {
         return open_read_only(path, options);
     }
-    let mapped = mapped_options(options);
-    let medium = open_mapped(path, &mapped, options)?;
+    let medium = open_mapped(path, &mapped_options(options), options)?;
     let identity = medium.identity();
+    // A creation that fails leaves nothing behind.
+    let created = medium.is_new_file().then(|| medium.keep_lock()).transpose()?.flatten();
+    let opened = open_writable(path, medium, identity, options);
+    if let (Err(_), Some(created)) = (&opened, created) {
+        // The error says more than that the file could not be removed.
+        let _ = created.remove();
+    }
+    opened
+}
+
+#[track_caller]
+fn open_writable(
+    path: &Path,
+    medium: Mapped,
+    identity: Identity,
+    options: &Options,
+) -> Result<Evermap> {
     let held = match options.on_suspect {
         OnSuspect::Discard => medium.keep_lock()?,
         OnSuspect::Refuse | OnSuspect::Salvage => None,
@@ -558,7 +574,7 @@ fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
     let refusing = options.clone().on_suspect(OnSuspect::Refuse);
     match open_whole(path, medium, identity, &refusing) {
         Err(error) if error.is_damaged() || error.kind() == ErrorKind::Suspect => {
-            let medium = held.truncate_and_map(&mapped)?;
+            let medium = held.truncate_and_map(&mapped_options(options))?;
             let origin = Origin::of_mapped(&medium, Durability::Process);
             Evermap::create_at(medium, identity, options, origin)
         }

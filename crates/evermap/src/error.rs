@@ -202,6 +202,9 @@ pub enum Error {
     Storage(StorageError),
 }
 
+/// What the storage underneath advises after saying what is damaged. Useless to who is checking.
+pub(crate) const CHECK_ADVICE: &str = "; run `evermap check` on the file";
+
 /// Formats a number of things.
 pub(crate) fn counted(count: u64, thing: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
@@ -262,7 +265,7 @@ impl fmt::Display for Error {
             ),
             Error::Incomplete { readable, records } => write!(
                 f,
-                "{readable} of {} could be read; run `evermap check` on the file",
+                "{readable} of {} could be read{CHECK_ADVICE}",
                 counted(*records, "record")
             ),
             Error::NotACounter { key, len } => {

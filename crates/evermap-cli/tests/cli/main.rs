@@ -1,6 +1,7 @@
 //! The `evermap` command, run as a user or a script runs it.
 
 mod common;
+mod damage;
 mod lab;
 mod limits;
 mod memcached;

@@ -80,6 +80,12 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     /// Returns the number of usable bytes. A multiple of 4096 that never shrinks.
     fn len(&self) -> u64;
 
+    /// Returns the number of bytes of the file, for messages: with those at its end that are not
+    /// usable because they do not fill a page.
+    fn file_len(&self) -> u64 {
+        self.len()
+    }
+
     /// Returns the maximum size that [`grow`](Medium::grow) can reach, in bytes.
     fn capacity(&self) -> u64;
 

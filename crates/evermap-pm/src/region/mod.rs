@@ -216,7 +216,7 @@ impl<M: Medium> Region<M> {
         if medium.len() < HEADER_BYTES {
             let text = format!(
                 "the file ends at {} bytes, inside its extent table: it was cut off",
-                medium.len()
+                medium.file_len()
             );
             return Err(Error::damaged(medium.len(), text));
         }

@@ -240,8 +240,8 @@ impl<M: Medium> Region<M> {
         let no_store = |why: String| Err(ErrorKind::NotAStore { path: "".into(), why }.into());
         if medium.len() < TABLE {
             return match medium.at::<PmU64>(0).map_or(0, |word| medium.load(word)) {
-                MAGIC => Err(truncated_header(medium.len())),
-                _ => no_store(format!("it has only {} bytes", medium.len())),
+                MAGIC => Err(truncated_header(medium.file_len())),
+                _ => no_store(format!("it has only {} bytes", medium.file_len())),
             };
         }
         if let Some(at) = Self::fitting_superblock(medium)? {
@@ -275,7 +275,7 @@ impl<M: Medium> Region<M> {
             return no_store(format!(
                 "there are only zeros where its header should be, in a file of {} bytes; if the \
                  file contains nothing of value, remove it, and a new store can be created",
-                medium.len()
+                medium.file_len()
             ));
         }
         no_store("it has no superblock".into())

@@ -128,7 +128,7 @@ impl<M: Medium> Region<M> {
 
     /// Returns the error for a file that once extended to `end` at least.
     fn truncated_before(&self, end: u64) -> Error {
-        let len = self.medium.len();
+        let len = self.medium.file_len();
         let text = format!("the file has {len} bytes, but had {end} at least: it was cut off");
         Error::salvageable(len, text)
     }

@@ -10,7 +10,7 @@ use evermap_pm::region::{DamageMark, WIDESPREAD};
 
 #[cfg(doc)]
 use crate::Stat;
-use crate::error::counted;
+use crate::error::{CHECK_ADVICE, counted};
 use crate::maintenance::sweep::SweepState;
 use crate::ops::read::Walk;
 use crate::record::Record;
@@ -50,7 +50,8 @@ impl CheckReport {
 
     fn problem(&mut self, text: impl Into<String>) {
         if self.problems.len() < DESCRIBED {
-            self.problems.push(text.into());
+            // It is being checked.
+            self.problems.push(text.into().replace(CHECK_ADVICE, ""));
         } else {
             self.more_problems += 1;
         }
@@ -204,8 +205,9 @@ impl<M: Medium> Evermap<M> {
         let faults = self.file.pool.heap_stats().faults;
         if faults > 0 {
             report.problem(format!(
-                "heap: {faults} impossible entries in its table, \
-                 or frees or marks of something that is not a block"
+                "heap: {}: impossible entries in its table, \
+                 or frees or marks of something that is not a block",
+                counted(faults, "fault")
             ));
         }
     }
@@ -326,10 +328,12 @@ impl<M: Medium> Map<M> {
         }
         let (records, bytes) = (report.records - before.0, report.bytes - before.1);
         for (what, counted, found) in
-            [("records", totals.records, records), ("bytes", totals.bytes, bytes)]
+            [("record", totals.records, records), ("byte", totals.bytes, bytes)]
         {
             if counted != found {
-                report.problem(format!("{counted} {what} were counted but {found} found"));
+                let were = if counted == 1 { "was" } else { "were" };
+                let counted = self::counted(counted, what);
+                report.problem(format!("{counted} {were} counted but {found} found"));
             }
         }
     }

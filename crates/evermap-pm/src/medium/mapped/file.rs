@@ -42,6 +42,8 @@ pub(super) struct File {
     size: Mutex<u64>,
     /// The first failure of a write-back. Locked while syncing.
     sync_failure: Mutex<Option<Errno>>,
+    /// Whether this opening has created it.
+    is_new: bool,
 }
 
 impl File {
@@ -66,8 +68,12 @@ impl File {
     }
 
     fn open_for(path: &Path, access: Access, create: bool, lock_wait: Duration) -> Result<Self> {
+        let mut is_absent = false;
         let fd = match open_existing(path, access) {
-            Err(Errno::NOENT) if create => create_new(path),
+            Err(Errno::NOENT) if create => {
+                is_absent = true;
+                create_new(path)
+            }
             Err(Errno::ISDIR) => Err(not_a_store(path, FileType::Directory)),
             opened => opened.map_err(|errno| Error::io("opening", path, errno)),
         }?;
@@ -77,7 +83,10 @@ impl File {
         }
         let filesystem = FileSystem::of(&fd, path)?;
         lock::acquire(&fd, path, access, lock_wait)?;
-        Self::of_locked(fd, path, filesystem, access)
+        let file = Self::of_locked(fd, path, filesystem, access)?;
+        // Another process may have created it too, and have filled it before it was locked.
+        let is_new = is_absent && file.bytes() == 0;
+        Ok(File { is_new, ..file })
     }
 
     /// Creates a `File` from a descriptor whose lock this process holds.
@@ -101,7 +110,26 @@ impl File {
             granule,
             size: Mutex::ranked(Rank::File, size),
             sync_failure: Mutex::ranked(Rank::Leaf, None),
+            is_new: false,
         })
+    }
+
+    /// Returns whether this opening has created the file: there was none, and nobody else has
+    /// stored anything in it.
+    pub(super) fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    /// Removes the file at `path`, whose lock this process holds by `fd`, unless another is there
+    /// now. A symbolic link is left where it is.
+    pub(super) fn remove(fd: &OwnedFd, path: &Path) -> Result<()> {
+        let (ours, named) = (status(fd, path)?, rustix::fs::lstat(path));
+        match named {
+            Ok(named) if (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino) => {
+                rustix::fs::unlink(path).map_err(|errno| Error::io("removing", path, errno))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns another descriptor of the same open file description, which shares the lock.
@@ -148,6 +176,11 @@ impl File {
 
     pub(super) fn granule(&self) -> u64 {
         self.granule
+    }
+
+    /// Returns the length in the file system.
+    pub(super) fn bytes(&self) -> u64 {
+        *self.size.lock().expect("no panics while held")
     }
 
     /// Returns the length in whole granules. A partial granule at the end is not usable yet.
@@ -389,6 +422,7 @@ mod tests {
             granule: 4096,
             size: Mutex::ranked(Rank::File, 0),
             sync_failure: Mutex::ranked(Rank::Leaf, None),
+            is_new: false,
         };
         let mapping = Mapping::reserve(4096, 4096, ProtFlags::empty()).unwrap();
         file.sync(&mapping, 4096).unwrap();

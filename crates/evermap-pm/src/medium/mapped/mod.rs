@@ -205,7 +205,14 @@ impl Mapped {
             return Self::map(file, &reading);
         }
         domain::check(options.flush)?;
-        Self::map(File::open(path, options.create, options.lock_wait)?, options)
+        let file = File::open(path, options.create, options.lock_wait)?;
+        let created = file.is_new().then(|| file.share()).transpose()?;
+        Self::map(file, options).inspect_err(|_| {
+            if let Some(created) = &created {
+                // The error says more than that an empty file could not be removed.
+                let _ = File::remove(created, path);
+            }
+        })
     }
 
     #[track_caller]
@@ -275,6 +282,11 @@ impl Mapped {
         Ok(Some(LockedFile { fd: file.share()?, path: file.path().to_owned() }))
     }
 
+    /// Returns whether this opening has created the file.
+    pub fn is_new_file(&self) -> bool {
+        self.file.as_ref().is_some_and(File::is_new)
+    }
+
     /// Returns what flushes and fences do.
     pub fn flush_kind(&self) -> FlushKind {
         self.flush
@@ -325,6 +337,16 @@ impl LockedFile {
     #[track_caller]
     pub fn truncate_and_map(self, options: &MappedOptions) -> Result<Mapped> {
         Mapped::map(File::truncate(self.fd, &self.path)?, options)
+    }
+
+    /// Removes the file, unless another has its name now. A process that waits for the lock sees
+    /// that it is gone.
+    ///
+    /// # Errors
+    ///
+    /// `Io`.
+    pub fn remove(self) -> Result<()> {
+        File::remove(&self.fd, &self.path)
     }
 }
 
@@ -395,6 +417,10 @@ unsafe impl Medium for Mapped {
     fn len(&self) -> u64 {
         // Relaxed: a thread gets an offset from a word stored after the growth that made it usable.
         self.len.load(Ordering::Relaxed)
+    }
+
+    fn file_len(&self) -> u64 {
+        self.file.as_ref().map_or_else(|| self.len(), File::bytes)
     }
 
     fn capacity(&self) -> u64 {
