@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
 
-use evermap::Item;
+use evermap::{DamageMark, Item, Map};
 
 use crate::failure::{Failure, describe, warn};
 use crate::format::Format;
@@ -31,7 +31,7 @@ impl Dump {
         let map = self.store.open_to_read()?;
         let mut output = Output::new(self.format, self.store.path());
         let iterated = map.for_each(|item| output.write(item));
-        let result = output.finish();
+        let result = output.finish(&map);
         map.into_db().close()?;
         iterated?;
         result
@@ -74,8 +74,16 @@ impl<'a> Output<'a> {
 
     /// Writes what is left in the buffer. Returns the exit code for what was written: 1 if a record
     /// was damaged.
-    pub(crate) fn finish(mut self) -> Result<ExitCode, Failure> {
+    pub(crate) fn finish(mut self, map: &Map) -> Result<ExitCode, Failure> {
         self.written.and_then(|()| self.out.flush()).map_err(Failure::Output)?;
+        if self.damaged == 0 && map.stat().damage > DamageMark::None {
+            // It is never closed as clean, so the number of records is unknown.
+            let path = self.path.display();
+            warn(format_args!(
+                "{path}: the file is marked as damaged, and records may be missing; `evermap check \
+                 --deep {path}` describes the damage"
+            ));
+        }
         Ok(if self.damaged == 0 { SUCCESS } else { NEGATIVE })
     }
 }

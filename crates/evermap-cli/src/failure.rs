@@ -47,9 +47,13 @@ fn name_options(error: &evermap::Error) -> String {
     error.to_string().replace("on_suspect = ", "--on-suspect ")
 }
 
+/// Returns a message of the library with the path in its advice.
+pub(crate) fn advise(text: &str, path: &Path) -> String {
+    text.replace(ADVICE, &format!("run `evermap check {}`", path.display()))
+}
+
 /// Returns the message of the library about the store at `path`, which it names.
 pub(crate) fn describe(error: &evermap::Error, path: &Path) -> String {
-    let path = path.display();
     let text = match error {
         evermap::Error::NotFound { .. } => {
             "there is no store; `evermap put`, `load` or `serve` creates one".to_owned()
@@ -59,8 +63,9 @@ pub(crate) fn describe(error: &evermap::Error, path: &Path) -> String {
              lists the existing ones",
             name.escape_debug()
         ),
-        error => name_options(error).replace(ADVICE, &format!("run `evermap check {path}`")),
+        error => advise(&name_options(error), path),
     };
+    let path = path.display();
     match text.starts_with(&path.to_string()) {
         true => text,
         false => format!("{path}: {text}"),

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use evermap::{CheckReport, CostStat, DamageMark, OrderedStat, SpaceStat, Stat};
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, advise};
 use crate::open::{MapArguments, StoreArguments};
 use crate::{NEGATIVE, SUCCESS};
 
@@ -42,7 +42,10 @@ impl StatCommand {
         map.into_db().close()?;
         match self.json {
             true => print_line(&stat_as_json(&stat, &space, &cost))?,
-            false => print_line(&format!("{stat}{space}{cost}").trim_end())?,
+            false => {
+                let text = format!("{stat}{space}{cost}");
+                print_line(&advise(text.trim_end(), self.store.path()))?
+            }
         }
         Ok(SUCCESS)
     }

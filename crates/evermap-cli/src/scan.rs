@@ -49,7 +49,7 @@ impl Scan {
             let scan = if self.reverse { scan.reverse() } else { scan };
             scan.limit(self.limit).visit(|item| output.write(item))
         });
-        let result = output.finish();
+        let result = output.finish(&map);
         map.into_db().close()?;
         scanned?;
         result

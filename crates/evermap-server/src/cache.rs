@@ -125,13 +125,19 @@ pub trait Cache: Send + Sync + 'static {
     ///
     /// Nothing is held between two calls, so a caller may pause between pages for any time. An item
     /// that is there throughout is shown at least once, and twice only if the cache is reorganized
-    /// meanwhile. Items that cannot be read are left out. `each` should be quick, and must not use
+    /// meanwhile. Items that cannot be read are left out, and [counted](Cache::damage_met). `each`
+    /// should be quick, and must not use
     /// the cache.
     fn page(
         &self,
         position: u64,
         each: &mut dyn FnMut(&[u8], Item<'_>),
     ) -> Result<Option<u64>, CacheError>;
+
+    /// Returns how often something was met since the cache was opened that cannot be read.
+    fn damage_met(&self) -> u64 {
+        0
+    }
 
     /// Returns the limit on the memory of the items, in bytes; 0: there is none.
     fn memory_limit(&self) -> u64;

@@ -197,6 +197,10 @@ impl Cache for Map {
         })?)
     }
 
+    fn damage_met(&self) -> u64 {
+        self.stat().damage_met
+    }
+
     fn memory_limit(&self) -> u64 {
         let stat = self.stat();
         stat.memory_limit.or(stat.max_bytes).unwrap_or(0)

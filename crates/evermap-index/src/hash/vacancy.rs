@@ -90,8 +90,9 @@ impl Vacancy {
         for (page, empty) in self.vacant {
             let expected = (u128::from(records) * u128::from(empty) / u128::from(buckets)) as u64;
             if expected >= MANY {
+                let are = if empty == 1 { "bucket is" } else { "buckets are" };
                 problems.push(format!(
-                    "page at offset {:#x}: {empty} buckets are empty where about {expected} \
+                    "page at offset {:#x}: {empty} {are} empty where about {expected} \
                      records are expected; the page was overwritten, and its records are lost",
                     page * PAGE
                 ));

@@ -84,7 +84,19 @@ impl<'i> Cursor<'i> {
         };
         let (page, left) = (Page::default(), 0..0);
         let (shown, more, read, misplaced, unreadable) = (None, true, false, 0, None);
-        Cursor { index, direction, page, left, shown, from, until, more, read, misplaced, unreadable }
+        Cursor {
+            index,
+            direction,
+            page,
+            left,
+            shown,
+            from,
+            until,
+            more,
+            read,
+            misplaced,
+            unreadable,
+        }
     }
 
     /// Creates a cursor over the keys that begin with `prefix`.

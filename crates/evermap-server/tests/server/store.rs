@@ -360,6 +360,38 @@ fn a_damaged_value_fails_only_its_command() {
     assert_eq!(rest, "VALUE c 0 1\r\n3\r\nEND\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
 }
 
+/// A list that lacks what cannot be read ends with an error.
+#[test]
+fn a_list_of_items_says_what_it_lacks() {
+    const PAGE: usize = 4096;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("map");
+    let map = Evermap::open(&path, Options::new()).unwrap().default_map();
+    (0..3000).for_each(|key| map.put(format!("key-{key}").as_bytes(), b"value").unwrap());
+    map.into_db().close().unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    let mut damaged = 0;
+    for page in (0..whole.len() / PAGE).step_by(4) {
+        let mut bytes = whole.clone();
+        bytes[page * PAGE..][..PAGE].fill(0);
+        std::fs::write(&path, bytes).unwrap();
+        let Ok(db) = Evermap::open(&path, Options::new()) else { continue };
+        let map = db.default_map();
+        let unread = map.iter().filter_map(Result::err);
+        let fails = unread.filter(|error| !matches!(error, evermap::Error::Incomplete { .. }));
+        let fails = fails.count() > 0;
+        let mut session = TestSession::with(map, 1 << 20, 1 << 30);
+        for (list, end) in [("metadump", "END\r\n"), ("mgdump", "EN\r\n")] {
+            let list = ask(&mut session, format!("lru_crawler {list} all\r\n").as_bytes());
+            let list = String::from_utf8(list).unwrap();
+            let last = list.lines().last().unwrap();
+            assert_eq!((list.ends_with(end), last.starts_with("SERVER_ERROR")), (!fails, fails));
+        }
+        damaged += u32::from(fails);
+    }
+    assert!(damaged > 0);
+}
+
 /// A client that stops reading a list of all items keeps nothing in the store.
 #[test]
 fn a_list_of_items_holds_nothing_while_the_client_does_not_read() {

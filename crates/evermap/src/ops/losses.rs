@@ -5,10 +5,10 @@
 //! something only while nothing was stored and nothing was removed since the file was opened:
 //! otherwise another thread may have changed the map while it was walked over.
 
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use evermap_pm::Medium;
+use evermap_pm::sync::{Mutex, Rank};
 
 use crate::ops::read::Walk;
 use crate::{Error, Map, Result};
@@ -16,16 +16,30 @@ use crate::{Error, Map, Result};
 /// How long a walk that has met too few records waits for operations that may be removing some.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// What one walk over the index has found, for all scans of a map.
-#[derive(Default)]
-pub(crate) struct Losses(OnceLock<Found>);
+/// After a walk that took longer than this, the next one comes after some times as long at the
+/// earliest.
+const SHORT: Duration = Duration::from_millis(10);
+const PAUSE: u32 = 20;
 
+/// What the last walk over the index has found, for all scans of a map.
+pub(crate) struct Losses(Mutex<Option<Found>>);
+
+impl Default for Losses {
+    fn default() -> Self {
+        Losses(Mutex::ranked(Rank::Leaf, None))
+    }
+}
+
+#[derive(Clone)]
 struct Found {
     /// The number of records that the index names.
     named: u64,
     /// The first part of the index, or the first record, that could not be read: where, and what is
     /// wrong.
     unreadable: Option<(u64, String)>,
+    /// The next CAS id and the number of records when the walk began, and when it may be repeated.
+    stamp: (u64, u64),
+    until: Instant,
 }
 
 impl<M: Medium> Map<M> {
@@ -57,14 +71,15 @@ impl<M: Medium> Map<M> {
 
     /// Returns what a walk over the index shows to be missing, for a scan that cannot show all: it
     /// has met keys that the index does not name, or the ordered index lacks some. `deep`: records
-    /// are read too. The first call is O(n).
+    /// are read too. O(n), unless nothing has changed since the last call, or that was just before.
     #[cold]
     pub(crate) fn losses(&self, deep: bool) -> Result<Vec<Error>> {
-        let cell = &self.inner.losses.0;
-        if cell.get().is_none() {
-            let _ = cell.set(self.walk_for_losses(deep)?);
-        }
-        let found = cell.get().expect("just set");
+        let last = self.inner.losses.0.lock().expect("no panics while held").clone();
+        let is_current = |it: &Found| it.stamp == self.stamp() || Instant::now() < it.until;
+        let found = match last.filter(is_current) {
+            Some(found) => found,
+            None => self.walk_for_losses(deep)?,
+        };
         let damaged =
             |(at, what): &(u64, String)| evermap_pm::Error::damaged(*at, what.clone()).into();
         let mut errors: Vec<Error> = found.unreadable.iter().map(damaged).collect();
@@ -73,9 +88,15 @@ impl<M: Medium> Map<M> {
         Ok(errors)
     }
 
+    /// Returns what changes whenever something is stored or removed.
+    fn stamp(&self) -> (u64, u64) {
+        (self.db.file.cas_counter.next(), self.inner.counters.totals().0.records)
+    }
+
     fn walk_for_losses(&self, deep: bool) -> Result<Found> {
+        let (began, stamp) = (Instant::now(), self.stamp());
         let (mut walk, mut pairs, mut key) = (Walk::new(self), Vec::new(), Vec::new());
-        let mut found = Found { named: 0, unreadable: None };
+        let mut found = Found { named: 0, unreadable: None, stamp, until: began };
         while let Some(guard) = walk.next(&mut pairs)? {
             found.named += pairs.len() as u64;
             let mut note = |error: Error| {
@@ -87,6 +108,11 @@ impl<M: Medium> Map<M> {
                 let _ = walk.named(hash, word, &guard, &mut key).map_err(&mut note);
             }
         }
+        if began.elapsed() > SHORT {
+            found.until = Instant::now() + began.elapsed() * PAUSE;
+        }
+        let mut last = self.inner.losses.0.lock().expect("no panics while held");
+        *last = Some(found.clone());
         Ok(found)
     }
 }

@@ -258,6 +258,10 @@ impl<M: Medium> Map<M> {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
+    /// If nothing was stored or removed since the file was opened, and the number of records is
+    /// [known](crate::Count::exact), records that are not met are noticed by it: `each` is called
+    /// with [`Error::Incomplete`] at the end.
+    ///
     /// # Errors
     /// [`Error::Closed`] and [`Error::Dropped`], also if `each` itself is the cause. All other
     /// errors are passed to `each`.

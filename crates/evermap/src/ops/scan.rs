@@ -23,8 +23,6 @@ const AHEAD_BYTES: usize = 64 << 10;
 const MISPLACED: &str =
     "keys of the ordered index are not where they belong, so scans may lack some";
 const UNREAD: &str = "a part of the ordered index cannot be read, so scans lack what is there";
-const UNREAD_WHEN_BUILT: &str =
-    "keys could not be read when the ordered index was built, so scans lack them";
 
 /// A range of keys, for scans.
 ///
@@ -111,6 +109,12 @@ impl<M: Medium> Map<M> {
     /// [built](Map::build_ordered), and each until the ordered index has changes that were
     /// acknowledged just before. O(log n), and then O(1) for a pair, the cost of a lookup whose
     /// cache misses overlap.
+    ///
+    /// If records may be missing, because a part of the file is damaged that would lead to them, the
+    /// scan ends with an error that says so, after all that can be read: also where the missing ones
+    /// may be beyond its range, because their keys are unknown. Records that are missing by
+    /// [number](crate::Error::Incomplete) are noticed as by [`for_each`](Map::for_each). Such a
+    /// scan may take a walk over the index at its end.
     ///
     /// ```
     /// use evermap::{Evermap, Options};
@@ -421,9 +425,6 @@ impl<'s, M: Medium> Scan<'s, M> {
         let lacks_keys = unread > 0 || map.unchanged_records().is_some_and(|all| read < all);
         if lacks_keys || found.absent > 0 {
             losses.extend(map.losses(unread > 0)?);
-        }
-        if unread > 0 && losses.is_empty() {
-            losses.push(damaged(0, UNREAD_WHEN_BUILT));
         }
         let is_counted = losses.iter().any(|error| matches!(error, Error::Incomplete { .. }));
         if found.is_whole && self.limit > 0 && !is_counted {

@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use evermap::{Evermap, IndexKind, Meta, Options, Order};
+use evermap_index::testkit::tier;
+
+use evermap::{Evermap, IndexKind, Map, MapOptions, Meta, Options, Order};
 
 const PAGE: usize = 4096;
 const RECORDS: u32 = 3000;
@@ -92,7 +94,9 @@ fn every_page(index: IndexKind, order: Order, opened: Order, read_only: bool) {
 
 #[test]
 fn walks_and_scans_say_what_they_lack() {
-    for index in IndexKind::ALL {
+    // The others are large, even with few records.
+    let few = [IndexKind::DashEh, IndexKind::Tranche];
+    for index in tier().choose(&few[..], IndexKind::ALL) {
         every_page(*index, Order::None, Order::Volatile, true);
     }
 }
@@ -110,4 +114,84 @@ fn so_do_scans_of_a_persistent_order() {
 #[test]
 fn so_do_those_of_a_store_that_can_be_changed() {
     every_page(IndexKind::default(), Order::None, Order::Volatile, false);
+}
+
+/// Shows all records in both ways, and fails if anything is said to be missing. Returns the numbers.
+#[track_caller]
+fn shown_whole<M: evermap_pm::Medium>(map: &Map<M>) -> (usize, usize) {
+    let keys = |pairs: Vec<evermap::Result<(Vec<u8>, Vec<u8>)>>| {
+        pairs.into_iter().map(|pair| pair.unwrap()).count()
+    };
+    (keys(map.iter().collect()), keys(map.scan(..).unwrap().collect()))
+}
+
+/// Removals take no id, and are counted after the key is unbound.
+#[test]
+fn removals_meanwhile_are_no_losses() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map");
+    for order in [Order::Volatile, Order::Persistent] {
+        for round in 0..tier().choose(3, 50) {
+            let _ = std::fs::remove_file(&path);
+            create(&path, IndexKind::default(), order, 0);
+            let options = Options::new().ordered(order).capacity(64 << 20);
+            let map = Evermap::open(&path, options).unwrap().default_map();
+            map.build_ordered(1).unwrap();
+            let removed = round * 7;
+            std::thread::scope(|scope| {
+                let remover = scope.spawn(|| {
+                    (removed..RECORDS).for_each(|number| assert!(map.remove(&key(number)).unwrap()))
+                });
+                while !remover.is_finished() {
+                    shown_whole(&map);
+                }
+            });
+            assert_eq!(shown_whole(&map), (removed as usize, removed as usize));
+        }
+    }
+}
+
+#[test]
+fn what_is_dead_or_not_counted_is_no_loss() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, copy) = (directory.path().join("map"), directory.path().join("copy"));
+    create(&path, IndexKind::default(), Order::None, 500);
+    let options = Options::new().ordered(Order::Volatile).capacity(64 << 20);
+    let reading = options.clone().read_only(true);
+    let all = RECORDS as usize;
+    let read = |path: &Path, expected: usize| {
+        let db = Evermap::open(path, reading.clone()).unwrap();
+        assert_eq!(shown_whole(&db.default_map()), (expected, expected));
+        // Counts what a kill has left.
+        db.recover().unwrap();
+        assert_eq!(shown_whole(&db.default_map()), (expected, expected));
+        for name in db.maps().unwrap() {
+            assert_eq!(shown_whole(&db.map(&name, MapOptions::new()).unwrap()), (10, 10));
+        }
+        db.close().unwrap();
+    };
+    read(&path, all);
+
+    let db = Evermap::open(&path, options.clone()).unwrap();
+    let map = db.default_map();
+    assert_eq!(shown_whole(&map), (all, all));
+    let users = db.map("users", MapOptions::new()).unwrap();
+    (0..10).for_each(|number| users.put(&key(number), b"").unwrap());
+    db.purge().unwrap();
+    assert_eq!((shown_whole(&map), shown_whole(&users)), ((all, all), (10, 10)));
+    // As a kill leaves it.
+    std::fs::copy(&path, &copy).unwrap();
+    db.close().unwrap();
+    read(&path, all);
+    let killed = reading.clone().on_suspect(evermap::OnSuspect::Salvage);
+    let db = Evermap::open(&copy, killed).unwrap();
+    assert_eq!(shown_whole(&db.default_map()), (all, all));
+    db.close().unwrap();
+
+    // A flush hides all of them, and the next opening removes them.
+    let map = Evermap::open(&path, options).unwrap().default_map();
+    map.flush_all(None).unwrap();
+    assert_eq!(shown_whole(&map), (0, 0));
+    map.into_db().close().unwrap();
+    read(&path, 0);
 }

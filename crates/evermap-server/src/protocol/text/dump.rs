@@ -17,7 +17,12 @@ pub(super) struct Dump {
     classes: u64,
     /// The next page.
     position: u64,
+    /// How often damage had been met when the list began.
+    damage: u64,
 }
+
+/// The end of a list during which damage was met.
+const LACKS_ITEMS: &[u8] = b"SERVER_ERROR damage was met, so the list may lack items\r\n";
 
 /// What is written of each item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +35,7 @@ pub(super) enum Format {
 
 impl Dump {
     pub(super) fn new(format: Format, classes: u64) -> Self {
-        Dump { format, classes, position: 0 }
+        Dump { format, classes, position: 0, damage: 0 }
     }
 
     /// Returns the reply if the operator has refused lists of all items.
@@ -45,12 +50,16 @@ impl Dump {
     /// page and the line that ends the list.
     ///
     /// # Errors
-    /// If the cache cannot be read. The list ends with the error.
+    /// If the cache cannot be read. The list ends with the error, as does one that lacks items which
+    /// cannot be read.
     pub(super) fn next_page(
-        self,
+        mut self,
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Result<Option<Self>, CacheError> {
+        if self.position == 0 {
+            self.damage = context.cache.damage_met();
+        }
         let next = context.cache.page(self.position, &mut |key, item| {
             let bytes = item_bytes(key.len(), item.value.len(), item.flags);
             // Programs that use the store without a server may have longer keys, which no client
@@ -65,6 +74,7 @@ impl Dump {
         })?;
         if next.is_none() {
             out.extend_from_slice(match self.format {
+                _ if context.cache.damage_met() > self.damage => LACKS_ITEMS,
                 Format::Metadata => b"END\r\n",
                 Format::Get => b"EN\r\n",
             });
