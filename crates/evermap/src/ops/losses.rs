@@ -16,9 +16,9 @@ use crate::{Error, Map, Result};
 /// How long a walk that has met too few records waits for operations that may be removing some.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// After a walk that took longer than this, the next one comes after some times as long at the
-/// earliest.
-const SHORT: Duration = Duration::from_millis(10);
+/// After a walk that has met more records than this, the next one comes after some times as long as
+/// that has taken, at the earliest.
+const MANY: u64 = 1 << 14;
 const PAUSE: u32 = 20;
 
 /// What the last walk over the index has found, for all scans of a map.
@@ -108,7 +108,7 @@ impl<M: Medium> Map<M> {
                 let _ = walk.named(hash, word, &guard, &mut key).map_err(&mut note);
             }
         }
-        if began.elapsed() > SHORT {
+        if found.named > MANY {
             found.until = Instant::now() + began.elapsed() * PAUSE;
         }
         let mut last = self.inner.losses.0.lock().expect("no panics while held");
