@@ -181,6 +181,7 @@ fn what_is_dead_or_not_counted_is_no_loss() {
     assert_eq!((shown_whole(&map), shown_whole(&users)), ((all, all), (10, 10)));
     // As a kill leaves it.
     std::fs::copy(&path, &copy).unwrap();
+    drop((map, users));
     db.close().unwrap();
     read(&path, all);
     let killed = reading.clone().on_suspect(evermap::OnSuspect::Salvage);
