@@ -401,7 +401,7 @@ impl<'s, M: Medium> Scan<'s, M> {
         *self = Self::towards(direction, self.map, self.tree, self.rest());
         (self.limit, self.over, self.losses) = (limit, over, losses);
         // What it begins with again would be counted again.
-        let is_whole = found.is_whole && found.named + found.absent == 0;
+        let is_whole = found.is_whole && found.named == 0 && found.absent == 0;
         self.found = Found { is_whole, ..found };
     }
 
@@ -505,9 +505,13 @@ impl<'s, M: Medium> Scan<'s, M> {
             Ok(ControlFlow::Break(())) | Err(_) => 0,
         };
         self.at += passed;
-        if self.map.unchanged_records().is_some() {
-            self.found.count(self.map, &refs[..passed], &are_shown, &guard);
-            self.found.unreadable += unreadable;
+        match self.map.unchanged_records() {
+            Some(_) => {
+                self.found.count(self.map, &refs[..passed], &are_shown, &guard);
+                self.found.unreadable += unreadable;
+            }
+            // The number may be known later, but then not all of them were counted.
+            None => self.found.is_whole = false,
         }
         looked_up.map(|_| ())
     }
