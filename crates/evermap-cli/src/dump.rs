@@ -15,8 +15,8 @@ use crate::{NEGATIVE, SUCCESS};
 /// Write all records to standard output, one per line
 ///
 /// The records are in no particular order, in a format that `evermap load` reads. Damaged records
-/// are reported on standard error and left out; the exit code is 1 if there are any, or if the store
-/// has more records than could be found.
+/// are reported on standard error and left out; the exit code is 1 if there are any, or if the
+/// store has more records than could be found.
 #[derive(clap::Args)]
 pub(crate) struct Dump {
     #[command(flatten)]

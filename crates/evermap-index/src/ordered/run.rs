@@ -183,8 +183,8 @@ impl Page {
         self.misplaced
     }
 
-    /// Records that something at this offset could not be read, and that the pairs below it are left
-    /// out.
+    /// Records that something at this offset could not be read, and that the pairs below it are
+    /// left out.
     pub(super) fn pass_over(&mut self, offset: u64) {
         self.unreadable.get_or_insert(offset);
     }

@@ -110,9 +110,9 @@ impl<M: Medium> Map<M> {
     /// acknowledged just before. O(log n), and then O(1) for a pair, the cost of a lookup whose
     /// cache misses overlap.
     ///
-    /// If records may be missing, because a part of the file is damaged that would lead to them, the
-    /// scan ends with an error that says so, after all that can be read: also where the missing ones
-    /// may be beyond its range, because their keys are unknown. Records that are missing by
+    /// If records may be missing, because a part of the file is damaged that would lead to them,
+    /// the scan ends with an error that says so, after all that can be read: also where the missing
+    /// ones may be beyond its range, because their keys are unknown. Records that are missing by
     /// [number](crate::Error::Incomplete) are noticed as by [`for_each`](Map::for_each). Such a
     /// scan may take a walk over the index at its end.
     ///

@@ -116,7 +116,8 @@ fn so_do_those_of_a_store_that_can_be_changed() {
     every_page(IndexKind::default(), Order::None, Order::Volatile, false);
 }
 
-/// Shows all records in both ways, and fails if anything is said to be missing. Returns the numbers.
+/// Shows all records in both ways, and fails if anything is said to be missing. Returns their
+/// numbers.
 #[track_caller]
 fn shown_whole<M: evermap_pm::Medium>(map: &Map<M>) -> (usize, usize) {
     let keys = |pairs: Vec<evermap::Result<(Vec<u8>, Vec<u8>)>>| {
