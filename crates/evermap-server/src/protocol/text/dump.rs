@@ -50,8 +50,8 @@ impl Dump {
     /// page and the line that ends the list.
     ///
     /// # Errors
-    /// If the cache cannot be read. The list ends with the error, as does one that lacks items which
-    /// cannot be read.
+    /// If the cache cannot be read. The list ends with the error, as does one that lacks items
+    /// which cannot be read.
     pub(super) fn next_page(
         mut self,
         context: &Context<'_>,
