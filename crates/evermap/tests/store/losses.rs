@@ -15,7 +15,7 @@ fn key(number: u32) -> Vec<u8> {
     format!("key{number:05}").into_bytes()
 }
 
-/// Creates a closed file with records, and with so many that have expired.
+/// Creates a closed file with records, and with a number of others that have expired.
 fn create(path: &Path, index: IndexKind, order: Order, expired: u32) {
     let options = Options::new().index(index).ordered(order).capacity(64 << 20);
     let db = Evermap::open(path, options).unwrap();
