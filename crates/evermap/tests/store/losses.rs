@@ -121,7 +121,7 @@ fn so_do_those_of_a_store_that_can_be_changed() {
 #[track_caller]
 fn shown_whole<M: evermap_pm::Medium>(map: &Map<M>) -> (usize, usize) {
     let keys = |pairs: Vec<evermap::Result<(Vec<u8>, Vec<u8>)>>| {
-        pairs.into_iter().map(|pair| pair.unwrap()).count()
+        pairs.into_iter().map(Result::unwrap).collect::<Vec<_>>().len()
     };
     (keys(map.iter().collect()), keys(map.scan(..).unwrap().collect()))
 }
