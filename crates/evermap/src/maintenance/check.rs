@@ -6,12 +6,11 @@ use evermap_index::Visitor;
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
-use evermap_pm::region::{DamageMark, WIDESPREAD};
 
 #[cfg(doc)]
 use crate::Stat;
 use crate::error::{CHECK_ADVICE, counted};
-use crate::maintenance::sweep::SweepState;
+use crate::maintenance::sweep::{SweepState, mark_for};
 use crate::ops::read::Walk;
 use crate::record::Record;
 use crate::{Error, Evermap, Map, Result};
@@ -171,10 +170,7 @@ impl<M: Medium> Evermap<M> {
             0 => return,
             _ => {}
         }
-        // One damaged extent concerns many records, but not one in 64.
-        let least = (report.records / 64).max(WIDESPREAD as u64);
-        let is_widespread = problems - report.leaks >= least;
-        let mark = if is_widespread { DamageMark::Widespread } else { DamageMark::Found };
+        let mark = mark_for(problems - report.leaks, report.records);
         region.mark_damage(mark, &report.problems[0]);
     }
 
@@ -232,7 +228,7 @@ impl<M: Medium> Map<M> {
                 report.problem(format!("{prefix}the keys that were saved in order cannot be read"))
             }
         }
-        let order = self.inner.visit_order(&mut |block| reachable.0.push(block), &|| false);
+        let order = self.inner.visit_order(&mut |block| reachable.0.push(block));
         if let Err(error) = &order {
             report.problem(format!("{prefix}ordered index: {error}"));
         }

@@ -48,7 +48,9 @@ impl<M: Medium> Evermap<M> {
     /// the rest can be reused, repairs every part of the index of each map along the way, and
     /// counts records. Does nothing if that is done or not needed.
     ///
-    /// Reads the indexes and no records. Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs
+    /// Reads the indexes and no records. If the [persistent ordered index](crate::Order::Persistent)
+    /// lacks keys, which no crash does, it reads those, enters the keys and marks the file as
+    /// damaged. Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs
     /// a record if the indexes are in memory. On a file, a thread in the background does this,
     /// unless it was opened [read-only](crate::Options::read_only): then all of it takes place in
     /// the memory of this process.
@@ -81,7 +83,7 @@ impl<M: Medium> Evermap<M> {
     }
 
     /// Marks the file if the sweep has found damage: a part of an index that cannot be read, or
-    /// words that lead to no block. One damaged extent concerns many words, but not one in 64.
+    /// words that lead to no block.
     fn note_what_was_swept(&self, swept: &Result<()>, words: u64) {
         let region = self.file.pool.region();
         if let Err(error) = swept {
@@ -89,10 +91,8 @@ impl<M: Medium> Evermap<M> {
         }
         let faults = self.file.pool.heap_stats().faults;
         if faults > 0 {
-            let is_widespread = faults >= (words / 64).max(WIDESPREAD as u64);
-            let mark = if is_widespread { DamageMark::Widespread } else { DamageMark::Found };
             let what = "impossible entries in its table, or words that lead to no block";
-            region.mark_damage(mark, &format!("sweep: {faults} {what}"));
+            region.mark_damage(mark_for(faults, words), &format!("sweep: {faults} {what}"));
         }
     }
 
@@ -105,15 +105,20 @@ impl<M: Medium> Evermap<M> {
         };
         self.read_parts_ahead();
         let (mut census, mut found) = (Census::default(), vec![Totals::default(); maps.len()]);
+        let mut missing = vec![0; maps.len()];
         let mut visit = |mark: &mut dyn FnMut(u64)| {
             let mut visited = Ok(());
-            for (map, found) in maps.iter().zip(&mut found) {
+            for ((map, found), missing) in maps.iter().zip(&mut found).zip(&mut missing) {
                 map.inner.header.block().into_iter().for_each(&mut *mark);
-                let stops = || self.file.maintenance.is_stopping();
-                visited = visited.and(map.inner.visit_order(mark, &stops));
+                let order = map.sweep_order(mark);
                 let mut sweeper = Sweeper { map, mark, census: &mut census, found, words };
                 // Everything else that can be read is recovered along the way.
                 visited = visited.and(map.inner.index.visit(&mut sweeper));
+                match order {
+                    Ok(None) => {}
+                    Ok(Some(balance)) => *missing = map.keys_missing_in_order(balance),
+                    Err(error) => visited = visited.and(Err(error)),
+                }
             }
             visited?;
             if self.file.maintenance.is_stopping() { Err(interrupted()) } else { Ok(()) }
@@ -130,9 +135,12 @@ impl<M: Medium> Evermap<M> {
         } else {
             self.file.pool.sweep(visit)?;
         }
-        for (map, found) in maps.iter().zip(found) {
+        for ((map, found), missing) in maps.iter().zip(found).zip(missing) {
             map.inner.counters.settle(&mut census, found);
             map.inner.set_bound(&self.file.pool);
+            if missing > 0 {
+                map.restore_order(missing, found.records);
+            }
         }
         Ok(())
     }
@@ -155,6 +163,15 @@ impl<M: Medium> Evermap<M> {
                 std::thread::sleep(took);
             }
         }
+    }
+}
+
+/// Returns the mark of a file in which `bad` of so many places were found damaged. One damaged
+/// extent concerns many of them, but not one in 64.
+pub(crate) fn mark_for(bad: u64, of: u64) -> DamageMark {
+    match bad >= (of / 64).max(WIDESPREAD as u64) {
+        true => DamageMark::Widespread,
+        false => DamageMark::Found,
     }
 }
 

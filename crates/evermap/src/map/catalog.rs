@@ -609,7 +609,7 @@ fn free_everything<M: Medium>(pool: &Pool<M>, map: &MapInner<M>) -> bool {
     let tombstone = tombstone_of(pool.generation());
     let mut all =
         OwnedBlocks { pool, tombstone, blocks: vec![map.header.descriptor()], is_complete: true };
-    let order = map.visit_order(&mut |block| all.blocks.push(block), &|| false);
+    let order = map.visit_order(&mut |block| all.blocks.push(block));
     let visited = map.index.visit(&mut all).and(order);
     match map.saved.take(pool) {
         Some(blocks) => all.blocks.extend(blocks),

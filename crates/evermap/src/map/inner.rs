@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-use evermap_pm::{Medium, Pool};
+use evermap_pm::{Medium, PmU64, Pool};
 
 use crate::index::PrimaryIndex;
 use crate::maintenance::census::{Counters, Totals};
 use crate::maintenance::expire::Expiries;
 use crate::map::header::{MapHeader, mix};
 use crate::ops::losses::Losses;
-use crate::ordered::{Ordered, PersistentOrder, Saved};
+use crate::ordered::{OrderVisit, Ordered, PersistentOrder, Saved};
 use crate::record::cas::CasCounter;
 use crate::record::flush_mark::FlushMark;
 use crate::record::size_hint::RecordSizeHint;
@@ -186,6 +186,9 @@ impl<M: Medium> OpenContext<'_, M> {
         let (m, cell) = (self.pool.medium(), header.order(self.pool));
         match PersistentOrder::open(self.pool, cell) {
             Ok(None) => {}
+            Ok(Some(order)) if order.is_given_up(self.pool) && !m.is_read_only() => {
+                return self.replace_order(order, cell);
+            }
             Ok(Some(order)) => return Ok(Some(order)),
             Err(error) if !error.is_damaged() => return Err(error),
             Err(_) if m.is_read_only() => return Ok(None),
@@ -197,6 +200,23 @@ impl<M: Medium> OpenContext<'_, M> {
         }
         let creates = wanted == Order::Persistent && !m.is_read_only();
         creates.then(|| PersistentOrder::create(self.pool, cell, is_new)).transpose()
+    }
+
+    /// Replaces a tree that cannot be read by an empty one, which is to be filled. `cell` names the
+    /// one or the other at every moment, and the sweep finds what the old one leaves behind.
+    fn replace_order(
+        &self,
+        given_up: PersistentOrder<M>,
+        cell: &PmU64,
+    ) -> Result<Option<PersistentOrder<M>>> {
+        match PersistentOrder::create(self.pool, cell, false) {
+            // Everything but scans works with the old one.
+            Err(error) if error.is_no_space() => Ok(Some(given_up)),
+            created => {
+                self.pool.require_sweep();
+                created.map(Some)
+            }
+        }
     }
 }
 
@@ -210,16 +230,13 @@ impl<M: Medium> MapInner<M> {
     }
 
     /// Calls `each` with the offset of every block of the persistent ordered index, if there is
-    /// one, until `stops` returns `true`.
+    /// one.
     ///
     /// # Errors
     /// `Damaged` if a part of it cannot be read.
-    pub(crate) fn visit_order(
-        &self,
-        each: &mut dyn FnMut(u64),
-        stops: &dyn Fn() -> bool,
-    ) -> evermap_pm::Result<()> {
-        self.order.as_ref().map_or(Ok(()), |order| order.visit_blocks(each, stops))
+    pub(crate) fn visit_order(&self, each: &mut dyn FnMut(u64)) -> evermap_pm::Result<()> {
+        let Some(order) = &self.order else { return Ok(()) };
+        order.visit(&mut OrderVisit { block: each, hash: &mut |_| {}, stops: &|| false })
     }
 
     pub(crate) fn set_state(&self, state: MapState) {

@@ -37,6 +37,7 @@ use crate::{Error, Map, Result};
 
 mod build;
 mod bulk_read;
+mod missing;
 mod notices;
 mod persistent;
 mod saved;
@@ -45,7 +46,7 @@ mod workers;
 
 pub(crate) use build::default_threads;
 pub(crate) use notices::KeyEvent;
-pub(crate) use persistent::PersistentOrder;
+pub(crate) use persistent::{OrderVisit, PersistentOrder};
 pub(crate) use saved::{Saved, clear as clear_saved};
 pub use stat::{OrderedStat, OrderedState};
 

@@ -21,10 +21,12 @@
 //!
 //! A word of the map's [header](crate::map::header) names a block. Of an older file, the tree is
 //! filled by a walk over the hash index, beside all other operations: they keep the two rules from
-//! the beginning. Until the walk has ended, the block says that keys may be missing.
+//! the beginning. Until the walk has ended, the block says that keys may be missing. So it does
+//! where damage has been found, while the keys that were missing are [entered](super::missing); a
+//! tree that cannot be read is replaced by a new one at the next opening.
 //!
 //! ```text
-//! byte 0  complete  0: keys may be missing
+//! byte 0  complete  whether keys may be missing, or the tree is given up
 //! byte 8  tree      names the tree
 //! ```
 
@@ -51,6 +53,10 @@ const FORMAT: u32 = 10;
 
 /// A word of the block whose tree has every key.
 const COMPLETE: u64 = u64::from_le_bytes(*b"complete");
+/// One whose tree may lack keys.
+const INCOMPLETE: u64 = 0;
+/// One whose tree cannot be read. Any other word but the first means `INCOMPLETE` too.
+const GIVEN_UP: u64 = u64::from_le_bytes(*b"given up");
 
 pod! {
     struct OrderBlock: 64 {
@@ -69,18 +75,24 @@ pub(crate) struct PersistentOrder<M: Medium> {
     filling: Mutex<()>,
 }
 
-/// Shows blocks only: the words of the tree are hashes.
-struct Blocks<'v> {
-    each: &'v mut dyn FnMut(u64),
-    stops: &'v dyn Fn() -> bool,
+/// What a visit to every part of the tree calls.
+pub(crate) struct OrderVisit<'v> {
+    /// With the offset of every block.
+    pub(crate) block: &'v mut dyn FnMut(u64),
+    /// With the hash of every key.
+    pub(crate) hash: &'v mut dyn FnMut(u64),
+    /// Now and then: if it returns `true`, the visit ends.
+    pub(crate) stops: &'v dyn Fn() -> bool,
 }
 
-impl Visitor for Blocks<'_> {
+impl Visitor for OrderVisit<'_> {
     fn block(&mut self, offset: u64) {
-        (self.each)(offset);
+        (self.block)(offset);
     }
 
-    fn word(&mut self, _: u64) {}
+    fn word(&mut self, hash: u64) {
+        (self.hash)(hash);
+    }
 
     fn is_done(&self) -> bool {
         (self.stops)()
@@ -97,7 +109,7 @@ impl<M: Medium> PersistentOrder<M> {
         pool.region().raise_format(FORMAT)?;
         let block = pool.allocate_fixed(size_of::<OrderBlock>() as u64)?;
         let words = m.at::<OrderBlock>(block).expect("just allocated");
-        m.store(&words.complete, if complete { COMPLETE } else { 0 });
+        m.store(&words.complete, if complete { COMPLETE } else { INCOMPLETE });
         m.store(&words.tree, 0);
         m.flush(words);
         let tree = Art::create(pool.clone(), &words.tree);
@@ -138,12 +150,42 @@ impl<M: Medium> PersistentOrder<M> {
         self.complete.load(Acquire)
     }
 
+    fn words<'p>(&self, pool: &'p Pool<M>) -> &'p OrderBlock {
+        pool.medium().at::<OrderBlock>(self.block).expect("checked at opening")
+    }
+
+    fn store_complete(&self, pool: &Pool<M>, word: u64) {
+        let (m, cell) = (pool.medium(), &self.words(pool).complete);
+        m.store(cell, word);
+        m.persist(cell);
+    }
+
+    /// Notes, durably, that every bound key is in the tree.
     fn set_complete(&self, pool: &Pool<M>) {
-        let m = pool.medium();
-        let words = m.at::<OrderBlock>(self.block).expect("checked at opening");
-        m.store(&words.complete, COMPLETE);
-        m.persist(&words.complete);
+        if !self.is_given_up(pool) {
+            self.store_complete(pool, COMPLETE);
+        }
         self.complete.store(true, Release);
+    }
+
+    /// Notes, durably, that the tree lacks bound keys, so that it is filled before the next scan.
+    pub(super) fn set_incomplete(&self, pool: &Pool<M>) {
+        let _filling = self.filling.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_given_up(pool) {
+            self.store_complete(pool, INCOMPLETE);
+        }
+        self.complete.store(false, Release);
+    }
+
+    /// Notes, durably, that the tree cannot be read, so that the next opening replaces it.
+    pub(crate) fn give_up(&self, pool: &Pool<M>) {
+        let _filling = self.filling.lock().unwrap_or_else(PoisonError::into_inner);
+        self.store_complete(pool, GIVEN_UP);
+    }
+
+    /// Returns `true` if the tree cannot be read.
+    pub(crate) fn is_given_up(&self, pool: &Pool<M>) -> bool {
+        pool.medium().load(&self.words(pool).complete) == GIVEN_UP
     }
 
     pub(crate) fn state(&self) -> OrderedState {
@@ -154,34 +196,44 @@ impl<M: Medium> PersistentOrder<M> {
         }
     }
 
-    /// Calls `each` with the offset of every block, until `stops` returns `true`.
+    /// Shows every block and the hash of every key.
     ///
     /// # Errors
     /// `Damaged` if a part of the tree cannot be read.
-    pub(crate) fn visit_blocks(
-        &self,
-        each: &mut dyn FnMut(u64),
-        stops: &dyn Fn() -> bool,
-    ) -> evermap_pm::Result<()> {
-        each(self.block);
-        self.tree.visit(&mut Blocks { each, stops })
+    pub(crate) fn visit(&self, visit: &mut OrderVisit<'_>) -> evermap_pm::Result<()> {
+        (visit.block)(self.block);
+        self.tree.visit(visit)
     }
 
     /// Frees an order without keys that nothing leads to and no thread uses.
     pub(crate) fn discard(self, pool: &Pool<M>) {
         let mut blocks = Vec::new();
         // If it cannot be read, its blocks are found by the next sweep.
-        if self.visit_blocks(&mut |block| blocks.push(block), &|| false).is_err() {
+        let mut visit = OrderVisit {
+            block: &mut |block| blocks.push(block),
+            hash: &mut |_| {},
+            stops: &|| false,
+        };
+        if self.visit(&mut visit).is_err() {
             pool.require_sweep();
         }
         blocks.into_iter().for_each(|block| pool.free_unpublished(block));
     }
 
+    /// Returns `true` if the tree has this key, and scans can look it up.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub(super) fn has(&self, key: BytesRef<'_>) -> evermap_pm::Result<bool> {
+        Ok(self.tree.get(key.bytes)? == Some(key.hash))
+    }
+
     /// Adds a key, durably, unless it is there.
     fn enter(&self, key: BytesRef<'_>, guard: &Guard<'_>) -> evermap_pm::Result<()> {
         let insert = &mut |word: Option<u64>| match word {
-            Some(_) => Action::Keep,
-            None => Action::Put(key.hash),
+            Some(hash) if hash == key.hash => Action::Keep,
+            // Another hash is damage.
+            _ => Action::Put(key.hash),
         };
         self.tree.mutate_under(key.bytes, MutateMode::MayInsert, guard, insert).map(drop)
     }
@@ -287,7 +339,9 @@ impl<M: Medium> Map<M> {
             && let Some(_guard) = walk.next(&mut pairs)?
         {
             for &(hash, word) in &pairs {
-                if self.has_key(hash, word, &mut key) && order.tree.get(&key)? != Some(hash) {
+                if self.has_key(hash, word, &mut key)
+                    && !order.has(BytesRef { bytes: &key, hash })?
+                {
                     let key = key.escape_ascii();
                     problem(format!("ordered index: it lacks a key: \"{key}\""));
                 }
