@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-use evermap_pm::{Medium, PmU64, Pool};
+use evermap_pm::{Medium, Pool};
 
 use crate::index::PrimaryIndex;
 use crate::maintenance::census::{Counters, Totals};
@@ -176,7 +176,7 @@ impl<M: Medium> OpenContext<'_, M> {
     /// Opens the persistent ordered index of a map, or creates it if that is wanted.
     ///
     /// # Errors
-    /// `NoSpace`. One that cannot be read is given up: all of it follows from the hash index.
+    /// `NoSpace`. One that cannot be read is replaced: all of it follows from the hash index.
     fn open_order(
         &self,
         header: &MapHeader,
@@ -186,12 +186,13 @@ impl<M: Medium> OpenContext<'_, M> {
         let (m, cell) = (self.pool.medium(), header.order(self.pool));
         match PersistentOrder::open(self.pool, cell) {
             Ok(None) => {}
-            Ok(Some(order)) if order.is_given_up(self.pool) && !m.is_read_only() => {
-                return self.replace_order(order, cell);
-            }
             Ok(Some(order)) => return Ok(Some(order)),
             Err(error) if !error.is_damaged() => return Err(error),
             Err(_) if m.is_read_only() => return Ok(None),
+            Err(_) if PersistentOrder::is_named_by(m, cell) => {
+                return PersistentOrder::replace(self.pool, cell);
+            }
+            // Perhaps there was none.
             Err(_) => {
                 self.pool.require_sweep();
                 m.store(cell, 0);
@@ -200,23 +201,6 @@ impl<M: Medium> OpenContext<'_, M> {
         }
         let creates = wanted == Order::Persistent && !m.is_read_only();
         creates.then(|| PersistentOrder::create(self.pool, cell, is_new)).transpose()
-    }
-
-    /// Replaces a tree that cannot be read by an empty one, which is to be filled. `cell` names the
-    /// one or the other at every moment, and the sweep finds what the old one leaves behind.
-    fn replace_order(
-        &self,
-        given_up: PersistentOrder<M>,
-        cell: &PmU64,
-    ) -> Result<Option<PersistentOrder<M>>> {
-        match PersistentOrder::create(self.pool, cell, false) {
-            // Everything but scans works with the old one.
-            Err(error) if error.is_no_space() => Ok(Some(given_up)),
-            created => {
-                self.pool.require_sweep();
-                created.map(Some)
-            }
-        }
     }
 }
 

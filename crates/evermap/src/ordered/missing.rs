@@ -17,9 +17,10 @@
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
 use evermap_index::{Action, Guard, MutateMode};
+use evermap_pm::Medium;
 use evermap_pm::region::DamageMark;
-use evermap_pm::{ErrorKind, Medium};
 
+use super::persistent::is_damage;
 use super::{OrderVisit, PersistentOrder};
 use crate::error::counted;
 use crate::maintenance::sweep::mark_for;
@@ -62,9 +63,7 @@ impl<M: Medium> Map<M> {
             hash: &mut |hash| balance.iter_mut().for_each(|balance| *balance.part(hash) += 1),
             stops: &|| file.maintenance.is_stopping(),
         });
-        let is_damaged =
-            |error: &evermap_pm::Error| matches!(error.kind(), ErrorKind::Damaged { .. });
-        if !file.read_only && visited.as_ref().is_err_and(is_damaged) {
+        if !file.read_only && visited.as_ref().is_err_and(is_damage) {
             order.give_up(&file.pool);
         }
         visited.map(|()| balance)

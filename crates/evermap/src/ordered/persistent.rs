@@ -40,7 +40,7 @@ use evermap_index::ordered::PersistentOrdered;
 use evermap_index::ordered::art::Art;
 use evermap_index::{Action, Guard, MutateMode, OrderedIndex, Visitor};
 use evermap_pm::sync::{Mutex, Rank};
-use evermap_pm::{Medium, PmU64, Pool, pod};
+use evermap_pm::{ErrorKind, Medium, PmU64, Pool, pod};
 
 use super::OrderedState;
 use crate::ops::read::Walk;
@@ -99,6 +99,11 @@ impl Visitor for OrderVisit<'_> {
     }
 }
 
+/// Returns `true` if the tree cannot be read.
+pub(super) fn is_damage(error: &evermap_pm::Error) -> bool {
+    matches!(error.kind(), ErrorKind::Damaged { .. })
+}
+
 impl<M: Medium> PersistentOrder<M> {
     /// Creates a tree for `cell` to name, durably. `complete`: the map has no keys yet.
     ///
@@ -130,13 +135,46 @@ impl<M: Medium> PersistentOrder<M> {
         if word == 0 {
             return Ok(None);
         }
-        let found = decode_checked(WordKind::Order, word);
-        let (block, words) = found
-            .and_then(|block| Some((block, m.at::<OrderBlock>(block)?)))
+        let (block, words) = Self::named(m, word)
             .ok_or_else(|| evermap_pm::Error::damaged(at, "it does not name an ordered index"))?;
+        if m.load(&words.complete) == GIVEN_UP {
+            let what = "this ordered index was given up, because it could not be read";
+            return Err(evermap_pm::Error::damaged(block, what).into());
+        }
         let tree = Art::open(pool.clone(), &words.tree)?;
         let complete = m.load(&words.complete) == COMPLETE;
         Ok(Some(Self::of(tree, block, complete)))
+    }
+
+    /// Returns the block that the word of a map names.
+    fn named(m: &M, word: u64) -> Option<(u64, &OrderBlock)> {
+        let block = decode_checked(WordKind::Order, word)?;
+        Some((block, m.at(block)?))
+    }
+
+    /// Returns `true` if `cell` names the block of a tree, whether or not that can be read.
+    pub(crate) fn is_named_by(m: &M, cell: &PmU64) -> bool {
+        Self::named(m, m.load(cell)).is_some()
+    }
+
+    /// Replaces the tree that `cell` names, and that cannot be read, by an empty one, which is to
+    /// be filled. `cell` names the one or the other at every moment. Returns `None` if `cell` names
+    /// none, or if there is no space: then keys enter no tree until the next opening replaces it.
+    pub(crate) fn replace(pool: &Arc<Pool<M>>, cell: &PmU64) -> Result<Option<Self>> {
+        let m = pool.medium();
+        let Some((_, words)) = Self::named(m, m.load(cell)) else { return Ok(None) };
+        // The sweep finds what the old one leaves behind.
+        pool.require_sweep();
+        match Self::create(pool, cell, false) {
+            Err(error) if error.is_no_space() => {
+                if m.load(&words.complete) == COMPLETE {
+                    m.store(&words.complete, GIVEN_UP);
+                    m.persist(&words.complete);
+                }
+                Ok(None)
+            }
+            created => created.map(Some),
+        }
     }
 
     fn of(tree: Art<M>, block: u64, complete: bool) -> Self {
@@ -180,11 +218,18 @@ impl<M: Medium> PersistentOrder<M> {
     /// Notes, durably, that the tree cannot be read, so that the next opening replaces it.
     pub(crate) fn give_up(&self, pool: &Pool<M>) {
         let _filling = self.filling.lock().unwrap_or_else(PoisonError::into_inner);
-        self.store_complete(pool, GIVEN_UP);
+        self.give_up_filling(pool);
+    }
+
+    /// The same for the thread that fills it.
+    fn give_up_filling(&self, pool: &Pool<M>) {
+        if !self.is_given_up(pool) {
+            self.store_complete(pool, GIVEN_UP);
+        }
     }
 
     /// Returns `true` if the tree cannot be read.
-    pub(crate) fn is_given_up(&self, pool: &Pool<M>) -> bool {
+    fn is_given_up(&self, pool: &Pool<M>) -> bool {
         pool.medium().load(&self.words(pool).complete) == GIVEN_UP
     }
 
@@ -324,6 +369,9 @@ impl<M: Medium> Map<M> {
             }
             Action::Keep
         })?;
+        if entered.as_ref().is_err_and(is_damage) {
+            order.give_up_filling(&self.db.file.pool);
+        }
         Ok(entered?)
     }
 

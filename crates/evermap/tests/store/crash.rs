@@ -8,9 +8,10 @@ use std::sync::Mutex;
 
 use crate::common::{self, value_of};
 use crate::ordered;
+use crate::persistent_order;
 use evermap::{
-    Applied, Batch, Clock, Edit, Error, IndexKind, Item, Map, MapOptions, Marks, Meta, Options,
-    Order, Outcome, counter,
+    Applied, Batch, Clock, DamageMark, Edit, Error, IndexKind, Item, Map, MapOptions, Marks, Meta,
+    Options, Order, Outcome, counter,
 };
 use evermap_index::testkit::{Tier, tier};
 use evermap_pm::Medium;
@@ -18,7 +19,7 @@ use evermap_pm::region::{Identity, Region};
 use evermap_pm::sim::mutants::Fate;
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
-use evermap_pm::sim::{self, CrashPoint, Failure, ImageConfig, Model, Sim, Subject};
+use evermap_pm::sim::{self, CrashPoint, Failure, ImageConfig, Model, Mutation, Sim, Subject};
 
 /// A workload on a store.
 struct Workload {
@@ -580,6 +581,12 @@ impl Live {
     }
 
     fn verify(&self) -> Result<(), String> {
+        // What a crash leaves is never taken for damage, which a check would take away.
+        self.store.db().recover().map_err(text)?;
+        let stat = self.store.stat();
+        if stat.damage > DamageMark::None {
+            return Err(format!("a crash was taken for damage: {stat}"));
+        }
         let report = self.store.db().check(true).map_err(text)?;
         ordered::scan_agrees(&self.store)?;
         self.limit_holds()?;
@@ -781,6 +788,94 @@ fn keys_that_are_missing_in_a_persistent_order_are_found() {
     };
     found(Workload::new(KEYS, 0, common::index()), 20_000, "OR-1", 0..4);
     found(Workload::shared_cache(), 100, "OR-2", 0..300);
+}
+
+/// A store whose order lacks keys, which a recovery enters: crashes in the middle of that.
+struct LackingOrder {
+    /// Whether the order cannot be read either, so that the opening after that replaces it.
+    given_up: bool,
+}
+
+impl LackingOrder {
+    const KEYS: std::ops::Range<u64> = 0..60;
+
+    fn open(&self, sim: &Sim) -> Result<Map<Sim>, Failure> {
+        let options = common::small(1 << 20).ordered(Order::Persistent);
+        Ok(common::open_medium(sim.clone(), Identity::default(), &options).map_err(text)?)
+    }
+
+    fn put(&self, store: &Map<Sim>) -> Result<(), Failure> {
+        for key in Self::KEYS {
+            store.put(&key_of(key), &value_of(&key_of(key), key, 20)).map_err(text)?;
+        }
+        Ok(())
+    }
+}
+
+impl Subject for LackingOrder {
+    type Call = String;
+    type History = ();
+    type Live = Map<Sim>;
+
+    fn workload(&self, _: u64) -> Vec<String> {
+        vec!["recover".into()]
+    }
+
+    fn run(&self, sim: &Sim, _: &[String]) -> Result<(), Failure> {
+        let store = self.open(sim)?;
+        sim.mutate(Some(Mutation::Planted("OR-1")));
+        self.put(&store)?;
+        sim.mutate(None);
+        store.put(b"in order", b"").map_err(text)?;
+        drop(store);
+        if self.given_up {
+            persistent_order::break_tree(sim);
+            let store = self.open(sim)?;
+            if store.db().recover().is_ok() {
+                return Err("the sweep reads what cannot be read".to_owned().into());
+            }
+        }
+        sim.checkpoint();
+        let store = self.open(sim)?;
+        store.db().recover().map_err(text)?;
+        store.build_ordered(1).map_err(text)?;
+        Ok(())
+    }
+
+    fn recover(&self, sim: &Sim, (): &(), _: &CrashPoint) -> Result<Map<Sim>, Failure> {
+        let store = self.open(sim)?;
+        store.db().recover().map_err(text)?;
+        ordered::scan_agrees(&store)?;
+        for key in Self::KEYS {
+            let value = store.get(&key_of(key)).map_err(text)?;
+            if value != Some(value_of(&key_of(key), key, 20)) {
+                return Err(format!("key {key} is lost").into());
+            }
+        }
+        let report = store.db().check(true).map_err(text)?;
+        if report.is_sound() { Ok(store) } else { Err(text(report).into()) }
+    }
+
+    fn probe(&self, store: Map<Sim>, _: u64) -> Result<(), Failure> {
+        self.put(&store)?;
+        ordered::scan_agrees(&store)?;
+        let report = store.db().check(true).map_err(text)?;
+        if report.is_sound() { Ok(()) } else { Err(text(report).into()) }
+    }
+}
+
+#[test]
+fn a_crash_while_an_order_is_restored_loses_nothing() {
+    for model in [Model::Adr, Model::ProcessDeath] {
+        for given_up in [false, true] {
+            let most = tier().choose(300, 4_000);
+            let config = sim::Config { capacity: 1 << 20, ..config(model, most) };
+            let report = sim::campaign::run(&LackingOrder { given_up }, &config, 0..1);
+            println!("{report}");
+            report.assert_clean();
+            assert!(report.images > most / 3);
+        }
+    }
 }
 
 /// A cache, from which records are evicted, and moved out of sparse extents, throughout.

@@ -1,13 +1,17 @@
 //! A copy that was made while a process was writing to the file, restored over the same file: the
 //! identity of the file says nothing then, and its pages are of different times.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin};
 
-use crate::common::{self, child};
-use evermap::{DamageMark, ErrorKind, IndexKind, Map, OnSuspect, Options};
+use crate::common::{self, Kept, child};
+use evermap::{DamageMark, ErrorKind, IndexKind, Map, OnSuspect, Options, Order};
+use evermap_pm::Medium;
+use evermap_pm::sim::Sim;
 
 /// The number of records that the process has stored when the copy begins, and of those that it
 /// stores meanwhile.
@@ -155,4 +159,62 @@ fn a_file_whose_process_was_killed_is_not_refused() {
         map.db().recover().unwrap();
         assert_eq!(map.stat().damage, DamageMark::None);
     }
+}
+
+/// Copies that were made between two moments, up to some place before and from there on after:
+/// where the order lacks keys that the hash index has, the sweep enters them.
+#[test]
+fn the_sweep_of_a_restored_copy_enters_what_its_order_lacks() {
+    let mut lacking = 0;
+    for kind in common::every_index() {
+        let memory = Kept::new(64 << 20);
+        let options = options(kind).ordered(Order::Persistent);
+        let store = memory.open(&options).unwrap();
+        let put = |keys: Range<u64>| {
+            keys.for_each(|key| store.put(&key.to_be_bytes(), b"value").unwrap());
+        };
+        put(0..FIRST);
+        let before = memory.copy();
+        put(FIRST..LAST);
+        for percent in (52..92).step_by(8) {
+            let mixed = memory.copy();
+            let cut = before.len() / 100 * percent / 4096 * 4096;
+            (0..cut).step_by(8).for_each(|at| mixed.set_word(at, before.word(at)));
+            lacking += u64::from(is_restored(&mixed, &options));
+        }
+    }
+    assert!(lacking > 5, "{lacking}");
+}
+
+/// The end of the numbers of keys in copies in which the last ones are only in part.
+const LAST: u64 = FIRST + 50;
+
+/// Returns `true` if the order lacked keys, and has all that `get` finds after the sweep.
+fn is_restored(memory: &Kept, options: &Options) -> bool {
+    let Ok(store) = memory.open(options) else { return false };
+    // Only of an index that can be read all is found.
+    let found = |key: &u64| store.get(&key.to_be_bytes()).map(|value| value.is_some());
+    if (0..LAST).any(|key| found(&key).is_err()) {
+        return false;
+    }
+    let found: BTreeSet<_> =
+        (0..LAST).filter(|key| found(key).unwrap()).map(|key| key.to_be_bytes().to_vec()).collect();
+    let found = Some(found);
+    let scanned = |store: &Map<Sim>| -> Option<BTreeSet<_>> {
+        store.scan(..).ok()?.map(|pair| pair.ok().map(|(key, _)| key)).collect()
+    };
+    if scanned(&store) == found {
+        return false;
+    }
+    let recovered = store.db().recover();
+    let stat = store.stat();
+    assert!(stat.damage > DamageMark::None, "{stat}");
+    if recovered.is_err() || scanned(&store) != found {
+        // A tree that cannot be read is replaced by the next opening.
+        drop(store);
+        let store = memory.open(&options.clone().on_suspect(OnSuspect::Salvage)).unwrap();
+        let _ = store.db().recover();
+        assert_eq!(scanned(&store), found);
+    }
+    true
 }

@@ -1,12 +1,15 @@
 //! The order of keys in the file: from the first moment on, after every end of the process, and of
 //! files that did not have it.
 
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 
 use crate::common::{self, Kept, assert_sound, value_of};
 use crate::ordered::{assert_scans, key_of, scan_agrees};
-use evermap::{Batch, Error, Map, MapOptions, Options, Order, OrderedState};
-use evermap_pm::sim::Sim;
+use evermap::{Batch, DamageMark, Error, Map, MapOptions, Options, Order, OrderedState};
+use evermap_index::testkit::tier;
+use evermap_pm::sim::{Mutation, Sim};
+use evermap_pm::{Medium, PmU64};
 
 fn options(order: Order) -> Options {
     common::options().capacity(64 << 20).extent_size(64 << 10).ordered(order)
@@ -163,6 +166,132 @@ fn a_lost_order_is_made_anew() {
         store.db().recover().unwrap();
         assert_sound(&store);
     }
+}
+
+/// Returns memory with a store that was not closed, and whose order lacks three keys.
+fn lacking() -> (Kept, Options) {
+    let (memory, options) = (Kept::new(64 << 20), options(Order::Persistent));
+    let store = memory.open(&options).unwrap();
+    put(&store, 0..2000);
+    memory.mutate(Some(Mutation::Planted("OR-1")));
+    put(&store, 2000..2003);
+    memory.mutate(None);
+    (memory, options)
+}
+
+/// Keys that are bound and not in the order are found by the sweep, and entered. The file is marked
+/// until it was verified.
+#[test]
+fn keys_that_are_missing_are_entered_by_the_sweep() {
+    let (memory, options) = lacking();
+    let store = memory.open(&options).unwrap();
+    assert!(scan_agrees(&store).is_err());
+    store.db().recover().unwrap();
+    assert_eq!(store.stat().damage, DamageMark::Found);
+    assert_scans(&store, &pairs(0..2003));
+    assert_sound(&store);
+    assert_eq!(store.stat().damage, DamageMark::None);
+    // A process that ends in between loses none of this.
+    let store = memory.open(&options).unwrap();
+    store.db().recover().unwrap();
+    assert_eq!(store.stat().damage, DamageMark::None);
+    assert_scans(&store, &pairs(0..2003));
+}
+
+/// Only a check finds them in a file that was closed. Then the next opening enters them.
+#[test]
+fn keys_that_a_check_finds_missing_are_entered_by_the_next_opening() {
+    let (memory, options) = (Kept::new(64 << 20), options(Order::Persistent));
+    let store = memory.open(&options).unwrap();
+    put(&store, 0..2000);
+    memory.mutate(Some(Mutation::Planted("OR-1")));
+    put(&store, 2000..2003);
+    memory.mutate(None);
+    store.into_db().close().unwrap();
+    let store = memory.open(&options).unwrap();
+    assert!(store.stat().clean_open);
+    assert_eq!(store.db().check(false).unwrap().problems.len(), 3);
+    store.into_db().close().unwrap();
+    let store = memory.open(&options).unwrap();
+    assert_eq!(store.stat().damage, DamageMark::Found);
+    store.db().recover().unwrap();
+    assert_scans(&store, &pairs(0..2003));
+    assert_sound(&store);
+    store.into_db().close().unwrap();
+    assert!(memory.open(&options).unwrap().stat().clean_open);
+}
+
+/// A tree that cannot be read is replaced by the next opening, with any option.
+#[test]
+fn an_order_that_cannot_be_read_is_replaced() {
+    let memory = Kept::new(64 << 20);
+    let store = memory.open(&options(Order::Persistent)).unwrap();
+    put(&store, 0..2000);
+    drop(store);
+    break_tree(&*memory);
+    let store = memory.open(&options(Order::None)).unwrap();
+    store.db().recover().unwrap_err();
+    assert!(scan_agrees(&store).is_err());
+    assert_eq!(store.get(&key_of(1)).unwrap(), Some(value_of(&key_of(1), 1, 20)));
+    store.into_db().close().unwrap();
+    let store = memory.open(&options(Order::None)).unwrap();
+    put(&store, 2000..2010);
+    assert!(!store.stat().clean_open);
+    assert_eq!(store.stat().persistent_order, Some(OrderedState::Pending));
+    store.db().recover().unwrap();
+    assert_scans(&store, &pairs(0..2010));
+    // What the tree before took is free again.
+    assert_sound(&store);
+    assert_eq!(store.stat().damage, DamageMark::None);
+}
+
+/// Nothing is missing while keys come and go beside the sweep.
+#[test]
+fn a_sweep_beside_writers_misses_no_key() {
+    for kind in common::every_index() {
+        let memory = Kept::new(64 << 20);
+        let options = options(Order::Persistent).index(kind);
+        put(&memory.open(&options).unwrap(), 0..3000);
+        for round in 0..tier().choose(3, 30) {
+            let store = memory.open(&options).unwrap();
+            let done = AtomicBool::new(false);
+            thread::scope(|threads| {
+                for thread in 0..2u64 {
+                    let (store, done) = (store.clone(), &done);
+                    threads.spawn(move || {
+                        for step in 0.. {
+                            let number = (thread * 7919 + step * 31 + round) % 6000;
+                            match store.remove(&key_of(number)).unwrap() {
+                                true if step % 3 == 0 => {}
+                                _ => put(&store, [number]),
+                            }
+                            if done.load(SeqCst) {
+                                break;
+                            }
+                        }
+                    });
+                }
+                store.db().recover().unwrap();
+                done.store(true, SeqCst);
+            });
+            assert_eq!(store.stat().damage, DamageMark::None, "{kind}: {}", store.stat());
+        }
+        assert_sound(&memory.open(&options).unwrap());
+    }
+}
+
+/// Makes the tree of the only map with one lead to nothing, from the first symbol with a child on.
+pub(crate) fn break_tree(medium: &impl Medium) {
+    let cell = |at| medium.at::<PmU64>(at).expect("inside");
+    let word = |at| medium.load(cell(at));
+    let mut all = (0..medium.len()).step_by(8);
+    let complete = all.find(|&at| word(at) == u64::from_le_bytes(*b"complete")).unwrap();
+    let node = word(word(complete + 8) + 8);
+    // After four words that every node begins with.
+    let children = (0..256).map(|symbol| node + 32 + symbol * 8);
+    let child = children.into_iter().find(|&at| word(at) & 0xffff_ffff_fff0 != 0).unwrap();
+    medium.store(cell(child), word(child) ^ 1 << 40);
+    medium.persist(cell(child));
 }
 
 /// Returns the offset of the word that names the order of the default map: the root slots follow
