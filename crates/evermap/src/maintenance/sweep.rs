@@ -48,7 +48,7 @@ impl<M: Medium> Evermap<M> {
     /// the rest can be reused, repairs every part of the index of each map along the way, and
     /// counts records. Does nothing if that is done or not needed.
     ///
-    /// Reads the indexes and no records. If the [persistent ordered index](crate::Order::Persistent)
+    /// Reads the indexes, and a sample of some thousand records, which it verifies. If the [persistent ordered index](crate::Order::Persistent)
     /// lacks keys, which no crash does, it reads those, enters the keys and marks the file as
     /// damaged. Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs
     /// a record if the indexes are in memory. On a file, a thread in the background does this,
@@ -106,12 +106,15 @@ impl<M: Medium> Evermap<M> {
         self.read_parts_ahead();
         let (mut census, mut found) = (Census::default(), vec![Totals::default(); maps.len()]);
         let mut missing = vec![0; maps.len()];
+        let index_bytes = self.file.pool.old_fixed_extents().map(|it| it.end - it.start).sum();
+        let mut sample = Sample::new(index_bytes);
         let mut visit = |mark: &mut dyn FnMut(u64)| {
             let mut visited = Ok(());
             for ((map, found), missing) in maps.iter().zip(&mut found).zip(&mut missing) {
                 map.inner.header.block().into_iter().for_each(&mut *mark);
                 let order = map.sweep_order(mark);
-                let mut sweeper = Sweeper { map, mark, census: &mut census, found, words };
+                let (census, sample) = (&mut census, &mut sample);
+                let mut sweeper = Sweeper { map, sample, mark, census, found, words };
                 // Everything else that can be read is recovered along the way.
                 visited = visited.and(map.inner.index.visit(&mut sweeper));
                 match order {
@@ -181,10 +184,42 @@ fn interrupted() -> evermap_pm::Error {
     ErrorKind::Config("the store is being closed".into()).into()
 }
 
-/// Marks every block that the index names, and counts the records of earlier openings. It reads no
-/// record, because records can be many times as large as the indexes.
+/// The number of records that a sweep verifies, about, and the time that it takes for that at most.
+const SAMPLED: u64 = 16 << 10;
+const SAMPLED_FOR: Duration = Duration::from_millis(500);
+/// The value of a larger record is not read.
+const SAMPLED_BYTES: u64 = 4096;
+/// The bytes of an index for a record, about, from which the number of records is estimated.
+const INDEX_BYTES: u64 = 32;
+
+/// Selects records that are verified: evenly among all of them, because those of a copy that was
+/// made while a process was writing are of different times anywhere.
+struct Sample {
+    /// One record in so many is verified.
+    every: u64,
+    passed: u64,
+    took: Duration,
+}
+
+impl Sample {
+    /// `index_bytes`: the size of all indexes.
+    fn new(index_bytes: u64) -> Self {
+        let every = (index_bytes / INDEX_BYTES / SAMPLED).max(1);
+        Sample { every, passed: 0, took: Duration::ZERO }
+    }
+
+    /// Returns `true` if the next record is to be verified.
+    fn selects_next(&mut self) -> bool {
+        self.passed += 1;
+        self.passed.is_multiple_of(self.every) && self.took < SAMPLED_FOR
+    }
+}
+
+/// Marks every block that the index names, and counts the records of earlier openings. It reads a
+/// limited number of records, because they can be many times as large as the indexes.
 struct Sweeper<'s, M: Medium> {
     map: &'s Map<M>,
+    sample: &'s mut Sample,
     mark: &'s mut dyn FnMut(u64),
     census: &'s mut Census,
     found: &'s mut Totals,
@@ -210,6 +245,29 @@ impl<M: Medium> Sweeper<'_, M> {
     }
 }
 
+impl<M: Medium> Sweeper<'_, M> {
+    /// Notes it as damage if the record that `word` names is not what was stored there. It is of an
+    /// earlier opening: until the sweep has ended, its block has no other use.
+    fn verify(&mut self, word: u64) {
+        let (began, map) = (Instant::now(), self.map);
+        let damaged = match Record::at(map.db.file.pool.medium(), word) {
+            Err(what) => Some(Error::damaged(&[], word & OFFSET_MASK, what)),
+            Ok(record) if record.control().is_some() => {
+                let is_read = record.bytes() <= SAMPLED_BYTES;
+                let is_wrong = is_read && !record.verify(map.inner.header.owner());
+                is_wrong.then(|| record.damaged("its checksum does not match"))
+            }
+            // Removed or replaced since the index was read.
+            Ok(record) if record.was_unbound_in(map.db.file.pool.generation()) => None,
+            Ok(record) => Some(record.damaged(record.why_unreadable())),
+        };
+        if let Some(error) = damaged {
+            map.met(error);
+        }
+        self.sample.took += began.elapsed();
+    }
+}
+
 impl<M: Medium> Visitor for Sweeper<'_, M> {
     fn block(&mut self, offset: u64) {
         (self.mark)(offset);
@@ -221,6 +279,9 @@ impl<M: Medium> Visitor for Sweeper<'_, M> {
         (self.mark)(offset);
         if let Some(bytes) = self.old_bytes(word) {
             self.census.count(self.found, offset, bytes);
+            if bytes > 0 && !self.map.db.file.pool.is_swept() && self.sample.selects_next() {
+                self.verify(word);
+            }
         }
     }
 
