@@ -106,8 +106,7 @@ impl<M: Medium> Evermap<M> {
         self.read_parts_ahead();
         let (mut census, mut found) = (Census::default(), vec![Totals::default(); maps.len()]);
         let mut missing = vec![0; maps.len()];
-        let index_bytes = self.file.pool.old_fixed_extents().map(|it| it.end - it.start).sum();
-        let mut sample = Sample::new(index_bytes);
+        let mut sample = Sample::default();
         let mut visit = |mark: &mut dyn FnMut(u64)| {
             let mut visited = Ok(());
             for ((map, found), missing) in maps.iter().zip(&mut found).zip(&mut missing) {
@@ -184,34 +183,33 @@ fn interrupted() -> evermap_pm::Error {
     ErrorKind::Config("the store is being closed".into()).into()
 }
 
-/// The number of records that a sweep verifies, about, and the time that it takes for that at most.
-const SAMPLED: u64 = 16 << 10;
+/// A sweep verifies nearly all of so many records, and of n records as many times the logarithm of
+/// the ratio.
+const SAMPLED: u64 = 8 << 10;
+/// The time that it takes for that at most.
 const SAMPLED_FOR: Duration = Duration::from_millis(500);
 /// The value of a larger record is not read.
 const SAMPLED_BYTES: u64 = 4096;
-/// The bytes of an index for a record, about, from which the number of records is estimated.
-const INDEX_BYTES: u64 = 32;
 
-/// Selects records that are verified: evenly among all of them, because those of a copy that was
-/// made while a process was writing are of different times anywhere.
+/// Selects records that are verified: one in ever more, because how many there are is unknown. The
+/// index shows them in no order of time, so any part of them has its share of those that do not
+/// belong to it.
+#[derive(Default)]
 struct Sample {
-    /// One record in so many is verified.
-    every: u64,
     passed: u64,
+    next: u64,
     took: Duration,
 }
 
 impl Sample {
-    /// `index_bytes`: the size of all indexes.
-    fn new(index_bytes: u64) -> Self {
-        let every = (index_bytes / INDEX_BYTES / SAMPLED).max(1);
-        Sample { every, passed: 0, took: Duration::ZERO }
-    }
-
     /// Returns `true` if the next record is to be verified.
     fn selects_next(&mut self) -> bool {
+        let is_next = self.passed >= self.next;
+        if is_next {
+            self.next = self.passed + 1 + self.passed / SAMPLED;
+        }
         self.passed += 1;
-        self.passed.is_multiple_of(self.every) && self.took < SAMPLED_FOR
+        is_next && self.took < SAMPLED_FOR
     }
 }
 
