@@ -11,7 +11,7 @@ use evermap_pm::Medium;
 use crate::Stat;
 use crate::error::{CHECK_ADVICE, counted};
 use crate::maintenance::sweep::{SweepState, mark_for};
-use crate::ops::read::Walk;
+use crate::ops::read::{MISMATCH, Walk};
 use crate::record::Record;
 use crate::{Error, Evermap, Map, Result};
 
@@ -310,7 +310,7 @@ impl<M: Medium> Map<M> {
             return Err(describe(record.why_unreadable()));
         }
         if !record.verify(self.inner.header.owner()) {
-            return Err(describe("its checksum does not match"));
+            return Err(describe(MISMATCH));
         }
         Ok(record)
     }

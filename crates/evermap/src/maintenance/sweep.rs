@@ -9,6 +9,7 @@ use evermap_pm::region::{DamageMark, WIDESPREAD};
 use evermap_pm::{ErrorKind, Medium};
 
 use crate::maintenance::census::{Census, Totals};
+use crate::ops::read::MISMATCH;
 use crate::record::Record;
 use crate::{Error, Evermap, Map, Result};
 
@@ -185,7 +186,7 @@ fn interrupted() -> evermap_pm::Error {
 
 /// A sweep verifies nearly all of so many records, and of n records as many times the logarithm of
 /// the ratio.
-const SAMPLED: u64 = 8 << 10;
+const SAMPLED: u64 = 4 << 10;
 /// The time that it takes for that at most.
 const SAMPLED_FOR: Duration = Duration::from_millis(500);
 /// The value of a larger record is not read.
@@ -253,7 +254,7 @@ impl<M: Medium> Sweeper<'_, M> {
             Ok(record) if record.control().is_some() => {
                 let is_read = record.bytes() <= SAMPLED_BYTES;
                 let is_wrong = is_read && !record.verify(map.inner.header.owner());
-                is_wrong.then(|| record.damaged("its checksum does not match"))
+                is_wrong.then(|| record.damaged(MISMATCH))
             }
             // Removed or replaced since the index was read.
             Ok(record) if record.was_unbound_in(map.db.file.pool.generation()) => None,
