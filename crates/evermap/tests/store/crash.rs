@@ -868,7 +868,7 @@ impl Subject for LackingOrder {
 fn a_crash_while_an_order_is_restored_loses_nothing() {
     for model in [Model::Adr, Model::ProcessDeath] {
         for given_up in [false, true] {
-            let most = tier().choose(300, 4_000);
+            let most = tier().choose(100, 4_000);
             let config = sim::Config { capacity: 1 << 20, ..config(model, most) };
             let report = sim::campaign::run(&LackingOrder { given_up }, &config, 0..1);
             println!("{report}");

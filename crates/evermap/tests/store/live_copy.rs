@@ -176,13 +176,13 @@ fn the_sweep_of_a_restored_copy_enters_what_its_order_lacks() {
         put(0..FIRST);
         let before = memory.copy();
         put(FIRST..LAST);
-        for percent in (52..92).step_by(8) {
+        for percent in [56, 68, 80] {
             let mixed = memory.copy();
             mix(&mixed, &before, percent);
             lacking += u64::from(is_restored(&mixed, &options));
         }
     }
-    assert!(lacking > 5, "{lacking}");
+    assert!(lacking > 3, "{lacking}");
 }
 
 /// The end of the numbers of keys in copies in which the last ones are only in part.
@@ -230,7 +230,7 @@ fn the_sweep_of_a_restored_copy_finds_records_of_another_time() {
         (0..FIRST).for_each(|key| put(key, b"value"));
         let before = memory.copy();
         (0..FIRST).step_by(20).for_each(|key| put(key, &[0xab; 100]));
-        for percent in (52..100).step_by(8) {
+        for percent in [60, 76, 88] {
             let mixed = memory.copy();
             mix(&mixed, &before, percent);
             let Ok(store) = mixed.open(&options(kind)) else { continue };
@@ -248,7 +248,7 @@ fn the_sweep_of_a_restored_copy_finds_records_of_another_time() {
             }
         }
     }
-    assert!(damaged > 5, "{damaged}");
+    assert!(damaged > 3, "{damaged}");
 }
 
 /// Replaces what is before this part of the length of `before` by that.
