@@ -49,12 +49,12 @@ impl<M: Medium> Evermap<M> {
     /// the rest can be reused, repairs every part of the index of each map along the way, and
     /// counts records. Does nothing if that is done or not needed.
     ///
-    /// Reads the indexes, and a sample of some thousand records, which it verifies. If the [persistent ordered index](crate::Order::Persistent)
-    /// lacks keys, which no crash does, it reads those, enters the keys and marks the file as
-    /// damaged. Other operations may go on meanwhile. O(n), 0.1 to 0.5 µs
-    /// a record if the indexes are in memory. On a file, a thread in the background does this,
-    /// unless it was opened [read-only](crate::Options::read_only): then all of it takes place in
-    /// the memory of this process.
+    /// Reads the indexes, and a sample of some thousand records, which it verifies. If the
+    /// [persistent ordered index](crate::Order::Persistent) lacks keys, which no crash does, it
+    /// reads those, enters the keys and marks the file as damaged. Other operations may go on
+    /// meanwhile. O(n), 0.1 to 0.5 µs a record if the indexes are in memory. On a file, a thread
+    /// in the background does this, unless it was opened [read-only](crate::Options::read_only):
+    /// then all of it takes place in the memory of this process.
     ///
     /// # Errors
     /// [`Error::GuardHeld`]; [`Error::Closed`] if the store is closed meanwhile; [`Error::Storage`]
@@ -169,8 +169,8 @@ impl<M: Medium> Evermap<M> {
     }
 }
 
-/// Returns the mark of a file in which `bad` of so many places were found damaged. One damaged
-/// extent concerns many of them, but not one in 64.
+/// Returns the mark of a file in which `bad` places were found damaged, `of` all that were looked
+/// at. One damaged extent concerns many of them, but not one in 64.
 pub(crate) fn mark_for(bad: u64, of: u64) -> DamageMark {
     match bad >= (of / 64).max(WIDESPREAD as u64) {
         true => DamageMark::Widespread,
@@ -184,8 +184,8 @@ fn interrupted() -> evermap_pm::Error {
     ErrorKind::Config("the store is being closed".into()).into()
 }
 
-/// A sweep verifies nearly all of so many records, and of n records as many times the logarithm of
-/// the ratio.
+/// A sweep verifies most of the first records up to this number, and about this number more each
+/// time that the number of records is multiplied by e.
 const SAMPLED: u64 = 4 << 10;
 /// The time that it takes for that at most.
 const SAMPLED_FOR: Duration = Duration::from_millis(500);

@@ -1,15 +1,15 @@
 //! Keys that the persistent ordered index lacks, after an unclean shutdown.
 //!
-//! No crash makes one: a key enters the tree before it is bound. But in a copy that was made while a
-//! process was writing, the pages of the tree may be older than those of the hash index.
+//! No crash makes one: a key enters the tree before it is bound. But in a copy that was made
+//! while a process was writing, the pages of the tree may be older than those of the hash index.
 //!
-//! The sweep visits both. It counts the keys in parts, by their hashes: first those of the tree, and
-//! then those that the hash index binds to records of earlier openings. A key that is bound all that
-//! time was in the tree, so if nothing is missing, no part of the hash index has more keys than that
-//! part of the tree, whatever other threads do meanwhile (unless the walk meets a record twice,
-//! because a segment was split). In a part that has, each key is looked up, for which its record is
-//! read; in a file that is marked as damaged, all are. What is missing under the lock of its key is
-//! missing.
+//! The sweep visits both. It counts the keys in parts, by their hashes: first those of the tree,
+//! and then those that the hash index binds to records of earlier openings. A key that is bound
+//! all that time was in the tree, so if nothing is missing, no part of the hash index has more
+//! keys than that part of the tree, whatever other threads do meanwhile (unless the walk meets a
+//! record twice, because a segment was split). In a part that has, each key is looked up, for
+//! which its record is read; in a file that is marked as damaged, all are. What is missing under
+//! the lock of its key is missing.
 //!
 //! One key more in the tree than in the hash index, as a kill may leave it, can hide another one
 //! that is missing in the same part.
@@ -138,7 +138,7 @@ impl<M: Medium> Map<M> {
         let what = format!("{name}the ordered index lacked {}", counted(missing, "key"));
         pool.region().mark_damage(mark_for(missing, keys), &what);
         order.set_incomplete(pool);
-        // If there is no space for them, or the file is being closed, the next scan goes on with it.
+        // If there is no space for them, or the file is being closed, the next scan goes on.
         let _ = self.fill_order(order);
     }
 
