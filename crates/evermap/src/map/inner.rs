@@ -205,6 +205,11 @@ impl<M: Medium> OpenContext<'_, M> {
 }
 
 impl<M: Medium> MapInner<M> {
+    /// Returns `true` for the map with the names of the others.
+    pub(crate) fn is_catalogue(&self) -> bool {
+        self.name.is_none() && !self.header.is_default()
+    }
+
     /// Returns `true` if operations may begin.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {

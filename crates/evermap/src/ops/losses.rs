@@ -62,8 +62,10 @@ impl<M: Medium> Map<M> {
     #[cold]
     pub(crate) fn incomplete(&self, met: u64, readable: u64) -> Option<Error> {
         let records = self.unchanged_records().filter(|records| met < *records)?;
-        // What is being removed is counted after it is unbound, under the same guard.
+        // What is being removed is counted after it is unbound, under the same guard. Who walks over
+        // the catalogue holds the lock under which it changes, and must not wait for guards.
         let settled = self.db.file.read_only
+            || self.inner.is_catalogue()
             || self.db.file.pool.epoch().synchronize_within(PATIENCE).is_ok();
         let lost = settled && self.unchanged_records() == Some(records);
         lost.then(|| self.met(Error::Incomplete { readable, records }))

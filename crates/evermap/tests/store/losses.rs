@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::common;
 use evermap_index::testkit::tier;
+use evermap_pm::Medium;
 
 use evermap::{Evermap, IndexKind, Map, MapOptions, Meta, Options, Order};
 
@@ -196,4 +198,32 @@ fn what_is_dead_or_not_counted_is_no_loss() {
     assert_eq!(shown_whole(&map), (0, 0));
     map.into_db().close().unwrap();
     read(&path, 0);
+}
+
+/// Whoever walks over the names of maps holds the lock of their table, and waits for no guard.
+#[test]
+fn names_that_are_lost_are_noticed() {
+    const MAPS: usize = 40;
+    let options = common::small(4 << 20);
+    let memory = common::Kept::new(4 << 20);
+    let db = memory.open(&options).unwrap().into_db();
+    for number in 0..MAPS {
+        db.map(&format!("map {number}"), MapOptions::new()).unwrap();
+    }
+    db.close().unwrap();
+    let mut noticed = 0;
+    for page in (4..memory.len() / 4096).map(|page| page * 4096) {
+        let damaged = memory.copy();
+        (page..page + 4096).step_by(8).for_each(|at| damaged.set_word(at, 0));
+        let Ok(map) = damaged.open(&options) else { continue };
+        match map.db().maps() {
+            Ok(names) => assert_eq!(names.len(), MAPS, "page {page:#x}"),
+            Err(error) => {
+                noticed += 1;
+                assert!(error.is_damaged(), "page {page:#x}: {error}");
+                assert!(!map.db().check(false).unwrap().is_sound(), "page {page:#x}");
+            }
+        }
+    }
+    assert!(noticed > 0);
 }
