@@ -4,13 +4,14 @@ use evermap_pm::{Medium, Pool, Result};
 
 /// Allocates blocks, and frees them when dropped, unless [`keep`](Fresh::keep) was called. So the
 /// creation of an index that fails for lack of space leaves no blocks allocated.
-pub(crate) struct Fresh<'p, M: Medium> {
+pub struct Fresh<'p, M: Medium> {
     pool: &'p Pool<M>,
     blocks: Vec<u64>,
 }
 
 impl<'p, M: Medium> Fresh<'p, M> {
-    pub(crate) fn new(pool: &'p Pool<M>) -> Self {
+    /// Creates an owner of no blocks yet.
+    pub fn new(pool: &'p Pool<M>) -> Self {
         Fresh { pool, blocks: Vec::new() }
     }
 
@@ -18,7 +19,7 @@ impl<'p, M: Medium> Fresh<'p, M> {
     ///
     /// # Errors
     /// `NoSpace`.
-    pub(crate) fn allocate(&mut self, size: u64) -> Result<u64> {
+    pub fn allocate(&mut self, size: u64) -> Result<u64> {
         self.note(self.pool.allocate(size)?)
     }
 
@@ -26,7 +27,7 @@ impl<'p, M: Medium> Fresh<'p, M> {
     ///
     /// # Errors
     /// `NoSpace`.
-    pub(crate) fn allocate_fixed(&mut self, size: u64) -> Result<u64> {
+    pub fn allocate_fixed(&mut self, size: u64) -> Result<u64> {
         self.note(self.pool.allocate_fixed(size)?)
     }
 
@@ -34,12 +35,12 @@ impl<'p, M: Medium> Fresh<'p, M> {
     ///
     /// # Errors
     /// `NoSpace`.
-    pub(crate) fn allocate_exact(&mut self, size: u64) -> Result<u64> {
+    pub fn allocate_exact(&mut self, size: u64) -> Result<u64> {
         self.note(self.pool.allocate_exact(size)?)
     }
 
     /// Adds a block that the index has had for such a case. Returns its offset.
-    pub(crate) fn adopt(&mut self, block: u64) -> u64 {
+    pub fn adopt(&mut self, block: u64) -> u64 {
         self.blocks.push(block);
         block
     }
@@ -50,7 +51,7 @@ impl<'p, M: Medium> Fresh<'p, M> {
     }
 
     /// Keeps the blocks: the index has all blocks that it needs.
-    pub(crate) fn keep(mut self) {
+    pub fn keep(mut self) {
         self.blocks.clear();
     }
 }

@@ -6,26 +6,27 @@
 //! folders look alike: `segment` (where a record can be), `bucket` or `lock`, `recover` and `check`
 //! (what these do inside a segment), and `structure` or `split` (what splits and merges do there).
 //!
-//! Ordered indexes are in [`ordered`]. Behind the feature `relativistic`, `hash::relativistic` has
-//! the tables of another paper, in ordinary memory, for measurements.
+//! Ordered indexes are in [`ordered`]. The crate `evermap-papers` has more indexes of both kinds, to
+//! be studied and compared.
 //!
 //! Modules beside the folders are shared by several indexes: [`key`] (representations of keys and
-//! hashing), [`record`] (variable-length keys in the heap), [`recipe`] (making changes durable
-//! before they become visible), [`node_lock`] (locks of the nodes of trees).
+//! hashing) and [`record`] (variable-length keys in the heap). Others are for implementers of
+//! indexes, and of no use to programs that use one: [`fresh`] (blocks of an index that is being
+//! created), [`root`] (the block that a root cell refers to), [`lock_wait`] (waiting for a lock),
+//! [`node_lock`] (locks of the nodes of trees), [`recipe`] (making changes durable before they
+//! become visible), most modules of [`hash`], and [`ordered::leaf`] and [`ordered::memory`].
 
-#[cfg(test)]
-mod crash_states;
 pub mod fingerprint;
-mod fresh;
+pub mod fresh;
 pub mod hash;
 pub mod index;
 pub mod key;
-mod lock_wait;
+pub mod lock_wait;
 pub mod node_lock;
 pub mod ordered;
 pub mod recipe;
 pub mod record;
-mod root;
+pub mod root;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 
@@ -36,7 +37,6 @@ pub use hash::dash::{DashEh, DashLh};
 pub use hash::level::Level;
 pub use hash::line::LineHash;
 pub use hash::tranche::{Tranche, TrancheMap};
-pub use hash::volatile::{self, VolatileMap};
 pub use index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key, Quotient, Without};
 pub use ordered::bplus::BPlus;
@@ -44,5 +44,5 @@ pub use ordered::{Cursor, Direction, OrderedIndex};
 
 /// Why crash campaigns need not detect that data which recovery found becomes durable later than it
 /// should.
-const FOUND_LATE: &str =
+pub const FOUND_LATE: &str =
     "late, it matters to other threads: `what_recovery_finds_is_durable_before_it_is_used`";

@@ -18,7 +18,7 @@ const LONG: u32 = 1024;
 
 /// The wait of one thread for one lock.
 #[derive(Default)]
-pub(crate) struct LockWait {
+pub struct LockWait {
     backoff: Backoff,
     /// The time of the first call of `go_on`.
     since: Option<Instant>,
@@ -30,7 +30,7 @@ impl LockWait {
     ///
     /// # Errors
     /// `Poisoned`: the holder may have panicked.
-    pub(crate) fn wait<M: Medium>(&mut self, region: &Region<M>) -> Result<bool> {
+    pub fn wait<M: Medium>(&mut self, region: &Region<M>) -> Result<bool> {
         region.ensure_sound()?;
         Ok(self.backoff.wait().is_multiple_of(LONG))
     }
@@ -40,7 +40,7 @@ impl LockWait {
     /// # Errors
     /// `Poisoned`, `Damaged`.
     #[cold]
-    pub(crate) fn wait_at<M: Medium>(&mut self, region: &Region<M>, offset: u64) -> Result<()> {
+    pub fn wait_at<M: Medium>(&mut self, region: &Region<M>, offset: u64) -> Result<()> {
         if self.wait(region)? { self.go_on(region, offset) } else { Ok(()) }
     }
 
@@ -49,7 +49,7 @@ impl LockWait {
     /// # Errors
     /// `Damaged` after 20 seconds: the lock was overwritten. Also poisons the region, so that no
     /// other thread waits as long. Reopening the region repairs the lock.
-    pub(crate) fn go_on<M: Medium>(&mut self, region: &Region<M>, offset: u64) -> Result<()> {
+    pub fn go_on<M: Medium>(&mut self, region: &Region<M>, offset: u64) -> Result<()> {
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
         if waited < LIMIT {
             if waited >= PATIENT {

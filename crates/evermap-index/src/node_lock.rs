@@ -96,7 +96,7 @@ impl Lock {
 /// What refers to a node is replaced before the node is obsolete, so an attempt that begins later
 /// does not get to it any more. If it does, the tree is damaged, and would never let it pass.
 #[derive(Default)]
-pub(crate) struct LastObsolete<'m>(Vec<&'m PmU64>);
+pub struct LastObsolete<'m>(Vec<&'m PmU64>);
 
 impl<'m> LastObsolete<'m> {
     /// Records which nodes that another attempt used are obsolete. `locks` are those of all nodes
@@ -104,7 +104,7 @@ impl<'m> LastObsolete<'m> {
     ///
     /// # Errors
     /// `Damaged` if one was for the attempt before, too.
-    pub(crate) fn meet<M: Medium>(
+    pub fn meet<M: Medium>(
         &mut self,
         m: &M,
         locks: impl IntoIterator<Item = &'m PmU64>,
@@ -123,8 +123,9 @@ impl<'m> LastObsolete<'m> {
 
 /// A node that this thread has locked. It must be released.
 #[must_use = "the node stays locked"]
-pub(crate) struct Locked<'m, N> {
-    pub(crate) node: N,
+pub struct Locked<'m, N> {
+    /// The node.
+    pub node: N,
     cell: &'m PmU64,
     lock: Lock,
 }
@@ -134,7 +135,7 @@ impl<'m, N> Locked<'m, N> {
     ///
     /// # Errors
     /// As [`acquire`].
-    pub(crate) fn acquire<M: Medium>(
+    pub fn acquire<M: Medium>(
         region: &Region<M>,
         node: N,
         cell: &'m PmU64,
@@ -145,23 +146,23 @@ impl<'m, N> Locked<'m, N> {
     }
 
     /// Releases the lock of a node that was not changed.
-    pub(crate) fn release<M: Medium>(self, m: &M) {
+    pub fn release<M: Medium>(self, m: &M) {
         m.store_transient(self.cell, self.lock.unchanged().0);
     }
 
     /// Releases the lock of a node that was changed.
-    pub(crate) fn changed<M: Medium>(self, m: &M) {
+    pub fn changed<M: Medium>(self, m: &M) {
         m.store_transient(self.cell, self.lock.changed().0);
     }
 
     /// Releases the lock of a node that is not part of the tree any more.
-    pub(crate) fn obsolete<M: Medium>(self, m: &M) {
+    pub fn obsolete<M: Medium>(self, m: &M) {
         m.store_transient(self.cell, self.lock.obsolete().0);
     }
 
     /// Releases the lock after work under it, which has returned its result and whether it has
     /// changed the node. If it failed, it has changed nothing.
-    pub(crate) fn end<M: Medium, T>(self, m: &M, worked: Result<(T, bool)>) -> Result<T> {
+    pub fn end<M: Medium, T>(self, m: &M, worked: Result<(T, bool)>) -> Result<T> {
         match worked {
             Ok((_, true)) => self.changed(m),
             _ => self.release(m),
@@ -175,7 +176,7 @@ impl<'m, N> Locked<'m, N> {
 /// # Errors
 /// As [`acquire`].
 #[inline(always)]
-pub(crate) fn unlocked<M: Medium>(region: &Region<M>, cell: &PmU64) -> Result<Lock> {
+pub fn unlocked<M: Medium>(region: &Region<M>, cell: &PmU64) -> Result<Lock> {
     let m = region.medium();
     let mut wait = LockWait::default();
     loop {
@@ -193,7 +194,7 @@ pub(crate) fn unlocked<M: Medium>(region: &Region<M>, cell: &PmU64) -> Result<Lo
 /// # Errors
 /// Those of `read`, and those of [`acquire`].
 #[inline(always)]
-pub(crate) fn read<M: Medium, T>(
+pub fn read<M: Medium, T>(
     region: &Region<M>,
     cell: &PmU64,
     read: impl Fn() -> Result<T>,
@@ -212,7 +213,7 @@ pub(crate) fn read<M: Medium, T>(
 ///
 /// # Errors
 /// `Poisoned`, `Damaged`: the lock is never released.
-pub(crate) fn acquire<M: Medium>(
+pub fn acquire<M: Medium>(
     region: &Region<M>,
     cell: &PmU64,
     ignores_obsolete: bool,
@@ -234,7 +235,7 @@ pub(crate) fn acquire<M: Medium>(
 
 /// Locks a node by its lock word, if that takes no waiting. Returns `None` if another thread has
 /// locked it, or if it is obsolete.
-pub(crate) fn try_acquire<M: Medium>(m: &M, cell: &PmU64) -> Option<Lock> {
+pub fn try_acquire<M: Medium>(m: &M, cell: &PmU64) -> Option<Lock> {
     let found = Lock(m.load(cell));
     let is_free = !found.is_locked() && !found.is_obsolete();
     let locked = found.locked();

@@ -299,7 +299,7 @@ fn persist_marked<M: Medium>(medium: &M, cell: &PmU64, word: u64, mark: u64) {
 
 /// Returns whether two words are in one line, and so become durable in program order.
 #[inline(always)]
-pub(crate) fn share_line(one: &PmU64, other: &PmU64) -> bool {
+pub fn share_line(one: &PmU64, other: &PmU64) -> bool {
     let line = |cell: &PmU64| std::ptr::from_ref(cell).addr() as u64 / LINE;
     line(one) == line(other)
 }

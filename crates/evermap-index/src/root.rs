@@ -13,13 +13,13 @@ fn named<M: Medium>(pool: &Pool<M>, root: &PmU64) -> Option<(u64, u64)> {
 }
 
 /// Returns whether the root cell `root` refers to a block that begins with `kind`.
-pub(crate) fn is_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> bool {
+pub fn is_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> bool {
     named(pool, root).is_some_and(|(_, found)| found == kind)
 }
 
 /// Returns the offset of the block that the root cell `root` refers to, which must begin with
 /// `kind`. Makes the cell durable.
-pub(crate) fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Result<u64> {
+pub fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Result<u64> {
     let at = pool.medium().offset_of(root);
     match named(pool, root) {
         None => Err(Error::damaged(at, "the root cell refers to no index")),
@@ -41,7 +41,7 @@ pub(crate) fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Re
 
 /// Commits the creation of an index: stores `kind` in the first word of the block at `block`, whose
 /// other words are flushed, and then the offset of the block in the root cell `root`, durably.
-pub(crate) fn publish<M: Medium>(pool: &Pool<M>, root: &PmU64, block: u64, kind: u64) {
+pub fn publish<M: Medium>(pool: &Pool<M>, root: &PmU64, block: u64, kind: u64) {
     let m = pool.medium();
     let first = m.at::<PmU64>(block).expect("just allocated");
     m.store(first, kind);
@@ -57,7 +57,7 @@ mod tests {
     use evermap_pm::sim::Sim;
 
     use super::*;
-    use crate::crash_states::{is_kept, record};
+    use crate::testkit::crash_states::{is_kept, record};
 
     /// A process has stored the offset of an index in a cell, and has terminated before it was
     /// durable. The cell is in a block, because the root cells of the region itself are durable

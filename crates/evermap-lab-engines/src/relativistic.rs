@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use evermap_index::hash::relativistic::{
+use evermap_papers::relativistic::{
     Allowed, Config, Ddds, Decision as Decided, ResizableTable, Rp,
 };
 use evermap_pm::{Domain, Guard};

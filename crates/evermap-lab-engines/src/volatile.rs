@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use evermap_index::VolatileMap;
-use evermap_index::volatile::Operation;
+use evermap_papers::VolatileMap;
+use evermap_papers::volatile::Operation;
 use evermap_server::CacheError;
 use evermap_server::memory::{Decision, Entry, Table, each_found};
 

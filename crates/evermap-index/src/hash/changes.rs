@@ -3,6 +3,7 @@
 /// Expands to the methods of [`Index`](crate::Index) that change a pair, for an index with a method
 /// `apply` that is generic over the closure. So each method is compiled with its own closure, where
 /// the trait's default methods would call it through a pointer.
+#[macro_export]
 macro_rules! changes_by_apply {
     () => {
         fn mutate(
@@ -35,5 +36,3 @@ macro_rules! changes_by_apply {
         }
     };
 }
-
-pub(super) use changes_by_apply;

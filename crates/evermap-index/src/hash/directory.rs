@@ -65,7 +65,7 @@ const OFFSET: u64 = (1 << 48) - 1;
 const WHOLE_BEFORE: &str = "torn, it is complete before the root cell refers to the directory";
 
 /// A directory: see the [module](self).
-pub(crate) struct Directory<M: Medium> {
+pub struct Directory<M: Medium> {
     pool: Arc<Pool<M>>,
     /// A copy of the pool's region, which searches reach with one load less.
     region: Arc<Region<M>>,
@@ -82,7 +82,8 @@ pub(crate) struct Directory<M: Medium> {
 pub struct Found<'a> {
     current: Current,
     entry: &'a PmU64,
-    pub(crate) segment: u64,
+    /// The offset of the segment.
+    pub segment: u64,
 }
 
 /// The location of a directory, encoded so that a search takes few instructions. Bits 0..6: the
@@ -115,23 +116,18 @@ impl Current {
 }
 
 /// Space for a directory of twice the size, allocated before any lock is taken.
-pub(crate) struct Reserved {
+pub struct Reserved {
     offset: u64,
     depth: u32,
 }
 
 /// Proof that the directory is not being replaced.
-pub(crate) type Shared<'a> = RwLockReadGuard<'a, ()>;
+pub type Shared<'a> = RwLockReadGuard<'a, ()>;
 
 impl<M: Medium> Directory<M> {
     /// Writes the entries of a new directory and flushes them without a fence. Also writes the root
     /// cell, which the caller flushes together with the root block that contains it.
-    pub(crate) fn create(
-        pool: Arc<Pool<M>>,
-        root: u64,
-        depth: u32,
-        segments: &[u64],
-    ) -> Result<Self> {
+    pub fn create(pool: Arc<Pool<M>>, root: u64, depth: u32, segments: &[u64]) -> Result<Self> {
         let offset = pool.allocate(8 << depth)?;
         let m = pool.medium();
         let entries = m.slice::<PmU64>(offset, 1 << depth).expect("just allocated");
@@ -145,7 +141,7 @@ impl<M: Medium> Directory<M> {
     }
 
     /// Opens the directory that the cell at offset `root` refers to.
-    pub(crate) fn open(pool: Arc<Pool<M>>, root: u64) -> Result<Self> {
+    pub fn open(pool: Arc<Pool<M>>, root: u64) -> Result<Self> {
         let m = pool.medium();
         let cell = m.at::<PmU64>(root).expect("the caller's root");
         // An earlier process may have stored it and terminated before it was durable.
@@ -164,14 +160,14 @@ impl<M: Medium> Directory<M> {
 
     /// Returns the entry for `hash`, which contains the offset of the segment that serves it.
     #[inline(always)]
-    pub(crate) fn locate(&self, hash: u64) -> u64 {
+    pub fn locate(&self, hash: u64) -> u64 {
         self.find(hash).segment
     }
 
     /// Finds the entry for `hash`. [`is_current`](Self::is_current) tells whether the result is
     /// still valid.
     #[inline(always)]
-    pub(crate) fn find(&self, hash: u64) -> Found<'_> {
+    pub fn find(&self, hash: u64) -> Found<'_> {
         let (m, current) = (self.region.medium(), self.current());
         // SAFETY: before a directory becomes the current one, all of its entries are checked to be
         // inside the medium (`create`, `open`, `double`, `halve`), and it has an entry for every
@@ -188,28 +184,29 @@ impl<M: Medium> Directory<M> {
 
     /// Returns whether the search that returned `found` would still return the same segment.
     #[inline(always)]
-    pub(crate) fn is_current(&self, m: &M, found: &Found<'_>) -> bool {
+    pub fn is_current(&self, m: &M, found: &Found<'_>) -> bool {
         m.load(found.entry) == found.segment && self.current() == found.current
     }
 
     /// Returns the global depth.
     #[inline(always)]
-    pub(crate) fn depth(&self) -> u32 {
+    pub fn depth(&self) -> u32 {
         self.current().depth()
     }
 
     /// Returns the offset of the entries.
-    pub(crate) fn block(&self) -> u64 {
+    pub fn block(&self) -> u64 {
         self.current().offset()
     }
 
     /// Prevents the directory from being replaced while the returned guard exists.
-    pub(crate) fn share(&self) -> Shared<'_> {
+    pub fn share(&self) -> Shared<'_> {
         // A panic under the latch poisons the region, which every caller checks.
         self.latch.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub(crate) fn entries(&self) -> &[PmU64] {
+    /// Returns the current entries.
+    pub fn entries(&self) -> &[PmU64] {
         let current = self.current();
         self.pool
             .medium()
@@ -218,7 +215,7 @@ impl<M: Medium> Directory<M> {
     }
 
     /// Returns the entries in the range of `prefix`, which must not be deeper than the directory.
-    pub(crate) fn range(&self, prefix: HashPrefix, _latch: &Shared<'_>) -> &[PmU64] {
+    pub fn range(&self, prefix: HashPrefix, _latch: &Shared<'_>) -> &[PmU64] {
         let entries = self.entries();
         let width = entries.len() >> prefix.depth;
         let first = prefix.pattern as usize * width;
@@ -227,7 +224,7 @@ impl<M: Medium> Directory<M> {
 
     /// Returns the first entry in the range of `prefix`: the one that commits a change of the
     /// range.
-    pub(crate) fn first(&self, prefix: HashPrefix, latch: &Shared<'_>) -> u64 {
+    pub fn first(&self, prefix: HashPrefix, latch: &Shared<'_>) -> u64 {
         self.pool.medium().load(&self.range(prefix, latch)[0])
     }
 
@@ -235,7 +232,7 @@ impl<M: Medium> Directory<M> {
     /// refers to the segment any more. It was merged away then: another thread recovered it while
     /// the caller waited, and the merged segment was split since, so the failure is not due to
     /// damage. O(entries) if recovery failed.
-    pub(crate) fn none_if_unreferenced(
+    pub fn none_if_unreferenced(
         &self,
         segment: u64,
         recovered: Result<Option<HashPrefix>>,
@@ -249,7 +246,7 @@ impl<M: Medium> Directory<M> {
 
     /// Makes durable the entries that a recovery reads: those of `prefix` and of its sibling. An
     /// earlier process may have stored them and terminated before they were durable.
-    pub(crate) fn persist_around(&self, prefix: HashPrefix, latch: &Shared<'_>) {
+    pub fn persist_around(&self, prefix: HashPrefix, latch: &Shared<'_>) {
         let m = self.pool.medium();
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(self.range(prefix.parent().unwrap_or(prefix), latch));
@@ -257,7 +254,7 @@ impl<M: Medium> Directory<M> {
 
     /// Stores `segment` in the whole range of `prefix`. All of it is durable after the caller's
     /// next fence; the first entry is durable on return.
-    pub(crate) fn point(&self, prefix: HashPrefix, segment: u64, latch: &Shared<'_>) {
+    pub fn point(&self, prefix: HashPrefix, segment: u64, latch: &Shared<'_>) {
         self.point_all(self.range(prefix, latch), segment);
     }
 
@@ -281,7 +278,7 @@ impl<M: Medium> Directory<M> {
     /// directory, in the reserved `room`, if it is too shallow. All of it is durable after the
     /// caller's next fence. Returns `false` if the directory must be doubled and no room was
     /// reserved, which can only happen if it was halved meanwhile.
-    pub(crate) fn publish(
+    pub fn publish(
         &self,
         upper: HashPrefix,
         segment: u64,
@@ -318,7 +315,7 @@ impl<M: Medium> Directory<M> {
     /// Other threads change entries meanwhile, so an entry is only changed by a compare-and-swap
     /// from `old`, which it must not be. Entries that refer to another earlier owner are corrected
     /// by the recovery of that segment.
-    pub(crate) fn finish_range(
+    pub fn finish_range(
         &self,
         prefix: HashPrefix,
         old: u64,
@@ -365,20 +362,20 @@ impl<M: Medium> Directory<M> {
 
     /// Returns the number of segments: exact if no range is unfinished, else an estimate.
     /// O(entries).
-    pub(crate) fn segments(&self) -> u64 {
+    pub fn segments(&self) -> u64 {
         let (m, _latch) = (self.pool.medium(), self.share());
         let others = self.entries().windows(2);
         1 + others.filter(|pair| m.load(&pair[0]) != m.load(&pair[1])).count() as u64
     }
 
     /// Allocates space for a directory of depth `depth + 1`.
-    pub(crate) fn reserve_double(&self, depth: u32) -> Result<Reserved> {
+    pub fn reserve_double(&self, depth: u32) -> Result<Reserved> {
         let offset = self.pool.allocate(8 << (depth + 1))?;
         Ok(Reserved { offset, depth: depth + 1 })
     }
 
     /// Frees the reserved space.
-    pub(crate) fn cancel(&self, reserved: Reserved) {
+    pub fn cancel(&self, reserved: Reserved) {
         self.pool.free_unpublished(reserved.offset);
     }
 
@@ -388,7 +385,7 @@ impl<M: Medium> Directory<M> {
     /// # Errors
     /// Returns the reserved space if the directory no longer has the depth for which the space was
     /// reserved; nothing has changed then.
-    pub(crate) fn double(
+    pub fn double(
         &self,
         reserved: Reserved,
         prefix: HashPrefix,
@@ -418,7 +415,7 @@ impl<M: Medium> Directory<M> {
 
     /// Replaces the directory by one half as large, if no segment needs its full depth. All
     /// segments must have been recovered.
-    pub(crate) fn halve(&self, guard: &Guard<'_>) -> Result<bool> {
+    pub fn halve(&self, guard: &Guard<'_>) -> Result<bool> {
         let depth = self.depth();
         if depth == 0 {
             return Ok(false);
@@ -476,7 +473,7 @@ mod tests {
     use evermap_pm::sim::{ImageConfig, Mutation, Sim, Strategy, for_each_image};
 
     use super::*;
-    use crate::crash_states::word_in;
+    use crate::testkit::crash_states::word_in;
 
     /// Creates a directory with these entries.
     fn with_entries(segments: &[u64]) -> (Sim, Directory<Sim>) {

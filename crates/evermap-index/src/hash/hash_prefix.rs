@@ -1,7 +1,7 @@
 //! The hash prefix of a segment, encoded in one word.
 
 /// The greatest valid depth: that of a directory with 2^40 entries.
-pub(crate) const DEPTH_MAX: u32 = 40;
+pub const DEPTH_MAX: u32 = 40;
 
 /// A set of hashes: those whose top `depth` bits are `pattern`. Each segment holds the records of
 /// one such set.
@@ -73,27 +73,27 @@ impl HashPrefix {
 
 /// Returns sixteen check bits for the fields of a word. Words of each kind have their own `salt`,
 /// so the bits also distinguish a word from one of another kind.
-pub(crate) fn check_bits(fields: u64, salt: u64) -> u64 {
+pub fn check_bits(fields: u64, salt: u64) -> u64 {
     (fields ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
 }
 
 /// Returns the first hash after those of the segment of local depth `depth` that serves `hash`.
 /// Returns `None` if it is the last segment.
-pub(crate) fn first_hash_after(hash: u64, depth: u32) -> Option<u64> {
+pub fn first_hash_after(hash: u64, depth: u32) -> Option<u64> {
     let width = 1u64.checked_shl(64 - depth)?;
     (hash / width * width).checked_add(width)
 }
 
 /// Returns whether a segment can have a prefix with which it serves some of these hashes, but not
 /// all.
-pub(crate) fn are_separable(mut hashes: impl Iterator<Item = u64>) -> bool {
+pub fn are_separable(mut hashes: impl Iterator<Item = u64>) -> bool {
     let Some(first) = hashes.next() else { return false };
     hashes.any(|hash| (hash ^ first).leading_zeros() < DEPTH_MAX)
 }
 
 /// Returns the top `depth` (at most 63) bits of a hash.
 #[inline(always)]
-pub(crate) fn top_bits(hash: u64, depth: u32) -> u64 {
+pub fn top_bits(hash: u64, depth: u32) -> u64 {
     (hash >> 1) >> (63 - (depth & 63))
 }
 

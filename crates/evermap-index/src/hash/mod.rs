@@ -1,18 +1,18 @@
-//! Hash indexes.
+//! Hash indexes, and for implementers what several of them share: [`segmented`] (the engine of
+//! indexes that are made of segments), [`directory`] (of extendible hashing), [`hash_prefix`] (which
+//! hashes a segment serves), [`walk_order`] (in which order walks show records), [`probe`] and
+//! [`vacancy`].
 
 pub mod cceh;
 mod changes;
 pub mod clht;
 pub mod dash;
-pub(crate) mod directory;
-pub(crate) mod hash_prefix;
+pub mod directory;
+pub mod hash_prefix;
 pub mod level;
 pub mod line;
-mod probe;
-#[cfg(any(test, feature = "relativistic"))]
-pub mod relativistic;
-pub(crate) mod segmented;
+pub mod probe;
+pub mod segmented;
 pub mod tranche;
-mod vacancy;
-pub mod volatile;
-pub(crate) mod walk_order;
+pub mod vacancy;
+pub mod walk_order;

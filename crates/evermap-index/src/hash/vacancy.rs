@@ -31,7 +31,7 @@ struct Tally {
 
 /// Counts the records in the pages of one segment or table.
 #[derive(Default)]
-pub(crate) struct Vacancy {
+pub struct Vacancy {
     page: u64,
     current: Tally,
     /// The sums over the earlier pages that hold a record.
@@ -44,7 +44,7 @@ pub(crate) struct Vacancy {
 impl Vacancy {
     /// Counts the bucket at `offset`, which must be greater than those of the buckets counted
     /// before. `words` are those of its slots.
-    pub(crate) fn count<'a>(
+    pub fn count<'a>(
         &mut self,
         m: &impl Medium,
         offset: u64,
@@ -78,7 +78,7 @@ impl Vacancy {
     }
 
     /// Describes the pages that are empty though many records are expected in them.
-    pub(crate) fn describe(mut self, problems: &mut Vec<String>) {
+    pub fn describe(mut self, problems: &mut Vec<String>) {
         self.end_page();
         let Tally { buckets, occupied, records, .. } = self.filled;
         // Keys that were chosen to have equal hashes fill few buckets completely and can leave most

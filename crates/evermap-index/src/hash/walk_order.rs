@@ -27,7 +27,7 @@ use super::hash_prefix::top_bits;
 
 /// An index whose units, in the order of ranks, can be shown one by one. Units begin at ranks whose
 /// last six bits are zero.
-pub(crate) trait Ranked {
+pub trait Ranked {
     /// The number of units that a [`scan`] shows.
     const UNITS_TOGETHER: usize = 1;
     /// The number of leading bits of a rank that choose a place in each part of the index.
@@ -67,7 +67,7 @@ pub(crate) trait Ranked {
 ///
 /// 0 is the beginning of any walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Position {
+pub struct Position {
     bits: u32,
     /// How many of these choose a place in each part of the index, the same for all positions.
     place_bits: u32,
@@ -79,18 +79,18 @@ impl Position {
 
     /// Returns the beginning of a walk through `2^bits` ranges. The first `place_bits` of these
     /// bits choose a place in each part of the index.
-    pub(crate) fn first(bits: u32, place_bits: u32) -> Self {
+    pub fn first(bits: u32, place_bits: u32) -> Self {
         Position { bits: bits.min(40), place_bits, order: 0 }
     }
 
     /// Decodes a number that [`encode`](Self::encode) returned. Returns `None` for 0.
-    pub(crate) fn decode(word: u64, place_bits: u32) -> Option<Self> {
+    pub fn decode(word: u64, place_bits: u32) -> Option<Self> {
         let (bits, order) = ((word & Self::BITS) as u32, word & !Self::BITS);
         (word != 0).then_some(Position { bits, place_bits, order })
     }
 
     /// Encodes the position, except the beginning of a walk, which is 0.
-    pub(crate) fn encode(self) -> u64 {
+    pub fn encode(self) -> u64 {
         debug_assert!(self.order & Self::BITS == 0, "units begin at such ranks");
         self.order | u64::from(self.bits)
     }
@@ -114,7 +114,7 @@ impl Position {
     }
 
     /// Returns the ranks of the range that were not shown yet.
-    pub(crate) fn ranks(self) -> RangeInclusive<u64> {
+    pub fn ranks(self) -> RangeInclusive<u64> {
         let within = u64::MAX >> self.bits;
         let range = if self.bits == 0 { 0 } else { self.range() << (64 - self.bits) };
         range | self.order & within..=range | within
@@ -122,7 +122,7 @@ impl Position {
 
     /// Returns the position after a unit of the range, given the first rank after that unit.
     /// Returns `None` after the last range.
-    pub(crate) fn after(self, next: Option<u64>) -> Option<Self> {
+    pub fn after(self, next: Option<u64>) -> Option<Self> {
         let (ranks, within) = (self.ranks(), u64::MAX >> self.bits);
         if let Some(next) = next.filter(|next| ranks.contains(next)) {
             return Some(Position { order: self.order & !within | next & within, ..self });
@@ -133,7 +133,7 @@ impl Position {
 }
 
 /// Returns the last `bits` bits of a number, at most 63, in reverse order.
-pub(crate) fn reversed(number: u64, bits: u32) -> u64 {
+pub fn reversed(number: u64, bits: u32) -> u64 {
     top_bits(number.reverse_bits(), bits)
 }
 
@@ -149,7 +149,7 @@ fn folded(mut number: u64, bits: u32) -> u64 {
 }
 
 /// Implements [`Persistent::scan`](crate::Persistent::scan).
-pub(crate) fn scan<T: Ranked>(
+pub fn scan<T: Ranked>(
     index: &T,
     from: u64,
     guard: &Guard<'_>,
@@ -171,7 +171,7 @@ pub(crate) fn scan<T: Ranked>(
 }
 
 /// Implements [`Index::for_each`](crate::Index::for_each).
-pub(crate) fn for_each<T: Ranked, M: Medium>(
+pub fn for_each<T: Ranked, M: Medium>(
     index: &T,
     pool: &Pool<M>,
     each: &mut dyn FnMut(u64, u64) -> bool,

@@ -74,9 +74,11 @@ impl LeafState {
 
 /// A leaf.
 #[derive(Clone, Copy)]
-pub(crate) struct LeafRef<'m> {
-    pub(crate) leaf: &'m Leaf,
-    pub(crate) offset: u64,
+pub struct LeafRef<'m> {
+    /// The leaf.
+    pub leaf: &'m Leaf,
+    /// Its offset.
+    pub offset: u64,
     length: usize,
     /// The words of the key.
     cells: &'m [PmU64],
@@ -88,7 +90,7 @@ impl<'m> LeafRef<'m> {
     /// # Errors
     /// `Damaged`.
     #[inline(always)]
-    pub(crate) fn at<M: Medium>(m: &'m M, offset: u64) -> Result<Self> {
+    pub fn at<M: Medium>(m: &'m M, offset: u64) -> Result<Self> {
         let damaged = || Error::damaged(offset, "there is no such leaf of a tree");
         let leaf = m.at::<Leaf>(offset).ok_or_else(damaged)?;
         let length = LeafState(m.load_relaxed(&leaf.state)).length();
@@ -103,13 +105,13 @@ impl<'m> LeafRef<'m> {
     /// Writes a leaf to a new block of [`leaf_bytes`], where nobody can find it yet, and flushes
     /// it.
     #[track_caller]
-    pub(crate) fn write<M: Medium>(m: &M, block: u64, key: &[u8], word: u64) {
+    pub fn write<M: Medium>(m: &M, block: u64, key: &[u8], word: u64) {
         m.flush(Self::store(m, block, key, word));
     }
 
     /// Does the same, and leaves it to the caller to flush what it returns.
     #[track_caller]
-    pub(crate) fn store<'a, M: Medium>(m: &'a M, block: u64, key: &[u8], word: u64) -> &'a [PmU64] {
+    pub fn store<'a, M: Medium>(m: &'a M, block: u64, key: &[u8], word: u64) -> &'a [PmU64] {
         let leaf = m.at::<Leaf>(block).expect("just allocated");
         let all: &[PmU64] = m.slice(block, leaf_bytes(key.len()) / 8).expect("just allocated");
         m.store(&leaf.words[0], word);
@@ -120,13 +122,13 @@ impl<'m> LeafRef<'m> {
 
     /// Returns the word of the leaf, once it is durable.
     #[inline(always)]
-    pub(crate) fn word<M: Medium>(&self, m: &M) -> u64 {
+    pub fn word<M: Medium>(&self, m: &M) -> u64 {
         self.read(m).1
     }
 
     /// Returns the state of the leaf and its word, once they are durable.
     #[inline(always)]
-    pub(crate) fn read<M: Medium>(&self, m: &M) -> (LeafState, u64) {
+    pub fn read<M: Medium>(&self, m: &M) -> (LeafState, u64) {
         let mut now = self.state(m);
         loop {
             // Acquire: the state is loaded again after the word.
@@ -142,7 +144,7 @@ impl<'m> LeafRef<'m> {
 
     /// Returns the state of the leaf, once it is durable.
     #[inline(always)]
-    pub(crate) fn state<M: Medium>(&self, m: &M) -> LeafState {
+    pub fn state<M: Medium>(&self, m: &M) -> LeafState {
         let (cell, word) = (&self.leaf.state, m.load(&self.leaf.state));
         if word & LeafState::MARK != 0 {
             m.note(Note::Harmless(
@@ -154,7 +156,7 @@ impl<'m> LeafRef<'m> {
 
     /// Binds the key to another word, durably. No other thread does so at the same time.
     #[track_caller]
-    pub(crate) fn put<M: Medium>(&self, m: &M, word: u64) {
+    pub fn put<M: Medium>(&self, m: &M, word: u64) {
         let state = LeafState(m.load(&self.leaf.state)).next();
         let mut change = Preparation::new(m, &self.leaf.state);
         m.note(Note::Harmless("torn, it is complete before the state refers to it"));
@@ -164,34 +166,34 @@ impl<'m> LeafRef<'m> {
 
     /// Unbinds the key for good, durably. No other thread changes the leaf at the same time.
     #[track_caller]
-    pub(crate) fn remove<M: Medium>(&self, m: &M) {
+    pub fn remove<M: Medium>(&self, m: &M) {
         let state = LeafState(m.load(&self.leaf.state)).removed();
         recipe::commit_marked(m, &self.leaf.state, state.0, LeafState::MARK);
     }
 
     /// Returns the [`prefix`] of the key.
     #[inline(always)]
-    pub(crate) fn prefix<M: Medium>(&self, m: &M) -> u64 {
+    pub fn prefix<M: Medium>(&self, m: &M) -> u64 {
         self.cells.first().map_or(0, |cell| m.load_relaxed(cell).swap_bytes())
     }
 
     /// Returns the number of bytes of the block.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         leaf_bytes(self.length)
     }
 
     /// Returns the length of the key in bytes.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.length
     }
 
     /// Compares the key with another one.
-    pub(crate) fn compare<M: Medium>(&self, m: &M, key: &[u8]) -> Ordering {
+    pub fn compare<M: Medium>(&self, m: &M, key: &[u8]) -> Ordering {
         compare_key(m, self.cells, self.length, key)
     }
 
     /// Compares the key with that of another leaf.
-    pub(crate) fn compare_leaf<M: Medium>(&self, m: &M, other: &LeafRef<'_>) -> Ordering {
+    pub fn compare_leaf<M: Medium>(&self, m: &M, other: &LeafRef<'_>) -> Ordering {
         // The words are padded with zeros, which no byte is less than.
         let load = |cell: &PmU64| m.load_relaxed(cell).swap_bytes();
         let words = self.cells.iter().map(load).cmp(other.cells.iter().map(load));
@@ -200,37 +202,37 @@ impl<'m> LeafRef<'m> {
 
     /// Returns `true` if this is the leaf of `key`.
     #[inline(always)]
-    pub(crate) fn is_of<M: Medium>(&self, m: &M, key: &[u8]) -> bool {
+    pub fn is_of<M: Medium>(&self, m: &M, key: &[u8]) -> bool {
         self.length == key.len() && bytes_equal(m, self.cells, key)
     }
 
     /// Appends the key to `out`.
-    pub(crate) fn append_key<M: Medium>(&self, m: &M, out: &mut Vec<u8>) {
+    pub fn append_key<M: Medium>(&self, m: &M, out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + self.length, 0);
         m.read_bytes(self.cells, &mut out[start..]);
     }
 
     /// Returns the key.
-    pub(crate) fn key<M: Medium>(&self, m: &M) -> Vec<u8> {
+    pub fn key<M: Medium>(&self, m: &M) -> Vec<u8> {
         let mut key = Vec::new();
         self.append_key(m, &mut key);
         key
     }
 
     /// Returns the number of bytes that the key and `other` begin with both.
-    pub(crate) fn common<M: Medium>(&self, m: &M, other: &[u8]) -> usize {
+    pub fn common<M: Medium>(&self, m: &M, other: &[u8]) -> usize {
         common_bytes(m, self.cells, self.length, other)
     }
 
     /// Returns the eight bytes of the key from byte `8 * at` on, as a number that is ordered as
     /// they are. Behind the end of the key there are zeros.
-    pub(crate) fn word_of_key<M: Medium>(&self, m: &M, at: usize) -> u64 {
+    pub fn word_of_key<M: Medium>(&self, m: &M, at: usize) -> u64 {
         self.cells.get(at).map_or(0, |cell| m.load_relaxed(cell).swap_bytes())
     }
 
     /// Returns the symbol that the key has at `level`, or `None` if it ends there.
-    pub(crate) fn symbol<M: Medium>(&self, m: &M, level: usize) -> Option<u8> {
+    pub fn symbol<M: Medium>(&self, m: &M, level: usize) -> Option<u8> {
         (level < self.length)
             .then(|| m.load_relaxed(&self.cells[level / 8]).to_le_bytes()[level % 8])
     }
@@ -251,12 +253,7 @@ fn common_bytes<M: Medium>(m: &M, cells: &[PmU64], length: usize, other: &[u8]) 
 }
 
 /// Compares a key in words, padded with zeros, with another one.
-pub(crate) fn compare_key<M: Medium>(
-    m: &M,
-    cells: &[PmU64],
-    length: usize,
-    other: &[u8],
-) -> Ordering {
+pub fn compare_key<M: Medium>(m: &M, cells: &[PmU64], length: usize, other: &[u8]) -> Ordering {
     let common = common_bytes(m, cells, length, other);
     let symbol =
         (common < length).then(|| m.load_relaxed(&cells[common / 8]).to_le_bytes()[common % 8]);
@@ -272,7 +269,7 @@ const UNIT: usize = 1024;
 ///
 /// # Errors
 /// Those of `start` and `next`. `Damaged` if the walk does not advance.
-pub(crate) fn walk_all<'m, M: Medium, W>(
+pub fn walk_all<'m, M: Medium, W>(
     pool: &'m Pool<M>,
     start: impl Fn(Bound<&[u8]>) -> Result<W>,
     mut next: impl FnMut(&mut W) -> Result<ControlFlow<(), Option<LeafRef<'m>>>>,
@@ -307,7 +304,7 @@ pub(crate) fn walk_all<'m, M: Medium, W>(
 ///
 /// # Errors
 /// The first of a leaf that is not damage.
-pub(crate) fn fill_page<'m, M: Medium>(
+pub fn fill_page<'m, M: Medium>(
     m: &M,
     page: &mut Page,
     mut leaves: impl DoubleEndedIterator<Item = Result<LeafRef<'m>>> + ExactSizeIterator,
@@ -338,7 +335,7 @@ pub(crate) fn fill_page<'m, M: Medium>(
 }
 
 /// Returns the size in bytes of a leaf whose key has this length.
-pub(crate) fn leaf_bytes(length: usize) -> u64 {
+pub fn leaf_bytes(length: usize) -> u64 {
     size_of::<Leaf>() as u64 + (length as u64).next_multiple_of(8)
 }
 

@@ -12,19 +12,22 @@ use crate::index::{Change, MutateMode};
 use crate::recipe;
 
 /// The memory of a tree, and where its root block is.
-pub(super) struct TreeMemory<M: Medium> {
-    pub(super) pool: Arc<Pool<M>>,
+pub struct TreeMemory<M: Medium> {
+    /// The pool that contains the tree.
+    pub pool: Arc<Pool<M>>,
     /// The pool's region, which every operation needs, to save an indirection.
-    pub(super) region: Arc<Region<M>>,
-    pub(super) generation: u64,
+    pub region: Arc<Region<M>>,
+    /// The region's generation: of this opener.
+    pub generation: u64,
     /// The offset of the root block.
-    pub(super) root: u64,
+    pub root: u64,
     /// Nodes that were recovered since opening.
     recovered: AtomicU64,
 }
 
 impl<M: Medium> TreeMemory<M> {
-    pub(super) fn new(pool: Arc<Pool<M>>, root: u64) -> Self {
+    /// Creates the memory of a tree whose root block is at `root`.
+    pub fn new(pool: Arc<Pool<M>>, root: u64) -> Self {
         TreeMemory {
             region: pool.share_region(),
             generation: pool.generation(),
@@ -34,8 +37,9 @@ impl<M: Medium> TreeMemory<M> {
         }
     }
 
+    /// Returns the medium that holds the tree.
     #[inline(always)]
-    pub(super) fn medium(&self) -> &M {
+    pub fn medium(&self) -> &M {
         self.region.medium()
     }
 
@@ -44,7 +48,7 @@ impl<M: Medium> TreeMemory<M> {
     /// # Errors
     /// `Damaged`.
     #[inline(always)]
-    pub(super) fn root_block<R: Pod>(&self) -> Result<&R> {
+    pub fn root_block<R: Pod>(&self) -> Result<&R> {
         let root = self.medium().at::<R>(self.root);
         root.ok_or_else(|| Error::damaged(self.root, "there is no root of a tree"))
     }
@@ -56,7 +60,7 @@ impl<M: Medium> TreeMemory<M> {
     /// `KeyTooLong`, `Poisoned` or `Forked`, before `change` is called; those of
     /// `change`.
     #[inline(always)]
-    pub(super) fn change(
+    pub fn change(
         &self,
         key: &[u8],
         mode: MutateMode,
@@ -77,7 +81,7 @@ impl<M: Medium> TreeMemory<M> {
     ///
     /// # Errors
     /// `Poisoned`, `Damaged`.
-    pub(super) fn recover(&self, lock: &PmU64, repair: impl FnOnce()) -> Result<()> {
+    pub fn recover(&self, lock: &PmU64, repair: impl FnOnce()) -> Result<()> {
         recipe::resume(&self.region, lock, self.generation, || {
             repair();
             // Relaxed: a count for information.
@@ -86,14 +90,14 @@ impl<M: Medium> TreeMemory<M> {
     }
 
     /// Returns how many nodes were recovered since opening.
-    pub(super) fn recovered(&self) -> u64 {
+    pub fn recovered(&self) -> u64 {
         self.recovered.load(Ordering::Relaxed)
     }
 }
 
 /// Calls `each` once with `first` and with each node to which references lead from there. `each`
 /// adds those that a node refers to.
-pub(super) fn for_each_reachable<N>(
+pub fn for_each_reachable<N>(
     first: N,
     offset: impl Fn(&N) -> u64,
     mut each: impl FnMut(&N, &mut Vec<N>),

@@ -20,7 +20,7 @@ pub mod fast_fair;
 pub mod hot;
 pub mod leaf;
 pub mod masstree;
-mod memory;
+pub mod memory;
 mod run;
 
 pub use cursor::{Cursor, Direction, prefix_end};

@@ -130,7 +130,7 @@ impl fmt::Display for Call {
 }
 
 /// A change or a word as text.
-pub(crate) struct InWords<T>(pub T);
+pub struct InWords<T>(pub T);
 
 impl fmt::Display for InWords<Option<u64>> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,14 +153,14 @@ impl fmt::Display for InWords<Change> {
 
 /// Executes calls on an instance, translates words to their numbers, and checks what must hold for
 /// each call by itself. An error message describes a violation.
-pub(crate) struct Driver<'a, K: Numbered> {
+pub struct Driver<'a, K: Numbered> {
     instance: &'a dyn Instance<K>,
     records: &'a Records,
 }
 
 /// If words are records: the word of each number that is in the index or may be put into it.
 #[derive(Default)]
-pub(crate) struct Records(Mutex<HashMap<u64, u64>>);
+pub struct Records(Mutex<HashMap<u64, u64>>);
 
 /// The number of calls of a closure, and the word that it was passed last.
 type Seen = (u32, Option<u64>);
@@ -169,12 +169,13 @@ type Seen = (u32, Option<u64>);
 const NO_RECORD: u64 = u64::MAX;
 
 impl<'a, K: Numbered> Driver<'a, K> {
-    pub(crate) fn new(instance: &'a dyn Instance<K>, records: &'a Records) -> Self {
+    /// Creates a driver of this instance.
+    pub fn new(instance: &'a dyn Instance<K>, records: &'a Records) -> Self {
         Driver { instance, records }
     }
 
     /// Executes `call`. Returns `None` if the index had no space.
-    pub(crate) fn call(&self, call: &Call) -> Result<Option<Change>, String> {
+    pub fn call(&self, call: &Call) -> Result<Option<Change>, String> {
         let _operation = Operation::begin();
         let owned = K::owned(call.key, self.instance.seed());
         let key = K::lend(&owned);
@@ -218,7 +219,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
     }
 
     /// Returns what `key` is bound to.
-    pub(crate) fn get(&self, key: u64) -> Result<Option<u64>, String> {
+    pub fn get(&self, key: u64) -> Result<Option<u64>, String> {
         let call = Call { key, verb: Verb::Get };
         let answer = self.call(&call).map_err(|what| format!("{call}: {what}"))?;
         answer.map(|change| change.new).ok_or_else(|| format!("{call}: no space to read"))
@@ -277,7 +278,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
     }
 
     /// Returns the results of `get_many`, called with a longer output than needed.
-    pub(crate) fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<u64>>, String> {
+    pub fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<u64>>, String> {
         const UNTOUCHED: Option<u64> = Some(0xdead_beef_dead_beef);
         let _operation = Operation::begin();
         let seed = self.instance.seed();
@@ -293,7 +294,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
     }
 
     /// Returns up to `limit` pairs that `for_each` shows, as slot keys and numbers of words.
-    pub(crate) fn pairs(&self, limit: usize) -> Result<Vec<(u64, u64)>, String> {
+    pub fn pairs(&self, limit: usize) -> Result<Vec<(u64, u64)>, String> {
         let _operation = Operation::begin();
         let guard = self.instance.pin();
         let mut shown = Vec::new();
@@ -308,7 +309,7 @@ impl<'a, K: Numbered> Driver<'a, K> {
     }
 
     /// Returns the pairs that `scan` shows unit by unit, with a guard for each unit.
-    pub(crate) fn pairs_by_units(&self) -> Result<Vec<(u64, u64)>, String> {
+    pub fn pairs_by_units(&self) -> Result<Vec<(u64, u64)>, String> {
         let mut shown = Vec::new();
         let mut from = Some(0);
         while let Some(here) = from {
@@ -323,13 +324,14 @@ impl<'a, K: Numbered> Driver<'a, K> {
     }
 
     /// Returns the slot key under which `for_each` shows the key with this number.
-    pub(crate) fn slot_key(&self, number: u64) -> u64 {
+    pub fn slot_key(&self, number: u64) -> u64 {
         let seed = self.instance.seed();
         let owned = K::owned(number, seed);
         K::slot_key(K::lend(&owned), K::hash(K::lend(&owned), seed))
     }
 
-    pub(crate) fn stats(&self) -> Result<Stats, String> {
+    /// Returns the statistics of the index.
+    pub fn stats(&self) -> Result<Stats, String> {
         let guard = self.instance.pin();
         self.instance.index().stats(&guard).map_err(|error| error.to_string())
     }

@@ -68,7 +68,7 @@ fn audit<K: Numbered>(instance: &dyn Instance<K>) -> Result<(), String> {
 }
 
 /// Returns the seed of one thread.
-pub(crate) fn thread_seed(seed: u64, thread: usize) -> u64 {
+pub fn thread_seed(seed: u64, thread: usize) -> u64 {
     seed.rotate_left(20) ^ thread as u64
 }
 

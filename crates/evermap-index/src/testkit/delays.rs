@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_micros(200);
 
 /// Threads that use the same index.
 #[derive(Default)]
-pub(crate) struct ThreadGroup {
+pub struct ThreadGroup {
     /// The number of completed operations.
     done: AtomicU64,
     /// The smallest number of completed operations that a thread waits for, or less. Others wake
@@ -52,7 +52,7 @@ thread_local! {
 
 impl ThreadGroup {
     /// Makes the calling thread a member while the result lives.
-    pub(crate) fn join(self: &Arc<Self>, seed: u64) -> Membership {
+    pub fn join(self: &Arc<Self>, seed: u64) -> Membership {
         self.members.fetch_add(1, SeqCst);
         let member = Member { group: self.clone(), random: Rng::new(seed) };
         MEMBER.set(Some(member));
@@ -97,7 +97,7 @@ impl ThreadGroup {
 }
 
 /// Ends the membership of its thread when dropped.
-pub(crate) struct Membership;
+pub struct Membership;
 
 impl Drop for Membership {
     fn drop(&mut self) {
@@ -110,11 +110,11 @@ impl Drop for Membership {
 }
 
 /// An operation of the calling thread, which ends when this is dropped.
-pub(crate) struct Operation(());
+pub struct Operation(());
 
 impl Operation {
     /// Decides whether, and where, the thread pauses in this operation.
-    pub(crate) fn begin() -> Self {
+    pub fn begin() -> Self {
         MEMBER.with_borrow_mut(|member| {
             if let Some(member) = member {
                 member.arm();
@@ -150,7 +150,7 @@ impl Member {
 
 /// Called at each access: the thread may pause here.
 #[inline(always)]
-pub(crate) fn step() {
+pub fn step() {
     // `get` and `set` would be two calls.
     if STEPS_LEFT.with(|left| left.replace(left.get().wrapping_sub(1))) == 0 {
         stop();

@@ -169,7 +169,7 @@ fn run<K: Numbered>(
 }
 
 /// Returns the text of a caught panic.
-pub(crate) fn panicked(panic: Box<dyn Any + Send>) -> String {
+pub fn panicked(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("panicked: {}", text.unwrap_or("without a text"))

@@ -14,7 +14,6 @@ mod hot;
 mod level;
 mod line;
 mod masstree;
-mod relativistic;
 mod shards;
 #[cfg(target_os = "linux")]
 mod system_calls;

@@ -42,8 +42,8 @@ use std::sync::Arc;
 
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
+use crate::changes_by_apply;
 use crate::fresh::Fresh;
-use crate::hash::changes::changes_by_apply;
 use crate::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
 use crate::hash::probe::Probe;
 use crate::hash::segmented::check::check_directory;

@@ -38,7 +38,7 @@ pub(super) enum Look {
 
 /// A segment that the calling thread has locked for writing.
 #[must_use = "a segment stays locked until it is released"]
-pub(crate) struct Held<'a, const B: usize> {
+pub struct Held<'a, const B: usize> {
     pub(super) offset: u64,
     pub(super) segment: &'a Segment<B>,
     /// The prefix. Only the holder of the lock changes it.

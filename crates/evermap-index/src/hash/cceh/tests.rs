@@ -7,9 +7,11 @@ use evermap_pm::{Medium, PmU64, Pool};
 
 use super::layout::{HashPrefix, Root, Segment};
 use super::{Config, Tiny};
-use crate::crash_states::{created, is_durable_once_served, is_kept, look_up_after_death, record};
 use crate::hash::segmented::Segmented;
 use crate::testkit::Plain;
+use crate::testkit::crash_states::{
+    created, is_durable_once_served, is_kept, look_up_after_death, record,
+};
 use crate::{Action, Index, MutateMode};
 
 const CAPACITY: u64 = 1 << 20;

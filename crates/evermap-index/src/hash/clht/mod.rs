@@ -40,8 +40,8 @@ use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 use crate::FOUND_LATE;
+use crate::changes_by_apply;
 use crate::fresh::Fresh;
-use crate::hash::changes::changes_by_apply;
 use crate::hash::probe::Probe;
 use crate::hash::walk_order;
 use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};

@@ -6,8 +6,8 @@ use super::bucket::pairs_in;
 use super::layout::{Bucket, Root, Table};
 use super::{Clht, Config};
 use crate::Index;
-use crate::crash_states::{created, is_durable_once_served};
 use crate::testkit::Plain;
+use crate::testkit::crash_states::{created, is_durable_once_served};
 
 /// A process dies after it has stored the table word and a pair, before any of that is durable.
 #[test]

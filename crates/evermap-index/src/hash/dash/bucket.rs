@@ -25,7 +25,7 @@ pub(crate) struct Record {
 /// A bucket that the calling thread has locked. Changes of its version word are collected here and
 /// stored when it is released.
 #[must_use = "a bucket stays locked until it is released"]
-pub(crate) struct Held<'a> {
+pub struct Held<'a> {
     pub(super) bucket: &'a Bucket,
     pub(super) version: Version,
 }

@@ -30,8 +30,8 @@ use std::sync::Arc;
 use evermap_pm::medium::prefetch;
 use evermap_pm::{ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
+use crate::changes_by_apply;
 use crate::fresh::Fresh;
-use crate::hash::changes::changes_by_apply;
 use crate::hash::probe::Probe;
 use crate::hash::segmented::apply::{
     self, BucketLocked, Chain, HeldBucket, Home, LockingHome, MakeRoom, Operation, Place, Room,

@@ -14,7 +14,7 @@ use crate::Key;
 use crate::hash::segmented::{SegmentHeader, Segmented, chain};
 
 /// The headers of a segment's buckets.
-pub(crate) struct Headers<const B: usize, const S: usize> {
+pub struct Headers<const B: usize, const S: usize> {
     /// The version words of the normal buckets once they are released.
     pub(super) versions: [Version; B],
     normal: [Lines; B],
@@ -31,7 +31,7 @@ pub(super) enum Site {
 
 /// A record and its location.
 #[derive(Clone, Copy)]
-pub(crate) struct Placed {
+pub struct Placed {
     pub(super) record: Record,
     site: Site,
     slot: u8,

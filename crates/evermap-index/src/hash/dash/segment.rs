@@ -34,7 +34,7 @@ pub(super) enum Look {
 }
 
 /// The location of a slot.
-pub(crate) struct Spot<'a> {
+pub struct Spot<'a> {
     pub(super) bucket: &'a Bucket,
     pub(super) slot: usize,
     pub(super) kind: Kind,
@@ -53,7 +53,7 @@ pub(crate) enum Kind {
 
 /// Locks held in addition to that of the home bucket.
 #[derive(Default)]
-pub(crate) struct Locks<'a> {
+pub struct Locks<'a> {
     pub(super) next: Option<Held<'a>>,
     pub(super) stash: Option<Held<'a>>,
 }

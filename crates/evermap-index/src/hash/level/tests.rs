@@ -12,7 +12,7 @@ use super::bucket::{KeyHashes, Probe, Record, write};
 use super::layout::{BUCKET_BYTES, Bucket, CheckedOffset, OFFSET, Root};
 use super::levels::{first_index, home_index, region_bits, second_index};
 use super::{Config, Resize, Tiny};
-use crate::crash_states::{self, is_durable_once_served, word_in};
+use crate::testkit::crash_states::{self, is_durable_once_served, word_in};
 use crate::{Index, Persistent};
 
 const CAPACITY: u64 = 128 << 10;

@@ -11,7 +11,7 @@ use crate::hash::segmented::apply::HeldBucket;
 use crate::key::Quotient;
 
 /// A key to look for, with its image.
-pub(crate) struct Probe<'a, K: Quotient> {
+pub struct Probe<'a, K: Quotient> {
     pub(super) key: K::Ref<'a>,
     pub(super) image: u64,
 }
@@ -147,7 +147,7 @@ pub(super) fn is_record_of<K: Quotient, M: Medium, const L: usize, const N: usiz
 
 /// A line that the calling thread has locked.
 #[must_use = "a line stays locked until it is released"]
-pub(crate) struct Held<'a> {
+pub struct Held<'a> {
     pub(super) line: &'a Line,
 }
 

@@ -39,8 +39,8 @@ use std::sync::Arc;
 
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
+use crate::changes_by_apply;
 use crate::fresh::Fresh;
-use crate::hash::changes::changes_by_apply;
 use crate::hash::hash_prefix::HashPrefix;
 use crate::hash::segmented::apply::{
     self, BucketLocked, Chain, HeldBucket, Home, LockingHome, MakeRoom, Operation, Place, Room,

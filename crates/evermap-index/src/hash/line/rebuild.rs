@@ -18,7 +18,7 @@ use crate::key::Quotient;
 
 /// The lines of a segment in ordinary memory. Of the metadata, their key words contain only the
 /// filter and the bit for the chain.
-pub(crate) struct SegmentBuffer<const L: usize, const N: usize> {
+pub struct SegmentBuffer<const L: usize, const N: usize> {
     lines: Box<[LineBuffer; L]>,
 }
 

@@ -77,7 +77,7 @@ pub(super) fn prefetch_line(line: &Line) {
 
 /// The location of a slot.
 #[derive(Clone, Copy)]
-pub(crate) enum Spot<'a> {
+pub enum Spot<'a> {
     /// In the home line of the record.
     Home(&'a Line, usize),
     /// In the other line.
@@ -88,7 +88,7 @@ pub(crate) enum Spot<'a> {
 
 /// Locks held in addition to that of the home line.
 #[derive(Default)]
-pub(crate) struct Locks<'a> {
+pub struct Locks<'a> {
     /// The other line.
     other: Option<Held<'a>>,
     /// The line to which a record was displaced.

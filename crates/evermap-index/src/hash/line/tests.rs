@@ -8,11 +8,11 @@ use evermap_pm::{Medium, PmU64, Pool};
 use super::bucket::{Record, place, write};
 use super::layout::{FOREIGN, Header, Link, OFFSET, Segment, VALID, link_bit};
 use super::{Config, HashPrefix, Tiny};
-use crate::crash_states::{
-    are_kept, created, for_each_image, is_kept, look_up_after_death, record, reopened, word_in,
-};
 use crate::hash::segmented::{Segmented, chain, prefix_at};
 use crate::testkit::Plain;
+use crate::testkit::crash_states::{
+    are_kept, created, for_each_image, is_kept, look_up_after_death, record, reopened, word_in,
+};
 use crate::{Action, Index, MutateMode, Persistent};
 
 const CAPACITY: u64 = 1 << 20;

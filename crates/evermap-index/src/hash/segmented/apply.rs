@@ -13,10 +13,13 @@ use super::waiting::Waiting;
 use crate::index::{Action, Change, MutateMode};
 
 /// A change: its key, its mode and the caller's guard.
-pub(crate) struct Operation<'a, P> {
-    pub(crate) probe: &'a P,
-    pub(crate) mode: MutateMode,
-    pub(crate) guard: &'a Guard<'a>,
+pub struct Operation<'a, P> {
+    /// The key.
+    pub probe: &'a P,
+    /// Whether the key may be added.
+    pub mode: MutateMode,
+    /// The caller's guard.
+    pub guard: &'a Guard<'a>,
 }
 
 impl<P> Clone for Operation<'_, P> {
@@ -28,7 +31,7 @@ impl<P> Clone for Operation<'_, P> {
 impl<P> Copy for Operation<'_, P> {}
 
 /// A bucket that the calling thread has locked.
-pub(crate) trait HeldBucket {
+pub trait HeldBucket {
     /// Releases the bucket, which was not changed.
     fn release<M: Medium>(self, m: &M);
 
@@ -37,19 +40,22 @@ pub(crate) trait HeldBucket {
 }
 
 /// Locks that are held in addition to that of the home bucket.
-pub(crate) trait OtherLocks: Default {
+pub trait OtherLocks: Default {
     /// Releases the locks. If `changed`, concurrent readers notice a change.
     fn release<M: Medium>(self, m: &M, changed: bool);
 }
 
 /// The locked home bucket of a key, and the segment that contains it.
-pub(crate) struct Home<'a, T: BucketLocked + 'a> {
-    pub(crate) segment: &'a T::Segment,
-    pub(crate) held: T::Held<'a>,
+pub struct Home<'a, T: BucketLocked + 'a> {
+    /// The segment.
+    pub segment: &'a T::Segment,
+    /// The locked bucket.
+    pub held: T::Held<'a>,
 }
 
 /// The outcome of an attempt to lock a home bucket.
-pub(crate) enum LockingHome<'a, T: BucketLocked + 'a> {
+pub enum LockingHome<'a, T: BucketLocked + 'a> {
+    /// The home bucket is locked.
     Held(Home<'a, T>),
     /// The index changed meanwhile: the caller tries again.
     Moved,
@@ -61,19 +67,24 @@ pub(crate) enum LockingHome<'a, T: BucketLocked + 'a> {
 }
 
 /// A record that was found.
-pub(crate) struct Place<S> {
-    pub(crate) word: u64,
-    pub(crate) spot: S,
+pub struct Place<S> {
+    /// The word that it is bound to.
+    pub word: u64,
+    /// Where it is.
+    pub spot: S,
 }
 
 /// A free slot for a record, with the locks that protect it besides the home bucket's.
-pub(crate) struct Room<S, L> {
-    pub(crate) spot: S,
-    pub(crate) locks: L,
+pub struct Room<S, L> {
+    /// Where it is.
+    pub spot: S,
+    /// The locks that protect it.
+    pub locks: L,
 }
 
 /// The outcome of the search for a free slot.
-pub(crate) enum MakeRoom<S, L> {
+pub enum MakeRoom<S, L> {
+    /// A slot is free.
     Room(Room<S, L>),
     /// Another bucket is locked: the caller releases all locks and tries again.
     Busy,
@@ -95,7 +106,7 @@ pub enum Chain {
 }
 
 /// An index whose changes lock the home bucket of the key.
-pub(crate) trait BucketLocked: Segmented {
+pub trait BucketLocked: Segmented {
     /// A key with values computed from it, such as its hash.
     type Probe<'k>;
     /// A locked bucket.
@@ -254,7 +265,7 @@ pub(crate) trait BucketLocked: Segmented {
 /// # Errors
 /// `NoSpace`; nothing has changed then. `Poisoned`, `Forked`, `Damaged`.
 #[inline(always)]
-pub(crate) fn apply<T: BucketLocked>(
+pub fn apply<T: BucketLocked>(
     index: &T,
     probe: &T::Probe<'_>,
     mode: MutateMode,
@@ -274,7 +285,7 @@ pub(crate) fn apply<T: BucketLocked>(
 
 /// Makes the change that `decide` chooses for a record that was found, and releases all locks.
 #[inline(always)]
-pub(crate) fn apply_to<'a, T: BucketLocked>(
+pub fn apply_to<'a, T: BucketLocked>(
     index: &'a T,
     place: &Place<T::Spot<'a>>,
     locks: T::Locks<'a>,
@@ -315,7 +326,7 @@ pub(crate) fn apply_to<'a, T: BucketLocked>(
 /// # Errors
 /// As [`apply`].
 #[inline(never)]
-pub(crate) fn apply_slow<'a, T: BucketLocked>(
+pub fn apply_slow<'a, T: BucketLocked>(
     index: &'a T,
     home: Option<(Home<'a, T>, bool)>,
     operation: Operation<'_, T::Probe<'_>>,

@@ -9,10 +9,10 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pod, Pool, Result};
 use super::apply::Chain;
 
 /// The greatest number of blocks in a chain. It bounds the time for following a damaged chain.
-pub(crate) const CHAIN_MAX: usize = 1 << 20;
+pub const CHAIN_MAX: usize = 1 << 20;
 
 /// A block of a chain.
-pub(crate) trait Link: Pod {
+pub trait Link: Pod {
     /// Returns the word that contains the offset of the next block.
     fn next(&self) -> &PmU64;
 
@@ -30,7 +30,7 @@ pub(crate) trait Link: Pod {
 }
 
 /// Returns the blocks of the chain whose first block `first` refers to.
-pub(crate) fn links<'a, L: Link, M: Medium>(
+pub fn links<'a, L: Link, M: Medium>(
     m: &'a M,
     first: &PmU64,
 ) -> impl Iterator<Item = &'a L> + 'a + use<'a, L, M> {
@@ -53,7 +53,7 @@ fn at<L: Link, M: Medium>(m: &M, word: u64) -> Option<&L> {
 }
 
 /// Returns the offsets of the blocks of a chain.
-pub(crate) fn blocks<L: Link, M: Medium>(m: &M, first: &PmU64) -> Vec<u64> {
+pub fn blocks<L: Link, M: Medium>(m: &M, first: &PmU64) -> Vec<u64> {
     links::<L, M>(m, first).map(|link| m.offset_of(link)).collect()
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn blocks<L: Link, M: Medium>(m: &M, first: &PmU64) -> Vec<u64> {
 ///
 /// # Errors
 /// `Damaged`.
-pub(crate) fn ensure_ends<L: Link, M: Medium>(m: &M, first: &PmU64) -> Result<()> {
+pub fn ensure_ends<L: Link, M: Medium>(m: &M, first: &PmU64) -> Result<()> {
     let mut cell = first;
     // `CHAIN_MAX` blocks, and the end.
     for _ in 0..=CHAIN_MAX {
@@ -77,7 +77,7 @@ pub(crate) fn ensure_ends<L: Link, M: Medium>(m: &M, first: &PmU64) -> Result<()
 
 /// Unlinks the empty blocks of a chain, durably, and retires them. Returns how many. No other
 /// thread may change the chain meanwhile.
-pub(crate) fn trim<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Guard<'_>) -> u64 {
+pub fn trim<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Guard<'_>) -> u64 {
     let m = pool.medium();
     let (mut cell, mut trimmed) = (first, 0);
     for _ in 0..CHAIN_MAX {
@@ -100,7 +100,7 @@ pub(crate) fn trim<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Gu
 }
 
 /// Retires all blocks of a chain.
-pub(crate) fn retire<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Guard<'_>) {
+pub fn retire<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Guard<'_>) {
     for block in blocks::<L, M>(pool.medium(), first) {
         pool.retire(block, size_of::<L>() as u64, guard);
     }
@@ -108,7 +108,7 @@ pub(crate) fn retire<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &
 
 /// Finds a block with a free slot, which `free_slot` returns, in a chain that no other thread
 /// changes. If no slot is free and `chain` allows it, appends a block.
-pub(crate) fn find_room<'a, L: Link, M: Medium>(
+pub fn find_room<'a, L: Link, M: Medium>(
     m: &'a M,
     first: &'a PmU64,
     chain: &mut Chain,
@@ -148,7 +148,7 @@ pub(crate) fn find_room<'a, L: Link, M: Medium>(
 ///
 /// # Errors
 /// `NoSpace`; nothing is allocated then.
-pub(crate) fn build<L: Link, M: Medium, R>(
+pub fn build<L: Link, M: Medium, R>(
     pool: &Pool<M>,
     records: &[R],
     slots: usize,
@@ -174,7 +174,7 @@ pub(crate) fn build<L: Link, M: Medium, R>(
 
 /// Calls `each` with every block of a chain that may be damaged. Ends the chain at a word that
 /// refers to no block, or to an earlier block of the same chain.
-pub(crate) fn rebuild<L: Link, M: Medium>(m: &M, first: &PmU64, mut each: impl FnMut(&L)) {
+pub fn rebuild<L: Link, M: Medium>(m: &M, first: &PmU64, mut each: impl FnMut(&L)) {
     let mut seen = HashSet::new();
     let mut cell = first;
     while seen.len() < CHAIN_MAX {
@@ -194,7 +194,7 @@ pub(crate) fn rebuild<L: Link, M: Medium>(m: &M, first: &PmU64, mut each: impl F
 }
 
 /// Frees the blocks of a chain that was never reachable.
-pub(crate) fn free_unpublished<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64) {
+pub fn free_unpublished<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64) {
     for block in blocks::<L, M>(pool.medium(), first) {
         pool.free_unpublished(block);
     }

@@ -10,7 +10,7 @@ use super::{HeaderOf, SegmentHeader, SegmentLayout, Segmented};
 use crate::hash::hash_prefix::HashPrefix;
 
 /// Implements [`Persistent::check`](crate::Persistent::check).
-pub(crate) fn check<T: Segmented>(index: &T) -> Vec<String> {
+pub fn check<T: Segmented>(index: &T) -> Vec<String> {
     let mut problems = Vec::new();
     let mut found: HashMap<u64, HashPrefix> = HashMap::new();
     let walked = walk(
@@ -41,7 +41,7 @@ pub(crate) fn check<T: Segmented>(index: &T) -> Vec<String> {
 
 /// Checks that every entry of a directory refers to the segment that a walk has `found` for the
 /// hashes of the entry.
-pub(crate) fn check_directory<T: Directed>(
+pub fn check_directory<T: Directed>(
     index: &T,
     found: &HashMap<u64, HashPrefix>,
     problems: &mut Vec<String>,
@@ -64,7 +64,7 @@ pub(crate) fn check_directory<T: Directed>(
 }
 
 /// The records of one segment that were checked so far.
-pub(crate) struct SeenRecords {
+pub struct SeenRecords {
     prefix: HashPrefix,
     words_are_records: bool,
     times: HashMap<(u64, u64), usize>,
@@ -73,17 +73,12 @@ pub(crate) struct SeenRecords {
 impl SeenRecords {
     /// Creates an empty set for a segment with this prefix. Two records with the same key are
     /// duplicates, unless `words_are_records` and their words differ.
-    pub(crate) fn new(prefix: HashPrefix, words_are_records: bool) -> Self {
+    pub fn new(prefix: HashPrefix, words_are_records: bool) -> Self {
         SeenRecords { prefix, words_are_records, times: HashMap::new() }
     }
 
     /// Checks that a record belongs to the segment, and that it is not a duplicate.
-    pub(crate) fn check(
-        &mut self,
-        rank: u64,
-        (key, word): (u64, u64),
-        wrong: &mut impl FnMut(&str),
-    ) {
+    pub fn check(&mut self, rank: u64, (key, word): (u64, u64), wrong: &mut impl FnMut(&str)) {
         if !self.prefix.covers(rank) {
             wrong("belongs to another segment");
         }

@@ -15,24 +15,28 @@ use crate::Stats;
 const STRIPES: usize = 64;
 
 /// The pool, with copies of the fields that operations need; locks for recovery; counters.
-pub(crate) struct Core<M: Medium> {
-    pub(crate) pool: Arc<Pool<M>>,
-    pub(crate) region: Arc<Region<M>>,
+pub struct Core<M: Medium> {
+    /// The pool that contains the index.
+    pub pool: Arc<Pool<M>>,
+    /// The pool's region.
+    pub region: Arc<Region<M>>,
     /// The offset of the root block.
-    pub(crate) root: u64,
-    pub(crate) generation: u64,
-    pub(crate) seed: u64,
+    pub root: u64,
+    /// The region's generation: of this opener.
+    pub generation: u64,
+    /// The seed of the hash function.
+    pub seed: u64,
     /// Locks for recovering segments, chosen by a hash of the segment's offset.
     recovering: Box<[Mutex<()>]>,
     /// Segments for which a split was refused.
-    pub(crate) refusals: Refusals,
+    pub refusals: Refusals,
     splits: AtomicU64,
     recovered: AtomicU64,
 }
 
 impl<M: Medium> Core<M> {
     /// Creates the core of an index whose root block is at `root`.
-    pub(crate) fn new(pool: Arc<Pool<M>>, root: u64) -> Self {
+    pub fn new(pool: Arc<Pool<M>>, root: u64) -> Self {
         Core {
             region: pool.share_region(),
             root,
@@ -46,14 +50,15 @@ impl<M: Medium> Core<M> {
         }
     }
 
+    /// Returns the medium that holds the index.
     #[inline(always)]
-    pub(crate) fn medium(&self) -> &M {
+    pub fn medium(&self) -> &M {
         self.region.medium()
     }
 
     /// Asserts, in debug builds, that the guard belongs to this pool.
     #[inline(always)]
-    pub(crate) fn expect_own(&self, guard: &Guard<'_>) {
+    pub fn expect_own(&self, guard: &Guard<'_>) {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
     }
 
@@ -62,7 +67,7 @@ impl<M: Medium> Core<M> {
     /// # Errors
     /// `Poisoned`, `Forked`.
     #[inline(always)]
-    pub(crate) fn begin_change(&self, guard: &Guard<'_>) -> Result<PoisonOnPanic<'_>> {
+    pub fn begin_change(&self, guard: &Guard<'_>) -> Result<PoisonOnPanic<'_>> {
         self.expect_own(guard);
         self.region.ensure_writable()?;
         Ok(self.region.poison_on_panic())
@@ -73,7 +78,7 @@ impl<M: Medium> Core<M> {
     ///
     /// # Errors
     /// `Poisoned`.
-    pub(crate) fn begin_recovery(&self, offset: u64) -> Result<MutexGuard<'_, ()>> {
+    pub fn begin_recovery(&self, offset: u64) -> Result<MutexGuard<'_, ()>> {
         self.region.ensure_sound()?;
         // Fibonacci hashing: the offsets of segments are multiples of their size, which differs
         // between the indexes.
@@ -82,16 +87,18 @@ impl<M: Medium> Core<M> {
         Ok(stripe.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    pub(crate) fn count_split(&self) {
+    /// Counts a split, for statistics.
+    pub fn count_split(&self) {
         self.splits.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn count_recovered(&self) {
+    /// Counts the recovery of a segment, for statistics.
+    pub fn count_recovered(&self) {
         self.recovered.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds the counters, and the bytes that the locks occupy, to `stats`.
-    pub(crate) fn complete_stats(&self, stats: &mut Stats) {
+    pub fn complete_stats(&self, stats: &mut Stats) {
         stats.dram_bytes += size_of_val(&*self.recovering) as u64;
         stats.splits = self.splits.load(Ordering::Relaxed);
         stats.recovered = self.recovered.load(Ordering::Relaxed);

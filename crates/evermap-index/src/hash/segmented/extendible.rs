@@ -26,7 +26,8 @@ pod! {
 
 /// A directory that doubles and halves as segments are split and merged.
 pub struct Extendible<M: Medium> {
-    pub(crate) directory: Directory<M>,
+    /// The directory.
+    pub directory: Directory<M>,
     /// The number of segments: an estimate until every segment was visited.
     segments: AtomicU64,
     merges: AtomicU64,
@@ -43,7 +44,7 @@ impl<M: Medium> Extendible<M> {
     ///
     /// # Errors
     /// `NoSpace`; nothing is allocated then.
-    pub(crate) fn create(
+    pub fn create(
         pool: &Arc<Pool<M>>,
         root: u64,
         depth: u32,
@@ -64,7 +65,7 @@ impl<M: Medium> Extendible<M> {
     ///
     /// # Errors
     /// `Damaged`.
-    pub(crate) fn open(pool: &Arc<Pool<M>>, root: u64) -> Result<Self> {
+    pub fn open(pool: &Arc<Pool<M>>, root: u64) -> Result<Self> {
         root_at(pool.medium(), root)?;
         let cell = root + offset_of!(Root, directory) as u64;
         let directory = Directory::open(pool.clone(), cell)?;
@@ -74,11 +75,13 @@ impl<M: Medium> Extendible<M> {
         Ok(Extendible::new(directory, estimate))
     }
 
-    pub(crate) fn count_split(&self) {
+    /// Counts a split: one segment more.
+    pub fn count_split(&self) {
         self.segments.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn count_merge(&self) {
+    /// Counts a merge: one segment less.
+    pub fn count_merge(&self) {
         // Saturating, since the number is an estimate until every segment was visited and may be
         // too low.
         let less = |segments: u64| Some(segments.saturating_sub(1));
@@ -87,19 +90,19 @@ impl<M: Medium> Extendible<M> {
     }
 
     /// Returns the number of segments: an estimate until every segment was visited.
-    pub(crate) fn segments(&self) -> u64 {
+    pub fn segments(&self) -> u64 {
         self.segments.load(Ordering::Relaxed)
     }
 
     /// Sets the number of segments.
-    pub(crate) fn count_all(&self, segments: u64) {
+    pub fn count_all(&self, segments: u64) {
         self.segments.store(segments, Ordering::Relaxed);
     }
 
     /// Returns whether the directory may double: if it would then occupy at most a quarter of the
     /// bytes of the segments, which have `bytes` each, or at most `free` bytes. Without this bound,
     /// keys with equal hash prefixes would double it without end.
-    pub(crate) fn may_double(&self, bytes: u64, free: u64) -> bool {
+    pub fn may_double(&self, bytes: u64, free: u64) -> bool {
         let depth = self.directory.depth() + 1;
         let segments = self.segments.load(Ordering::Relaxed) * bytes;
         depth <= DEPTH_MAX && 8 << depth <= free.max(segments / 4)
@@ -110,7 +113,7 @@ impl<M: Medium> Extendible<M> {
     ///
     /// # Errors
     /// `Poisoned`.
-    pub(crate) fn halve_if_worthwhile(&self, least: u32, guard: &Guard<'_>) -> Result<()> {
+    pub fn halve_if_worthwhile(&self, least: u32, guard: &Guard<'_>) -> Result<()> {
         let (depth, segments) = (self.directory.depth(), self.segments.load(Ordering::Relaxed));
         if depth > least && 8 * segments < 1 << depth {
             match self.directory.halve(guard) {
@@ -125,12 +128,7 @@ impl<M: Medium> Extendible<M> {
 
     /// Adds the directory, and `segments` segments of `slots` slots and `bytes` bytes each, to
     /// `stats`.
-    pub(crate) fn complete_stats(
-        &self,
-        segments: u64,
-        (slots, bytes): (u64, u64),
-        stats: &mut Stats,
-    ) {
+    pub fn complete_stats(&self, segments: u64, (slots, bytes): (u64, u64), stats: &mut Stats) {
         stats.depth = self.directory.depth();
         stats.segments = segments;
         stats.capacity += segments * slots;
@@ -143,6 +141,6 @@ impl<M: Medium> Extendible<M> {
 ///
 /// # Errors
 /// `Damaged` if the block would end outside the region.
-pub(crate) fn root_at<M: Medium>(m: &M, offset: u64) -> Result<&Root> {
+pub fn root_at<M: Medium>(m: &M, offset: u64) -> Result<&Root> {
     m.at(offset).ok_or_else(|| Error::damaged(offset, "the index's root ends outside the region"))
 }

@@ -13,7 +13,7 @@ use super::{SegmentHeader, SegmentLayout, prefix_of};
 use crate::hash::hash_prefix::HashPrefix;
 
 /// An index with a directory that merges segments.
-pub(crate) trait Merging: Directed {
+pub trait Merging: Directed {
     /// The greatest number of records that two siblings may hold together to be merged.
     const MERGE_BELOW: usize;
     /// The least depth of a segment.
@@ -58,7 +58,7 @@ pub(crate) trait Merging: Directed {
 /// # Errors
 /// `NoSpace`; nothing has changed then.
 #[cold]
-pub(crate) fn split_in_proportion<T: Merging>(
+pub fn split_in_proportion<T: Merging>(
     index: &T,
     segment: &T::Segment,
     hash: u64,
@@ -83,7 +83,7 @@ pub(crate) fn split_in_proportion<T: Merging>(
 /// # Errors
 /// `Damaged`, `Poisoned`.
 #[cold]
-pub(crate) fn merge_if_sparse<T: Merging>(
+pub fn merge_if_sparse<T: Merging>(
     index: &T,
     segment: &T::Segment,
     hash: u64,

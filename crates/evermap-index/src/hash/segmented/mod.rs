@@ -32,22 +32,22 @@ use evermap_pm::{Error, Medium, PmU64, Pod, Result};
 use super::hash_prefix::HashPrefix;
 use crate::{Stats, Visitor};
 
-pub(crate) mod apply;
-pub(crate) mod chain;
-pub(crate) mod check;
-pub(crate) mod core;
-pub(crate) mod extendible;
-pub(crate) mod merge;
-pub(crate) mod recover;
-pub(crate) mod refusals;
-pub(crate) mod split;
-pub(crate) mod waiting;
-pub(crate) mod walk;
+pub mod apply;
+pub mod chain;
+pub mod check;
+pub mod core;
+pub mod extendible;
+pub mod merge;
+pub mod recover;
+pub mod refusals;
+pub mod split;
+pub mod waiting;
+pub mod walk;
 
 use self::core::Core;
 
 /// The words that every segment header contains.
-pub(crate) trait SegmentHeader: Pod {
+pub trait SegmentHeader: Pod {
     /// The magic word of a segment of this kind.
     const MAGIC: u64;
 
@@ -63,7 +63,7 @@ pub(crate) trait SegmentHeader: Pod {
 }
 
 /// A segment, which begins with a header.
-pub(crate) trait SegmentLayout: Pod {
+pub trait SegmentLayout: Pod {
     /// The layout of the header.
     type Header: SegmentHeader;
 
@@ -72,10 +72,10 @@ pub(crate) trait SegmentLayout: Pod {
 }
 
 /// The header of the segments of an index.
-pub(crate) type HeaderOf<T> = <<T as Segmented>::Segment as SegmentLayout>::Header;
+pub type HeaderOf<T> = <<T as Segmented>::Segment as SegmentLayout>::Header;
 
 /// A hash index made of segments.
-pub(crate) trait Segmented: Sized {
+pub trait Segmented: Sized {
     /// The medium that holds the index.
     type Medium: Medium;
     /// The layout of a segment.
@@ -187,19 +187,19 @@ pub(crate) trait Segmented: Sized {
 
 /// Returns the prefix of the segment at `offset`. Returns `None` if there is no segment at
 /// `offset`.
-pub(crate) fn prefix_at<H: SegmentHeader, M: Medium>(m: &M, offset: u64) -> Option<HashPrefix> {
+pub fn prefix_at<H: SegmentHeader, M: Medium>(m: &M, offset: u64) -> Option<HashPrefix> {
     let header = m.at::<H>(offset)?;
     let is_segment = m.load(header.magic()) == H::MAGIC;
     is_segment.then(|| HashPrefix::decode(m.load(header.prefix()))).flatten()
 }
 
 /// Returns the prefix of a segment. Returns `None` if it is damaged.
-pub(crate) fn prefix_of<S: SegmentLayout, M: Medium>(m: &M, segment: &S) -> Option<HashPrefix> {
+pub fn prefix_of<S: SegmentLayout, M: Medium>(m: &M, segment: &S) -> Option<HashPrefix> {
     HashPrefix::decode(m.load(segment.header().prefix()))
 }
 
 /// Returns the error for an offset at which there cannot be a segment.
 #[cold]
-pub(crate) fn no_segment(offset: u64) -> Error {
+pub fn no_segment(offset: u64) -> Error {
     Error::damaged(offset, "there is no segment here: it would end outside the region")
 }

@@ -23,7 +23,7 @@ use crate::hash::directory::Shared;
 use crate::hash::hash_prefix::{HashPrefix, first_hash_after};
 
 /// The steps of recovering a segment that each index implements.
-pub(crate) trait Recoverable: Segmented {
+pub trait Recoverable: Segmented {
     /// Returns whether this opener has recovered the segment, and no part of it is stale.
     fn is_fresh(&self, segment: &Self::Segment) -> bool {
         self.was_recovered(segment)
@@ -67,7 +67,7 @@ pub(crate) trait Recoverable: Segmented {
 /// # Errors
 /// See there.
 #[cold]
-pub(crate) fn recover<T: Recoverable>(index: &T, offset: u64) -> Result<()> {
+pub fn recover<T: Recoverable>(index: &T, offset: u64) -> Result<()> {
     let _one_at_a_time = index.core().begin_recovery(offset)?;
     let segment = index.segment(offset)?;
     if !index.is_fresh(segment) {
@@ -90,7 +90,7 @@ pub(crate) fn recover<T: Recoverable>(index: &T, offset: u64) -> Result<()> {
 ///
 /// # Errors
 /// `Damaged` if there is no segment at `offset`.
-pub(crate) fn prefix_of<T: Segmented>(index: &T, offset: u64) -> Result<HashPrefix> {
+pub fn prefix_of<T: Segmented>(index: &T, offset: u64) -> Result<HashPrefix> {
     prefix_at::<HeaderOf<T>, _>(index.core().medium(), offset)
         .ok_or_else(|| Error::damaged(offset, "there is no segment where one should be"))
 }
@@ -99,7 +99,7 @@ pub(crate) fn prefix_of<T: Segmented>(index: &T, offset: u64) -> Result<HashPref
 ///
 /// # Errors
 /// See there.
-pub(crate) fn finish_structure<T: Directed>(
+pub fn finish_structure<T: Directed>(
     index: &T,
     offset: u64,
     segment: &T::Segment,
@@ -231,7 +231,7 @@ impl<T: Directed> Finishing<'_, T> {
 
 /// Calls `each` with the offsets of the segments that the entries of the directory refer to, from
 /// left to right, once for each run of equal entries.
-pub(crate) fn for_each_named<T: Directed>(index: &T, mut each: impl FnMut(u64)) {
+pub fn for_each_named<T: Directed>(index: &T, mut each: impl FnMut(u64)) {
     let (mut cursor, mut last) = (Some(0), None);
     while let Some(hash) = cursor {
         let offset = T::offset_in(index.directory().locate(hash));

@@ -14,7 +14,7 @@ use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use crate::hash::hash_prefix::are_separable;
 
 /// The refusals of an index. Used only by changes of full segments.
-pub(crate) struct Refusals {
+pub struct Refusals {
     /// The number of refusals. Lets the others, which are nearly all, pass without the lock.
     count: AtomicUsize,
     /// By the offset of the segment.
@@ -50,14 +50,14 @@ impl Refusals {
     /// its chain needs more than `blocks_left` additional blocks; or for a record that can be
     /// separated from one with the rank `like`, if the split was refused for such a record because
     /// none would separate the others.
-    pub(crate) fn remember(&self, offset: u64, blocks_left: usize, like: Option<u64>) {
+    pub fn remember(&self, offset: u64, blocks_left: usize, like: Option<u64>) {
         let mut refusals = self.lock();
         refusals.insert(offset, Refusal { blocks_left, like });
         self.count.store(refusals.len(), Ordering::Relaxed);
     }
 
     /// Forgets a refusal: the segment at `offset` was split or merged away.
-    pub(crate) fn forget(&self, offset: u64) {
+    pub fn forget(&self, offset: u64) {
         if self.are_none() {
             return;
         }
@@ -68,7 +68,7 @@ impl Refusals {
 
     /// Returns whether a split of the segment at `offset` was refused, and would be for a record
     /// with this rank.
-    pub(crate) fn contain(&self, offset: u64, rank: u64) -> bool {
+    pub fn contain(&self, offset: u64, rank: u64) -> bool {
         let is_like = |like| !are_separable([like, rank].into_iter());
         !self.are_none()
             && self.lock().get(&offset).is_some_and(|refusal| refusal.like.is_none_or(is_like))
@@ -76,7 +76,7 @@ impl Refusals {
 
     /// Called when the chain of the segment at `offset` needs another block. Returns whether the
     /// segment should be split instead, if possible.
-    pub(crate) fn is_attempt_due(&self, offset: u64) -> bool {
+    pub fn is_attempt_due(&self, offset: u64) -> bool {
         if self.are_none() {
             return true;
         }

@@ -26,7 +26,7 @@ pub enum Split {
 }
 
 /// An index whose segments are found by a [`Directory`].
-pub(crate) trait Directed: Segmented {
+pub trait Directed: Segmented {
     /// The records of a segment, divided into those that stay and those that move.
     type Halves;
     /// The state of a new or rewritten segment that [`unlock_rebuilt`](Self::unlock_rebuilt) needs.
@@ -129,7 +129,7 @@ impl<M: Medium> Drop for Reservation<'_, M> {
 ///
 /// # Errors
 /// `NoSpace`.
-pub(crate) fn allocate_segment<T: Segmented>(index: &T) -> Result<u64> {
+pub fn allocate_segment<T: Segmented>(index: &T) -> Result<u64> {
     index.core().pool.allocate_exact(size_of::<T::Segment>() as u64)
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn allocate_segment<T: Segmented>(index: &T) -> Result<u64> {
 ///
 /// # Errors
 /// `NoSpace`; nothing has changed then.
-pub(crate) fn split<T: Directed>(
+pub fn split<T: Directed>(
     index: &T,
     offset: u64,
     hash: u64,

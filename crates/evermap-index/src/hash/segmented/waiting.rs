@@ -11,7 +11,7 @@ const RECOVERIES_MAX: u32 = 100;
 /// The waits of one operation for segments that it cannot use yet. Detects segments that never
 /// become usable.
 #[derive(Default)]
-pub(crate) struct Waiting {
+pub struct Waiting {
     lock_wait: LockWait,
     recoveries: u32,
 }
@@ -22,7 +22,7 @@ impl Waiting {
     /// # Errors
     /// `Poisoned` if the holder may have panicked; `Damaged` if the lock is never released.
     #[cold]
-    pub(crate) fn wait<T: Segmented>(&mut self, index: &T, segment: &T::Segment) -> Result<()> {
+    pub fn wait<T: Segmented>(&mut self, index: &T, segment: &T::Segment) -> Result<()> {
         let region = &index.core().region;
         if !self.lock_wait.wait(region)? {
             return Ok(());
@@ -41,7 +41,7 @@ impl Waiting {
     /// # Errors
     /// `Damaged` if there is no segment at `offset`, or if it stays stale.
     #[cold]
-    pub(crate) fn recover<T: Segmented>(&mut self, index: &T, offset: u64) -> Result<()> {
+    pub fn recover<T: Segmented>(&mut self, index: &T, offset: u64) -> Result<()> {
         self.count_recovery(offset)?;
         index.recover(offset)
     }
@@ -50,7 +50,7 @@ impl Waiting {
     ///
     /// # Errors
     /// `Damaged` if this operation has seen too many recoveries.
-    pub(crate) fn count_recovery(&mut self, offset: u64) -> Result<()> {
+    pub fn count_recovery(&mut self, offset: u64) -> Result<()> {
         self.recoveries += 1;
         if self.recoveries > RECOVERIES_MAX {
             let what = "a segment stays stale after its recovery";

@@ -11,13 +11,16 @@ use crate::hash::walk_order::Ranked;
 use crate::{Stats, Visitor};
 
 /// A segment that a walk has locked.
-pub(crate) struct Visited<'a, S> {
-    pub(crate) offset: u64,
-    pub(crate) segment: &'a S,
-    pub(crate) prefix: HashPrefix,
+pub struct Visited<'a, S> {
+    /// Its offset.
+    pub offset: u64,
+    /// The segment.
+    pub segment: &'a S,
+    /// Its prefix.
+    pub prefix: HashPrefix,
     /// The ranks that the walk visits now. The segment can also hold records with other ranks:
     /// after a merge, ranks that were visited already.
-    pub(crate) ranks: &'a RangeInclusive<u64>,
+    pub ranks: &'a RangeInclusive<u64>,
 }
 
 /// Visits every segment once, in the order of ranks. Each is locked while `copy` is called; then
@@ -26,7 +29,7 @@ pub(crate) struct Visited<'a, S> {
 ///
 /// # Errors
 /// The first error. Segments that cannot be read are skipped.
-pub(crate) fn walk<T: Segmented, C>(
+pub fn walk<T: Segmented, C>(
     index: &T,
     mut copy: impl FnMut(Visited<'_, T::Segment>) -> C,
     mut each: impl FnMut(C) -> bool,
@@ -116,7 +119,7 @@ impl<T: Segmented> Ranked for T {
 }
 
 /// Implements [`Index::stats`](crate::Index::stats).
-pub(crate) fn stats<T: Segmented>(index: &T) -> Result<Stats> {
+pub fn stats<T: Segmented>(index: &T) -> Result<Stats> {
     let (mut stats, mut segments, mut links) = (Stats::default(), 0, 0);
     walk(
         index,
@@ -138,7 +141,7 @@ pub(crate) fn stats<T: Segmented>(index: &T) -> Result<Stats> {
 }
 
 /// Implements [`Persistent::visit`](crate::Persistent::visit).
-pub(crate) fn visit<T: Segmented>(index: &T, visitor: &mut dyn Visitor) -> Result<()> {
+pub fn visit<T: Segmented>(index: &T, visitor: &mut dyn Visitor) -> Result<()> {
     visitor.block(index.core().root);
     {
         // A block that is replaced meanwhile must not be reused before the visitor has seen it.

@@ -83,9 +83,9 @@ mod tests;
 mod value;
 mod walk;
 
-use super::changes::changes_by_apply;
 use super::probe::Probe;
 use super::walk_order::{self, Ranked};
+use crate::changes_by_apply;
 use group::Stored;
 use layout::Kind;
 use table::{Format, Located, Locked, Table};

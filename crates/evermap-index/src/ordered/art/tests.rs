@@ -10,9 +10,9 @@ use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 use super::Art;
 use super::layout::{Child, Kind};
 use super::node::{Node, RANKS, rank};
-use crate::crash_states::{are_kept, as_operation, created, look_up_after_death};
 use crate::ordered::Page;
 use crate::ordered::leaf::LeafState;
+use crate::testkit::crash_states::{are_kept, as_operation, created, look_up_after_death};
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{Cursor, Direction, Index, OrderedIndex, Result};
 

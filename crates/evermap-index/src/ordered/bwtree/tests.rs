@@ -17,10 +17,10 @@ use super::node::{BaseRef, Bounds};
 use super::table::segment_words;
 use super::walk::Shown;
 use super::{BwTree, Tiny};
-use crate::crash_states::{
+use crate::ordered::leaf::LeafState;
+use crate::testkit::crash_states::{
     are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened, word_in,
 };
-use crate::ordered::leaf::LeafState;
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{Action, Cursor, Direction, Index, MutateMode, OrderedIndex, Persistent, Visitor};
 

@@ -7,8 +7,8 @@ use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::FastFair;
 use super::layout::{Node, RECORDS_MAX, node_bytes};
-use crate::crash_states::{created, is_durable_once_served, is_kept, record, reopened};
 use crate::node_lock::Lock;
+use crate::testkit::crash_states::{created, is_durable_once_served, is_kept, record, reopened};
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{OrderedIndex, Persistent};
 

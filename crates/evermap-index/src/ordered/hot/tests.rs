@@ -15,13 +15,13 @@ use super::bits::Search;
 use super::layout::Child;
 use super::node::Node;
 use super::scan::Item;
-use crate::crash_states::{
-    are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened, word_in,
-};
 use crate::index::{Action, Change, MutateMode};
 use crate::node_lock::Lock;
 use crate::ordered::leaf::LeafState;
 use crate::ordered::{Direction, Page, PersistentOrdered};
+use crate::testkit::crash_states::{
+    are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened, word_in,
+};
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{Index, OrderedIndex, Visitor};
 

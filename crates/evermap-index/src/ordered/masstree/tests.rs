@@ -10,9 +10,11 @@ use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 use super::Masstree;
 use super::access::{NodeRef, Target};
 use super::layout::{Below, ENTRIES, Node, Permutation, Slice};
-use crate::crash_states::{created, for_each_image, is_durable_once_served, record, reopened};
 use crate::node_lock::Lock;
 use crate::ordered::{Cursor, Direction, Page, PersistentOrdered};
+use crate::testkit::crash_states::{
+    created, for_each_image, is_durable_once_served, record, reopened,
+};
 use crate::testkit::ordered::encoded::InOrder;
 use crate::{Action, MutateMode, OrderedIndex, Visitor};
 

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use evermap_index::VolatileMap;
+use evermap_papers::VolatileMap;
 use evermap_pm::{Guard, Result};
 
 use crate::LabError;

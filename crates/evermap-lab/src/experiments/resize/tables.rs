@@ -6,8 +6,8 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evermap_index::VolatileMap;
-use evermap_index::hash::relativistic::{
+use evermap_papers::VolatileMap;
+use evermap_papers::relativistic::{
     Config, Ddds, Identity, KeyHash, ResizableTable, Rp, RpSorted, RwLockTable,
 };
 use evermap_pm::sim::rng::Rng;

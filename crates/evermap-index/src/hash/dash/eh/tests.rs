@@ -9,13 +9,13 @@ use evermap_pm::sim::{self, ImageConfig, Sim};
 use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::Tiny;
-use crate::crash_states::{
-    Number, created, for_each_image, is_durable_once_served, is_kept, record, reopened, word_in,
-};
 use crate::hash::dash::Config;
 use crate::hash::dash::bucket::{Record, free_slot, meta_of, place};
 use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, HashPrefix, Header, Root, Version};
 use crate::hash::segmented::{Segmented, prefix_at};
+use crate::testkit::crash_states::{
+    Number, created, for_each_image, is_durable_once_served, is_kept, record, reopened, word_in,
+};
 use crate::testkit::{Crowded, Plain};
 use crate::{Action, Index, Key, MutateMode, Persistent};
 

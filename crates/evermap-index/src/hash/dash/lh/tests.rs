@@ -9,14 +9,14 @@ use evermap_pm::{Medium, Pool};
 use super::layout::{Extent, Root};
 use super::{Linear, TinyLh, numbers, prefix_if_initialised};
 use crate::Index;
-use crate::crash_states::{
-    Number, are_kept, created, for_each_image, is_durable_once_served, look_up_after_death, record,
-    word_in,
-};
 use crate::hash::dash::Config;
 use crate::hash::dash::bucket::{Record, meta_of, place};
 use crate::hash::dash::layout::{Bucket, HashPrefix, Header, Meta, Segment};
 use crate::hash::segmented::{SegmentHeader, Segmented};
+use crate::testkit::crash_states::{
+    Number, are_kept, created, for_each_image, is_durable_once_served, look_up_after_death, record,
+    word_in,
+};
 use crate::testkit::{Crowded, Plain};
 
 const CAPACITY: u64 = 1 << 20;

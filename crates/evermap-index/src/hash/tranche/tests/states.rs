@@ -12,8 +12,10 @@ use super::super::image::{Item, home};
 use super::super::layout::{COMMIT, GROUP_WORD, Kind, LINK, Named, Root, Shape};
 use super::super::place::{Geometry, State};
 use super::super::{Config, Tiny, Tranche};
-use crate::crash_states::{self, for_each_image, is_durable_once_served, is_kept, record, word_in};
 use crate::key::Key;
+use crate::testkit::crash_states::{
+    self, for_each_image, is_durable_once_served, is_kept, record, word_in,
+};
 use crate::{Action, Index, MutateMode, Persistent};
 
 const CAPACITY: u64 = 128 << 10;
