@@ -60,8 +60,7 @@
 //!    the words which step was the last, repeats the flush of that one, and makes the others. It
 //!    may be called again after another crash, so each step changes nothing if it has been made.
 //!
-//! The splits of [`masstree`](crate::ordered::masstree) and of
-//! [`fast_fair`](crate::ordered::fast_fair) are such changes.
+//! The splits of P-Masstree and of FAST & FAIR are such changes.
 //!
 //! # What readers may see
 //!

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use evermap_index::ordered::art::Art;
 use evermap_index::ordered::bplus::BPlus;
-use evermap_index::ordered::bwtree::BwTree;
-use evermap_index::ordered::fast_fair::FastFair;
-use evermap_index::ordered::hot::Hot;
-use evermap_index::ordered::masstree::Masstree;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
+use evermap_papers::bwtree::BwTree;
+use evermap_papers::fast_fair::FastFair;
+use evermap_papers::hot::Hot;
+use evermap_papers::masstree::Masstree;
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Pool, Result};
 

@@ -9,9 +9,9 @@ use std::fmt;
 use std::time::Instant;
 
 use evermap_index::hash::dash;
-use evermap_index::ordered::{bwtree, hot};
 use evermap_index::testkit::crash::oracle;
-pub use evermap_index::testkit::crash::{CRASHABLE, Crashable};
+pub use evermap_papers::testkit::{CRASHABLE, Crashable};
+use evermap_papers::{bwtree, hot};
 use evermap_pm::parallel;
 use evermap_pm::sim::battery::Battery;
 use evermap_pm::sim::keep_panics_quiet;

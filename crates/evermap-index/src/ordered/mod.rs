@@ -14,12 +14,8 @@ use crate::{Action, Change, MutateMode, Stats, Visitor};
 
 pub mod art;
 pub mod bplus;
-pub mod bwtree;
 mod cursor;
-pub mod fast_fair;
-pub mod hot;
 pub mod leaf;
-pub mod masstree;
 pub mod memory;
 mod run;
 

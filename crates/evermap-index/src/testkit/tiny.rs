@@ -9,8 +9,6 @@ use super::persistence::PoolSubject;
 use crate::hash::{cceh, clht, dash, level, line, tranche};
 use crate::key::Quotient;
 use crate::ordered::art::Art;
-use crate::ordered::hot::Hot;
-use crate::ordered::{bwtree, fast_fair, masstree};
 
 /// Dash-EH, beginning with one segment of 4 buckets.
 pub struct DashEh;
@@ -94,42 +92,6 @@ pub struct PArt;
 
 impl<K: Numbered> PoolSubject<K> for PArt {
     type Index = InOrder<K, Art<Sim>>;
-
-    fn config(&self) {}
-}
-
-/// FAST & FAIR with up to nine records in a node, which are in three lines.
-pub struct FastFair;
-
-impl<K: Numbered> PoolSubject<K> for FastFair {
-    type Index = InOrder<K, fast_fair::FastFair<Sim, 9>>;
-
-    fn config(&self) {}
-}
-
-/// P-BwTree with up to eight keys in a leaf node.
-pub struct PBwTree;
-
-impl<K: Numbered> PoolSubject<K> for PBwTree {
-    type Index = InOrder<K, bwtree::Tiny<Sim>>;
-
-    fn config(&self) {}
-}
-
-/// P-Masstree.
-pub struct PMasstree;
-
-impl<K: Numbered> PoolSubject<K> for PMasstree {
-    type Index = InOrder<K, masstree::Masstree<Sim>>;
-
-    fn config(&self) {}
-}
-
-/// P-HOT with nodes of up to five entries.
-pub struct PHot;
-
-impl<K: Numbered> PoolSubject<K> for PHot {
-    type Index = InOrder<K, Hot<Sim, 5>>;
 
     fn config(&self) {}
 }

@@ -3,12 +3,13 @@
 use evermap_index::ordered::art::{Art, MUTANTS};
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_index::testkit::crash::battery;
+use evermap_index::testkit::ordered::trees::{
+    Costs, Make, SOUND, in_memory, nodes_stay_stale, pages_have_what_is_expected,
+};
 use evermap_index::testkit::tiny::PArt;
 use evermap_index::testkit::{Coarse, Plain, tier};
 use evermap_index::{Visitor, conformance, crash_campaign, ordered_conformance};
 use evermap_pm::sim::{Sim, mutants::Fate};
-
-use crate::trees::{Costs, Make, SOUND, in_memory, nodes_stay_stale, pages_have_what_is_expected};
 
 ordered_conformance!(ordered, Make::<Art<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.

@@ -1,16 +1,13 @@
 //! Every persistent index survives every crash.
 
-use std::collections::BTreeSet;
-
 use evermap_index::crash_campaign;
 use evermap_index::hash::cceh::{Locking, Recovery};
 use evermap_index::hash::dash::{EH_MUTANTS, NOTICED_ELSEWHERE};
 use evermap_index::hash::level::Resize;
 use evermap_index::hash::tranche::MUTANTS;
-use evermap_index::testkit::crash::{CRASHABLE, battery};
+use evermap_index::testkit::crash::{assert_replays, battery};
 use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht, Tranche};
 use evermap_index::testkit::{Tier, tier};
-use evermap_pm::sim::Replay;
 use evermap_pm::sim::mutants::Fate;
 
 crash_campaign!(dash_eh, DashEh);
@@ -23,30 +20,11 @@ crash_campaign!(p_clht, PClht);
 crash_campaign!(line, Line);
 crash_campaign!(tranche, Tranche);
 
-/// Replays of earlier failures find nothing any more. The default tier tries a third of them.
+/// Replays of earlier failures find nothing any more.
 #[test]
 fn replays_of_earlier_failures_pass() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/index/crashes");
-    let paper = [
-        battery("cceh-paper", &[], Cceh(Locking::Pessimistic, Recovery::Eager)),
-        battery("level-paper", &[], Level(Resize::Blocking)),
-    ];
-    let batteries: Vec<_> = CRASHABLE.iter().map(|index| (index.battery)()).chain(paper).collect();
-    let mut replayed = 0;
-    let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
-    let files: BTreeSet<_> = files.collect();
-    for path in files.into_iter().step_by(tier().choose(3, 1)) {
-        let text = std::fs::read_to_string(&path).unwrap();
-        let replay: Replay =
-            text.parse().unwrap_or_else(|what| panic!("{}: {what}", path.display()));
-        let index = replay.subject.as_deref().and_then(|subject| subject.split_once('/'));
-        let battery =
-            batteries.iter().find(|battery| index.is_some_and(|(name, _)| battery.name == name));
-        let battery = battery.unwrap_or_else(|| panic!("{}: of which index?", path.display()));
-        battery.replay(&text).unwrap_or_else(|what| panic!("{}: {what}", path.display()));
-        replayed += 1;
-    }
-    assert!(replayed > 0);
+    assert_replays(directory, &[battery("dash-eh", EH_MUTANTS, DashEh)]);
 }
 
 /// Mistakes that take half a minute to notice, and are tried in the full tier only. DA-15 has a

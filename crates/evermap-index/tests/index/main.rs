@@ -3,19 +3,14 @@
 mod allocator;
 mod art;
 mod bplus;
-mod bwtree;
 mod cceh;
 mod clht;
 mod conformance;
 mod crash;
 mod dash;
-mod fast_fair;
-mod hot;
 mod level;
 mod line;
-mod masstree;
 mod shards;
 #[cfg(target_os = "linux")]
 mod system_calls;
 mod tranche;
-mod trees;

@@ -7,11 +7,13 @@
 //!
 //! [`crash_campaign!`](crate::crash_campaign) runs all of it on an index in one line.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use evermap_pm::sim::battery::{Battery, SubjectTrial, Trial};
-use evermap_pm::sim::{self, ImageConfig, Model, Nested, Report};
+use evermap_pm::sim::{self, ImageConfig, Model, Nested, Replay, Report};
 
 use super::Tier;
 use super::erased::Erased;
@@ -19,11 +21,9 @@ use super::keys::{Numbered, Plain};
 use super::persistence::PoolSubject;
 use crate::Bytes;
 
-mod crashable;
 mod subject;
 mod workload;
 
-pub use crashable::{CRASHABLE, Crashable};
 use subject::Shared;
 pub use subject::{Crashed, History, Live, Scrutiny};
 pub use workload::{Call, Verb, Workload};
@@ -261,6 +261,28 @@ fn assert_clean(report: &Report) {
     report.assert_clean();
     let least = super::tier().choose(MIN_IMAGES.0, MIN_IMAGES.1);
     assert!(report.images > least, "only {} images", report.images);
+}
+
+/// Replays the files of earlier failures in `directory`, each on the battery that it names, which
+/// must find nothing any more. The default tier tries a third of them.
+///
+/// # Panics
+/// If a file is replayed and something is found; also if there is no file, or a file names none of
+/// the batteries.
+pub fn assert_replays(directory: impl AsRef<Path>, batteries: &[Battery]) {
+    let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
+    let files: BTreeSet<_> = files.collect();
+    assert!(!files.is_empty());
+    for path in files.into_iter().step_by(super::tier().choose(3, 1)) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let replay: Replay =
+            text.parse().unwrap_or_else(|what| panic!("{}: {what}", path.display()));
+        let index = replay.subject.as_deref().and_then(|subject| subject.split_once('/'));
+        let battery =
+            batteries.iter().find(|battery| index.is_some_and(|(name, _)| battery.name == name));
+        let battery = battery.unwrap_or_else(|| panic!("{}: of which index?", path.display()));
+        battery.replay(&text).unwrap_or_else(|what| panic!("{}: {what}", path.display()));
+    }
 }
 
 /// The number of images that a campaign must exceed in the default tier and in the full tier.

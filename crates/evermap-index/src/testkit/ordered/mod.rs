@@ -26,6 +26,7 @@ pub mod encoded;
 pub mod model;
 pub mod reference;
 pub mod scans;
+pub mod trees;
 
 #[cfg(test)]
 mod planted_tests;

@@ -1,0 +1,307 @@
+//! P-BwTree: a B+tree in persistent memory whose nodes are changed by prepending to them.
+//!
+//! After "The Bw-Tree: A B-tree for New Hardware Platforms" (Levandoski, Lomet, Sengupta; ICDE
+//! 2013), "Building a Bw-Tree Takes More Than Just Buzz Words" (Wang and others; SIGMOD 2018) and
+//! "RECIPE" (Lee, Mohan, Kashyap, Kim, Chidambaram; SOSP 2019). The layout is in [`layout`].
+//!
+//! A node has an id, by which other nodes refer to it, and a word in the *mapping table*, which
+//! names its newest part. A key is added by a *delta* in front of the node; the word is then
+//! replaced by compare-and-swap. When there are some deltas, the node is *consolidated*: its
+//! contents are written to a new *base node*, which never changes.
+//!
+//! ```text
+//! mapping table
+//! 1 ──▶ base  level 1  ┌ "" : 2 ─ "kiwi" : 3 ┐
+//! 2 ──▶ delta "date" ──▶ delta "cherry" ──▶ base  level 0  ┌ "apple" ─ "fig" ┐  sibling 3
+//! 3 ──▶ base  level 0  ┌ "kiwi" ─ "pear" ┐
+//! ```
+//!
+//! Lookups and scans take no lock and wait for no thread. Changes of one key are made one after the
+//! other; of changes of different keys that meet, one tries again. Only ids of new nodes are handed
+//! out under a lock, in ordinary memory.
+//!
+//! | change | the stores that commit it |
+//! |---|---|
+//! | a key is added | the word of its node |
+//! | a key is bound to another word, or removed | the state of its leaf |
+//! | a node is consolidated | the word of the node |
+//! | a node is split | the words of the new node, of the old one, and of the node above |
+//! | the root is split | the words of the new node, of the old one, of the root, and of the tree |
+//! | a node is merged | the words of the node above, of both nodes, and of the node above again |
+//!
+//! The first three meet the first condition of [`recipe`](evermap_index::recipe), splits and merges the
+//! second: after each store, every key is found, and any writer that meets a change that is not
+//! complete completes it. It never has to, so it needs no space for its own change.
+//!
+//! What is different from the published code, and why:
+//!
+//! * **A key is bound to another word, and removed, in its record**, so that needs no space. Deltas
+//!   only add keys. A removed record is dropped when its node is consolidated, and not used again.
+//! * **`decide` is called once**, so two changes of one key cannot both go on: a lock in ordinary
+//!   memory keeps them apart.
+//! * **A node is split when it is consolidated**, by one store for both: there is no delta for a
+//!   split, and none for a merge, which is the consolidation of the left node with what the right
+//!   one had.
+//! * **A node that is to be merged is *frozen*** by a bit of its word. Keys that belong there are
+//!   added to its left neighbour from then on, so no writer needs the merge to be completed. The
+//!   published code marks the node above by a delta that makes all changes there fail, and that a
+//!   crash leaves for ever.
+//! * **Readers see what is durable**: words have a mark until they are. The published code flushes
+//!   the word of the leaf in each lookup.
+//! * **The mapping table grows**, and ids are used again.
+//! * **Deltas have blocks of their own**. The published code takes them from a block in front of
+//!   the base node, by a counter that a crash takes back.
+//! * **Searches do not walk the deltas.** A base node knows its deltas, a delta its base node, and
+//!   the node above where the base node probably is: see `docs/p-bwtree.md`.
+//! * **Any byte string is a key.** Entries of leaf nodes have twenty bits of it that tell it apart,
+//!   others the first eight bytes.
+
+use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use evermap_index::fresh::Fresh;
+use evermap_index::index::{Action, Change, MutateMode, Stats, Visitor};
+use evermap_index::ordered::memory::TreeMemory;
+use evermap_index::ordered::{Direction, OrderedIndex, Page, PersistentOrdered};
+use evermap_index::root;
+use evermap_pm::sync::{Mutex, Rank};
+use evermap_pm::{Medium, PmU64, Pool, Result};
+
+mod access;
+mod change;
+mod check;
+mod consolidate;
+mod grow;
+pub mod layout;
+mod merge;
+mod node;
+mod scan;
+mod table;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use access::Search;
+use change::KeyLocks;
+use layout::{Base, INNER_ENTRY, KEY_SPACE, Link, Root};
+use node::{BaseRef, Bounds};
+use table::Ids;
+
+/// P-BwTree in medium `M`, with up to `ITEMS` keys in a leaf node, which is an even number from 8
+/// to 254. See the [module](self).
+pub struct BwTree<M: Medium, const ITEMS: usize = 192> {
+    memory: TreeMemory<M>,
+    /// Which ids are free, once that is known.
+    ids: OnceLock<Mutex<Ids>>,
+    /// Held by the thread that finds out which ids are free.
+    finding: Mutex<()>,
+    locks: KeyLocks,
+    events: Events,
+}
+
+/// A tree whose nodes are so small that a few dozen keys cause every change of structure.
+pub type Tiny<M> = BwTree<M, 8>;
+
+/// Counters of events since opening.
+#[derive(Default)]
+struct Events {
+    splits: AtomicU64,
+    merges: AtomicU64,
+}
+
+/// Mistakes that can be planted, and that tests notice.
+///
+/// * BW-1: readers and writers act on words that are not durable;
+/// * BW-2: a node is split before the word of the new node is durable;
+/// * BW-3: a delta becomes durable after the word that names it;
+/// * BW-4: a merge is taken for complete before the left node has the keys;
+/// * BW-5: a frozen node is changed;
+/// * BW-6: the level above is told of a node that was merged meanwhile.
+pub const MUTANTS: &[&str] = &["BW-1", "BW-2", "BW-3", "BW-4", "BW-5", "BW-6"];
+
+/// Mistakes that the workloads of the campaigns detect only by chance, and the tests that detect
+/// them.
+///
+/// BW-1 shows in few of all orders of threads: a thread that changes the same node stores the same
+/// word, and so makes durable what it has built on. Only a lookup of the same key, or a change in a
+/// node that was just split off, shows it, if it begins and ends while another thread is between
+/// its exchange of a word and the fence that follows.
+pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
+    ("BW-1", "noticed by `what_is_not_durable_and_acted_on_is_lost`"),
+    ("BW-5", "noticed by `a_frozen_node_is_not_changed`"),
+    ("BW-6", "noticed by `a_node_that_was_merged_is_not_added_to_the_level_above`"),
+];
+
+impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
+    const SHAPE: () = assert!(8 <= ITEMS && ITEMS <= 254 && ITEMS.is_multiple_of(2));
+
+    /// The first word of the root. Its seventh byte is the number of keys of a leaf node.
+    const KIND: u64 = {
+        let () = Self::SHAPE;
+        u64::from_le_bytes(*b"BWTREE\0\x01") | (ITEMS as u64) << 48
+    };
+
+    /// The bytes of the usual block of a base node.
+    const NODE_BYTES: u64 = {
+        let inner = INNER_ENTRY * Self::capacity(1);
+        let words = if ITEMS > inner { ITEMS } else { inner };
+        (size_of::<Base>() + 8 * words) as u64 + KEY_SPACE
+    };
+
+    /// Returns the number of deltas at which a node is consolidated.
+    const fn chain(level: u8) -> u64 {
+        match level {
+            _ if ITEMS < 16 => ITEMS as u64 / 2,
+            0 => 16,
+            _ => 4,
+        }
+    }
+
+    /// The bytes of a base node that are prefetched: as many as the usual one has.
+    const PREFETCHED: u64 = (size_of::<Base>() + 8 * (ITEMS * 3 / 4)) as u64;
+
+    /// Returns the most entries of a node after a split: as many as the usual block has space for.
+    const fn capacity(level: u8) -> usize {
+        match level {
+            0 => ITEMS,
+            _ if ITEMS < 16 => 5,
+            _ => ITEMS / INNER_ENTRY,
+        }
+    }
+
+    /// Returns the number of entries at which a node is merged into its left neighbour.
+    const fn is_small(level: u8, entries: usize) -> bool {
+        entries <= Self::capacity(level) / 4
+    }
+
+    #[inline(always)]
+    fn medium(&self) -> &M {
+        self.memory.medium()
+    }
+
+    /// Returns the pool of the index.
+    pub fn pool(&self) -> &Arc<Pool<M>> {
+        &self.memory.pool
+    }
+
+    fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
+        BwTree {
+            memory: TreeMemory::new(pool, root),
+            ids: OnceLock::new(),
+            finding: Mutex::ranked(Rank::TreeIds, ()),
+            locks: KeyLocks::new(),
+            events: Events::default(),
+        }
+    }
+
+    #[inline(always)]
+    fn root_block(&self) -> Result<&Root> {
+        self.memory.root_block()
+    }
+}
+
+impl<M: Medium, const ITEMS: usize> OrderedIndex for BwTree<M, ITEMS> {
+    /// Returns the word bound to `key`. O(log n); takes no lock. Stores only to remove the mark
+    /// of a word that it finds, and that is not durable yet.
+    fn get(&self, key: &[u8]) -> Result<Option<u64>> {
+        let _guard = self.memory.pool.pin();
+        let leaf = self.find(&self.descend(&Search::at(key), 0)?, key)?;
+        Ok(leaf.and_then(|leaf| self.binding(&leaf)))
+    }
+
+    fn mutate(
+        &self,
+        key: &[u8],
+        mode: MutateMode,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        self.memory.change(key, mode, || {
+            let lock = self.lock_key(key)?;
+            let guard = self.memory.pool.pin();
+            let (change, todo) = self.change(key, mode, decide)?;
+            // Other changes of the key need not wait for the maintenance of the structure.
+            drop(lock);
+            let done = self.work(todo, &guard);
+            drop(guard);
+            if !done {
+                // Space that was freed may be used for the next attempt.
+                self.memory.pool.epoch().flush();
+            }
+            Ok(change)
+        })
+    }
+
+    fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
+        let _guard = self.memory.pool.pin();
+        self.read_page(from, direction, page)
+    }
+
+    /// Counts the pairs: O(n).
+    fn len(&self) -> u64 {
+        self.stats().len
+    }
+
+    fn stats(&self) -> Stats {
+        let stats = self.measure().unwrap_or_default();
+        Stats {
+            splits: self.events.splits.load(Ordering::Relaxed),
+            merges: self.events.merges.load(Ordering::Relaxed),
+            ..stats
+        }
+    }
+
+    fn check(&self) -> Vec<String> {
+        self.check_all()
+    }
+}
+
+impl<M: Medium, const ITEMS: usize> PersistentOrdered<M> for BwTree<M, ITEMS> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        pool.region().ensure_writable()?;
+        // Nothing below is reachable until the root cell names it, so an error or a crash discards
+        // it all.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
+        let node = fresh.allocate_fixed(Self::NODE_BYTES)?;
+        let reserve = fresh.allocate_fixed(Self::NODE_BYTES)?;
+        let segment = fresh.allocate_fixed(8 * table::segment_words(0))?;
+        fresh.keep();
+        let m = pool.medium();
+        let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0, skip: 0 };
+        BaseRef::write(m, node, 0, &bounds, &[]);
+        table::write_segment(m, segment, 0);
+        const FIRST: u64 = 1;
+        let words: &[PmU64] = m.slice(segment, FIRST + 1).expect("just allocated");
+        m.store(&words[FIRST as usize], Link::base(node).0);
+        m.flush(&words[FIRST as usize]);
+        let header = m.at::<Root>(block).expect("just allocated");
+        m.store(&header.tree, FIRST);
+        m.store(&header.reserve, reserve);
+        for (number, cell) in header.segments.iter().enumerate() {
+            m.store(cell, if number == 0 { segment } else { 0 });
+        }
+        m.flush(header);
+        root::publish(&pool, root, block, Self::KIND);
+        Ok(Self::assemble(pool, block))
+    }
+
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
+        root::is_of(pool, root, Self::KIND)
+    }
+
+    /// Opens the index that the root cell `root` names. O(1): there is nothing to recover. The
+    /// first split or merge looks at the mapping table to find free ids.
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        let block = root::block_of(&pool, root, Self::KIND)?;
+        let index = Self::assemble(pool.clone(), block);
+        let guard = pool.pin();
+        index.root_node()?;
+        drop(guard);
+        Ok(index)
+    }
+
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        self.visit_all(visitor)
+    }
+}

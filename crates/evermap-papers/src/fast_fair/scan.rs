@@ -1,0 +1,178 @@
+//! Reading pages of pairs in the order of their keys.
+
+use std::ops::Bound;
+
+use evermap_index::node_lock::Lock;
+use evermap_index::ordered::leaf::{LeafRef, leaf_bytes};
+use evermap_index::ordered::{Direction, Page};
+use evermap_pm::sync::Backoff;
+use evermap_pm::{Error, Medium, Result};
+
+use super::FastFair;
+use super::access::{NodeRef, Search};
+use super::layout::RECORDS;
+
+/// A page ends with the node in which it has this many pairs.
+const PAGE: usize = 64;
+
+impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what a page
+    /// is to show, it is read again, of one node.
+    pub(super) fn read_page(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        page: &mut Page,
+    ) -> Result<()> {
+        let mut backoff = Backoff::default();
+        let mut most = page.most(PAGE);
+        loop {
+            let read = match direction {
+                Direction::Ascending => self.try_ascending(from, most, page)?,
+                Direction::Descending => self.try_descending(from, page)?,
+            };
+            if read {
+                return Ok(());
+            }
+            self.memory.region.ensure_sound()?;
+            most = 1;
+            backoff.wait();
+        }
+    }
+
+    /// Reads a page of some nodes. Returns `false` if they changed meanwhile.
+    fn try_ascending(&self, from: Bound<&[u8]>, most: usize, page: &mut Page) -> Result<bool> {
+        let m = self.medium();
+        let (key, excluded) = match from {
+            Bound::Unbounded => (&[][..], false),
+            Bound::Included(key) => (key, false),
+            Bound::Excluded(key) => (key, true),
+        };
+        let search = Search::new(key);
+        let mut node = self.descend(&search, 0)?.node;
+        let (mut leaves, mut versions) = (Vec::with_capacity(most + RECORDS), Vec::new());
+        let next = loop {
+            versions.push((node, self.version(&node)?));
+            let start = match versions.len() {
+                1 => {
+                    let place = self.place(&node, &search)?;
+                    place.position + usize::from(excluded && place.found.is_some())
+                }
+                _ => 0,
+            };
+            leaves.extend(self.leaves(&node, start..RECORDS));
+            let sibling = m.load(&node.header().sibling);
+            if sibling == 0 {
+                break None;
+            }
+            let next = self.next_node(&node, sibling)?;
+            if leaves.len() >= most {
+                break self.low(&next)?;
+            }
+            node = next;
+        };
+        self.fill(page, &leaves)?;
+        if !self.are_unchanged(&versions) {
+            return Ok(false);
+        }
+        if let Some(low) = next {
+            // It was split before its version was read: the key is further to the right.
+            if low.as_slice() <= key && !matches!(from, Bound::Unbounded) {
+                return Ok(false);
+            }
+            page.continue_at(&low);
+        }
+        Ok(true)
+    }
+
+    /// Reads a page of one node. Returns `false` if it changed meanwhile.
+    fn try_descending(&self, from: Bound<&[u8]>, page: &mut Page) -> Result<bool> {
+        let (node, search) = match from {
+            Bound::Unbounded => (self.last_node()?, None),
+            Bound::Included(key) => {
+                let search = Search::new(key);
+                (self.descend(&search, 0)?.node, Some(search))
+            }
+            Bound::Excluded(key) => {
+                let search = Search::before(key);
+                (self.descend(&search, 0)?.node, Some(search))
+            }
+        };
+        let m = self.medium();
+        let versions = [(node, self.version(&node)?)];
+        let end = match search {
+            None => RECORDS,
+            Some(search) => {
+                let place = self.place(&node, &search)?;
+                place.position + usize::from(search.after_equal && place.found.is_some())
+            }
+        };
+        let sibling = m.load(&node.header().sibling);
+        if sibling != 0 {
+            // It was split before its version was read: what comes first is further to the right.
+            let next = self.node_as_it_is(sibling, Some(0))?;
+            let admits = |search: Search<'_>| {
+                Ok::<_, Error>(search.admits(self.compare_low(&next, &search)?))
+            };
+            if search.map_or(Ok(true), admits)? {
+                return Ok(false);
+            }
+        }
+        let leaves: Vec<_> = self.leaves(&node, 0..end).collect();
+        let low = self.low(&node)?;
+        self.fill(page, &leaves)?;
+        if !self.are_unchanged(&versions) {
+            return Ok(false);
+        }
+        if let Some(low) = low {
+            page.continue_at(&low);
+        }
+        Ok(true)
+    }
+
+    /// Returns the last node of the lowest level.
+    fn last_node(&self) -> Result<NodeRef<'_>> {
+        let m = self.medium();
+        let mut node = self.root_node()?;
+        loop {
+            let (sibling, child) = self.read(&node, || {
+                Ok((m.load(&node.header().sibling), node.left_of(m, node.count(m))))
+            })?;
+            node = match node.level {
+                _ if sibling != 0 => self.next_node(&node, sibling)?,
+                0 => return Ok(node),
+                level => self.node(child, Some(level - 1))?,
+            };
+        }
+    }
+
+    /// Returns the offsets of the leaves of some records, and asks the memory for them.
+    fn leaves<'m>(
+        &'m self,
+        node: &NodeRef<'m>,
+        positions: std::ops::Range<usize>,
+    ) -> impl Iterator<Item = u64> + 'm {
+        let m = self.medium();
+        let records = &node.records()[positions];
+        records.iter().map(|record| m.load(&record.at)).take_while(|&at| at != 0).inspect(|&at| {
+            // As for a key of up to 24 bytes.
+            m.prefetch_bytes(at, leaf_bytes(24));
+        })
+    }
+
+    /// Copies the pairs of leaves to a page.
+    fn fill(&self, page: &mut Page, leaves: &[u64]) -> Result<()> {
+        let m = self.medium();
+        page.clear();
+        for &leaf in leaves {
+            let leaf = LeafRef::at(m, leaf)?;
+            page.pairs.push_with(leaf.word(m), |bytes| leaf.append_key(m, bytes));
+        }
+        Ok(())
+    }
+
+    fn are_unchanged(&self, versions: &[(NodeRef<'_>, Lock)]) -> bool {
+        let m = self.medium();
+        versions.iter().all(|(node, version)| m.load(&node.header().lock) == version.0)
+    }
+}

@@ -1,0 +1,231 @@
+//! P-HOT: a height optimized trie in persistent memory.
+//!
+//! After "HOT: A Height Optimized Trie Index for Main-Memory Database Systems" (Binna, Zangerle,
+//! Pichl, Specht, Leis; SIGMOD 2018), its variant ROWEX, and "RECIPE" (Lee, Mohan, Kashyap, Kim,
+//! Chidambaram; SOSP 2019). The layout is in [`layout`].
+//!
+//! A binary trie has a node for each bit at which keys below it differ, and only for these. Here up
+//! to 31 such nodes make one node of the tree, with up to 32 entries. They are put together so that
+//! the tree has the least possible height, whatever the distribution of keys is.
+//!
+//! ```text
+//!           bit 2                        ┌ bits 2 4 ┐       height 2
+//!         ┌───┴───┐                      │ 00 10 11 │
+//!       bit 7   bit 4                    └─┬──┬──┬──┘
+//!       a   b   ┌─┴─┐     becomes    ┌─────┘  c  └─────┐
+//!               c bit 5              ▼                 ▼
+//!                 d   e          ┌ bit 7 ┐         ┌ bit 5 ┐   height 1
+//!                                │ 0   1 │         │ 0   1 │
+//!                                └─┬───┬─┘         └─┬───┬─┘
+//!                                  a   b             d   e
+//! ```
+//!
+//! A node has for each entry a *partial key*: of the bits at which entries of the node differ,
+//! those that are on the way to the entry and are set. A search takes the bits of its key at these
+//! places, and goes to the last entry that has no other bits set. It compares keys only in the
+//! leaf.
+//!
+//! Nodes are immutable but for their references to children. Lookups take no lock and store
+//! nothing. Writers lock the nodes that they replace, and the one above. All changes are made by
+//! the first condition of [`recipe`](evermap_index::recipe):
+//!
+//! | change | the store that commits it |
+//! |---|---|
+//! | a key is added | the reference to the node that replaces one, or to a new one between two |
+//! | a full node is split | the same, as high up as nodes are replaced for it |
+//! | a key is bound to another word | the state of its leaf |
+//! | a key is removed | the reference to the smaller node, or to the entry that is left |
+//! | a key is removed without space for a smaller node | the reference to the leaf |
+//!
+//! What is different from the published code, and why:
+//!
+//! * **A node is changed as a list of bits**: those at which neighbouring entries differ. They
+//!   determine the node's trie, so the code that moves bits within masks and partial keys, for each
+//!   of eight kinds of nodes, is not needed.
+//! * **Nodes are written when a change is complete in ordinary memory.** The published code stores
+//!   a reference to a node that was flushed before.
+//! * **Readers see what is durable.** A reference is stored with a mark, which is removed once it
+//!   is durable. In the published code only the reference to the root has one.
+//! * **The root is no special case**: the block that names it has a lock and one reference, like a
+//!   node with one entry.
+//! * **Keys can be removed**, and nodes that are left with few entries are put together.
+//! * **Any byte string is a key**, of up to 64 KiB, and a key may be the beginning of others.
+//! * **No vector instructions**: partial keys are compared eight bytes at a time. `pext` is used
+//!   where there is one.
+//! * **Locks contain the generation**, so none is held after a crash.
+//!
+//! Scans read a page of pairs and validate the versions of the nodes that they have used.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use evermap_index::fresh::Fresh;
+use evermap_index::index::{Action, Change, MutateMode, Stats, Visitor};
+use evermap_index::node_lock::Lock;
+use evermap_index::ordered::memory::TreeMemory;
+use evermap_index::ordered::{Direction, OrderedIndex, Page, PersistentOrdered};
+use evermap_index::root;
+use evermap_pm::{Medium, PmU64, Pool, Result};
+
+mod access;
+mod bits;
+mod change;
+mod check;
+mod contents;
+mod draft;
+pub mod layout;
+mod node;
+mod place;
+mod scan;
+mod shrink;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use bits::Search;
+use layout::{Child, ENTRIES_MAX, Root};
+
+/// P-HOT in medium `M`, whose nodes have up to `ENTRIES` entries. See the [module](self).
+pub struct Hot<M: Medium, const ENTRIES: usize = ENTRIES_MAX> {
+    memory: TreeMemory<M>,
+}
+
+/// Mistakes that can be planted, and that tests notice.
+///
+/// * HO-1: readers act on references that are not durable;
+/// * HO-2: a reference becomes durable before the node does (Witcher found that in the published
+///   code);
+/// * HO-3: a reference is not flushed (Witcher found that too: the address of a variable is
+///   flushed);
+/// * HO-4: a new node with references to others is not flushed after they were stored (as
+///   published);
+/// * HO-5: a node is changed that is not part of the tree any more;
+/// * HO-6: a change does not notice that references have changed since its search.
+pub const MUTANTS: &[&str] = &["HO-1", "HO-2", "HO-3", "HO-4", "HO-5", "HO-6"];
+
+/// Mistakes that the workloads of the campaigns detect only by chance, and the tests that detect
+/// them.
+pub const NOTICED_ELSEWHERE: &[(&str, &str)] =
+    &[("HO-1", "noticed by `what_is_not_durable_and_acted_on_is_noticed`")];
+
+impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
+    /// The first word of the root.
+    const KIND: u64 = {
+        assert!(ENTRIES >= 2 && ENTRIES <= ENTRIES_MAX);
+        u64::from_le_bytes(*b"P-HOT\0\0\x01") | (ENTRIES as u64) << 48
+    };
+
+    #[inline(always)]
+    fn medium(&self) -> &M {
+        self.memory.medium()
+    }
+
+    /// Returns the pool of the index.
+    pub fn pool(&self) -> &Arc<Pool<M>> {
+        &self.memory.pool
+    }
+
+    fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
+        Hot { memory: TreeMemory::new(pool, root) }
+    }
+
+    #[inline(always)]
+    fn root_block(&self) -> Result<&Root> {
+        self.memory.root_block()
+    }
+
+    /// Makes all nodes stale, so that they are recovered when they are first used.
+    fn make_stale(&self) -> Result<()> {
+        let m = self.medium();
+        let stale = Lock::stale(self.memory.generation);
+        let mut left = vec![self.root_node()?];
+        while let Some(node) = left.pop() {
+            m.store_transient(node.lock, stale.0);
+            for at in 0..node.children.len() {
+                let child = Child(m.load(&node.children[at]));
+                if !child.is_leaf() && !child.is_none() {
+                    left.push(self.node_as_it_is(child, node.height)?);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<const ENTRIES: usize, M: Medium> OrderedIndex for Hot<M, ENTRIES> {
+    fn get(&self, key: &[u8]) -> Result<Option<u64>> {
+        let _guard = self.memory.pool.pin();
+        Ok(self.find(&Search::new(key))?.map(|leaf| leaf.word(self.medium())))
+    }
+
+    fn mutate(
+        &self,
+        key: &[u8],
+        mode: MutateMode,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        self.memory.change(key, mode, || {
+            let guard = self.memory.pool.pin();
+            self.change(key, mode, &guard, decide)
+        })
+    }
+
+    fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
+        let _guard = self.memory.pool.pin();
+        self.read_page(from, direction, page)
+    }
+
+    /// Counts the pairs: O(n).
+    fn len(&self) -> u64 {
+        self.stats().len
+    }
+
+    fn stats(&self) -> Stats {
+        let stats = self.measure().unwrap_or_default();
+        Stats { recovered: self.memory.recovered(), ..stats }
+    }
+
+    fn check(&self) -> Vec<String> {
+        self.check_all()
+    }
+}
+
+impl<const ENTRIES: usize, M: Medium> PersistentOrdered<M> for Hot<M, ENTRIES> {
+    fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        pool.region().ensure_writable()?;
+        // Nothing below is reachable until the root cell names it, so an error or a crash discards
+        // it.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
+        fresh.keep();
+        let m = pool.medium();
+        let header = m.at::<Root>(block).expect("just allocated");
+        m.store(&header.lock, Lock::fresh(pool.generation()).0);
+        m.store(&header.tree, Child::NONE.0);
+        m.flush(header);
+        root::publish(&pool, root, block, Self::KIND);
+        Ok(Self::assemble(pool, block))
+    }
+
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
+        root::is_of(pool, root, Self::KIND)
+    }
+
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        let block = root::block_of(&pool, root, Self::KIND)?;
+        let index = Self::assemble(pool.clone(), block);
+        if pool.region().must_recover_all() {
+            // Generations of an earlier opener could equal the current one.
+            index.make_stale()?;
+        }
+        let root = index.root_node()?;
+        if !Lock(pool.medium().load(root.lock)).is_of(index.memory.generation) {
+            index.recover(&root)?;
+        }
+        Ok(index)
+    }
+
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        self.visit_all(visitor)
+    }
+}

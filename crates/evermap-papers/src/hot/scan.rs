@@ -1,0 +1,209 @@
+//! Walking the tree in the order of its keys.
+
+use std::ops::{Bound, ControlFlow};
+
+use evermap_index::node_lock::Lock;
+use evermap_index::ordered::leaf::{LeafRef, fill_page, leaf_bytes};
+use evermap_index::ordered::{Direction, Page};
+use evermap_pm::{Medium, PmU64, Result};
+
+use super::Hot;
+use super::access::Retries;
+use super::bits::Search;
+use super::layout::Child;
+use super::node::Node;
+use super::place::Place;
+
+/// The largest number of pairs in a page.
+const PAGE: usize = 128;
+
+/// A walk in one direction.
+pub(super) struct Walk<'m, const ENTRIES: usize, M: Medium> {
+    tree: &'m Hot<M, ENTRIES>,
+    direction: Direction,
+    /// The nodes from the root block down, and the edge in each: in ascending order the position of
+    /// the first child that was not shown, in descending order of the last one that was.
+    stack: Vec<(Node<'m>, usize)>,
+    /// The locks of all nodes that were used, as they were before.
+    seen: Vec<(&'m PmU64, u64)>,
+}
+
+/// What a walk shows.
+pub(super) enum Item<'m> {
+    /// A node, before everything below it.
+    Node(Node<'m>),
+    /// A leaf.
+    Leaf(LeafRef<'m>),
+    /// A leaf that is dead.
+    Dead(LeafRef<'m>),
+}
+
+/// What is called with everything that a walk shows, and the number of nodes above it.
+pub(super) type Each<'f> = dyn FnMut(Item<'_>, usize) -> ControlFlow<()> + 'f;
+
+impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
+    /// Begins a walk at a bound.
+    pub(super) fn new(
+        tree: &'m Hot<M, ENTRIES>,
+        from: Bound<&[u8]>,
+        direction: Direction,
+    ) -> Result<Self> {
+        let mut walk = Walk { tree, direction, stack: Vec::new(), seen: Vec::new() };
+        match from {
+            Bound::Unbounded => walk.enter(tree.root_node()?),
+            Bound::Included(key) => walk.seek(key, true)?,
+            Bound::Excluded(key) => walk.seek(key, false)?,
+        }
+        Ok(walk)
+    }
+
+    fn is_ascending(&self) -> bool {
+        self.direction == Direction::Ascending
+    }
+
+    fn enter(&mut self, node: Node<'m>) {
+        let edge = if self.is_ascending() { 0 } else { node.children.len() };
+        // Before any child is loaded.
+        self.seen.push((node.lock, self.tree.medium().load(node.lock)));
+        self.stack.push((node, edge));
+    }
+
+    /// Enters the nodes that have keys on both sides of `key`, and puts the edge of each at `key`.
+    fn seek(&mut self, key: &[u8], included: bool) -> Result<()> {
+        let (m, search) = (self.tree.medium(), Search::new(key));
+        let seen = &mut self.seen;
+        let path = self.tree.descend(&search, |node| seen.push((node.lock, m.load(node.lock))))?;
+        let (depth, edge) = match self.tree.place(&search, &path)? {
+            Place::Empty => (0, 0),
+            Place::Gap(gap) => (gap.depth, if gap.after { gap.below.end } else { gap.below.start }),
+            Place::Leaf(_) => {
+                let depth = path.len() - 1;
+                (depth, path[depth].at + usize::from(included != self.is_ascending()))
+            }
+        };
+        // The nodes on the way have been entered, and are not shown.
+        let after = usize::from(self.is_ascending());
+        self.stack.extend(path[..depth].iter().map(|step| (step.node, step.at + after)));
+        self.stack.push((path[depth].node, edge));
+        Ok(())
+    }
+
+    /// Returns what comes next: a leaf, or a node, which is entered.
+    fn next(&mut self) -> Result<Option<Child>> {
+        while let Some((node, edge)) = self.stack.last_mut() {
+            let at = match self.direction {
+                Direction::Ascending => (*edge < node.children.len()).then_some(*edge),
+                Direction::Descending => edge.checked_sub(1),
+            };
+            let Some(at) = at else {
+                self.stack.pop();
+                continue;
+            };
+            *edge = at + usize::from(self.direction == Direction::Ascending);
+            let child = self.tree.child(node, at);
+            if child.is_none() {
+                if node.is_root() {
+                    continue;
+                }
+                return Err(node.damaged());
+            }
+            if !child.is_leaf() {
+                let next = self.tree.node(child, node.height)?;
+                self.enter(next);
+            }
+            return Ok(Some(child));
+        }
+        Ok(None)
+    }
+
+    /// Goes on to the next leaf. Calls `each` with what comes before it and with the leaf, until it
+    /// returns `Break`.
+    pub(super) fn next_leaf(
+        &mut self,
+        each: &mut Each<'_>,
+    ) -> Result<ControlFlow<(), Option<LeafRef<'m>>>> {
+        while let Some(child) = self.next()? {
+            let leaf = child.is_leaf().then(|| self.tree.leaf(child)).transpose()?;
+            let (node, _) = self.stack.last().expect("the one of the child");
+            let item = match leaf {
+                None => Item::Node(*node),
+                Some(leaf) if child.is_dead() => Item::Dead(leaf),
+                Some(leaf) => Item::Leaf(leaf),
+            };
+            // Without the root block, and without the node itself.
+            let above = self.stack.len() - 1 - usize::from(leaf.is_none());
+            if each(item, above).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            if leaf.is_some() {
+                return Ok(ControlFlow::Continue(leaf));
+            }
+        }
+        Ok(ControlFlow::Continue(None))
+    }
+
+    /// Returns `true` if no node that was used has changed since: then all that was shown was in
+    /// the tree at this moment.
+    fn is_valid(&self) -> bool {
+        let m = self.tree.medium();
+        self.seen.iter().all(|&(cell, then)| {
+            let lock = Lock(then);
+            m.load(cell) == then && !lock.is_locked() && !lock.is_obsolete()
+        })
+    }
+}
+
+impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
+    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what a page
+    /// is to show, it is read again, with fewer pairs.
+    pub(super) fn read_page(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        page: &mut Page,
+    ) -> Result<()> {
+        let mut retries = Retries::default();
+        let mut most = page.most(PAGE);
+        while !self.try_page(from, direction, most, page, &mut retries)? {
+            most = (most / 2).max(1);
+        }
+        Ok(())
+    }
+
+    /// Reads a page of up to `most` pairs. Returns `false` if the tree changed meanwhile.
+    fn try_page<'m>(
+        &'m self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        most: usize,
+        page: &mut Page,
+        retries: &mut Retries<'m>,
+    ) -> Result<bool> {
+        let m = self.medium();
+        let mut walk = Walk::new(self, from, direction)?;
+        // One more, to see where the last one belongs, unless a short scan will end with it.
+        let wanted = if most < PAGE { most } else { most + 1 };
+        let mut children = Vec::with_capacity(wanted);
+        let mut ended = false;
+        while children.len() < wanted && !ended {
+            match walk.next()? {
+                Some(child) if child.is_leaf() && !child.is_dead() => {
+                    // As for a key of up to 24 bytes.
+                    m.prefetch_bytes(child.offset(), leaf_bytes(24));
+                    children.push(child);
+                }
+                Some(_) => {}
+                None => ended = true,
+            }
+        }
+        // Each leaf is somewhere else, so they are read when the memory has been asked for all of
+        // them.
+        let leaves = children.into_iter().map(|child| self.leaf(child));
+        fill_page(m, page, leaves, (from, direction), most, ended)?;
+        if !walk.is_valid() {
+            retries.again(self, walk.seen.iter().map(|&(lock, _)| lock))?;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+}
