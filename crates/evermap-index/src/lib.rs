@@ -2,9 +2,9 @@
 //!
 //! An index maps keys to opaque 8-byte words and lives in a [`Pool`](evermap_pm::pool::Pool). Each
 //! index has a folder, with the public type and its lookups in `mod.rs` and the structures on the
-//! media in `layout.rs`. Dash, the line hash and CCEH share one engine, `hash/segmented`; their
-//! folders look alike: `segment` (where a record can be), `bucket` or `lock`, `recover` and `check`
-//! (what these do inside a segment), and `structure` or `split` (what splits and merges do there).
+//! media in `layout.rs`. Dash and others share one engine, `hash/segmented`; their folders look
+//! alike: `segment` (where a record can be), `bucket` or `lock`, `recover` and `check` (what these
+//! do inside a segment), and `structure` or `split` (what splits and merges do there).
 //!
 //! Ordered indexes are in [`ordered`]. The crate `evermap-papers` has more indexes of both kinds, to
 //! be studied and compared.
@@ -31,12 +31,8 @@ pub mod root;
 pub mod testkit;
 
 pub use evermap_pm::{Error, Guard, Result};
-pub use hash::cceh::Cceh;
 pub use hash::clht::Clht;
-pub use hash::dash::{DashEh, DashLh};
-pub use hash::level::Level;
-pub use hash::line::LineHash;
-pub use hash::tranche::{Tranche, TrancheMap};
+pub use hash::dash::DashEh;
 pub use index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
 pub use key::{Bytes, Key, Quotient, Without};
 pub use ordered::bplus::BPlus;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use evermap_index::hash::cceh::{self, Locking, Recovery};
-use evermap_index::hash::{clht, dash, level, line, tranche};
+use evermap_index::hash::{clht, dash};
 use evermap_index::key::Quotient;
-use evermap_index::{
-    Cceh, Clht, DashEh, DashLh, Index, Level, LineHash, Persistent, Result, Tranche,
-};
+use evermap_index::{Clht, DashEh, Index, Persistent, Result};
+use evermap_papers::cceh::{self, Locking, Recovery};
+use evermap_papers::{Cceh, DashLh, Level, LineHash, Tranche};
+use evermap_papers::{level, line, tranche};
 use evermap_pm::{Medium, Pool};
 
 use evermap_lab_core::subject::facts::Placement;

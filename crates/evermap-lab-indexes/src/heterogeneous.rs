@@ -1,6 +1,6 @@
 //! The heterogeneous table as a store of byte strings, with the records in the table.
 
-use evermap_index::TrancheMap;
+use evermap_papers::TrancheMap;
 use evermap_pm::Medium;
 use evermap_pm::medium::{Mapped, Note};
 

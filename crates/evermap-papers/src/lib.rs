@@ -6,18 +6,38 @@
 
 #[cfg(feature = "bwtree")]
 pub mod bwtree;
+#[cfg(feature = "cceh")]
+pub mod cceh;
+#[cfg(feature = "dash_lh")]
+pub mod dash_lh;
 #[cfg(feature = "fast_fair")]
 pub mod fast_fair;
 #[cfg(feature = "hot")]
 pub mod hot;
+#[cfg(feature = "level")]
+pub mod level;
+#[cfg(feature = "line")]
+pub mod line;
 #[cfg(feature = "masstree")]
 pub mod masstree;
 #[cfg(feature = "relativistic")]
 pub mod relativistic;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+#[cfg(feature = "tranche")]
+pub mod tranche;
 #[cfg(feature = "volatile")]
 pub mod volatile;
 
+#[cfg(feature = "cceh")]
+pub use cceh::Cceh;
+#[cfg(feature = "dash_lh")]
+pub use dash_lh::DashLh;
+#[cfg(feature = "level")]
+pub use level::Level;
+#[cfg(feature = "line")]
+pub use line::LineHash;
+#[cfg(feature = "tranche")]
+pub use tranche::{Tranche, TrancheMap};
 #[cfg(feature = "volatile")]
 pub use volatile::VolatileMap;

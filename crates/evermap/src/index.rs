@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_index::hash::{cceh, clht, dash, level, tranche};
+use evermap_index::hash::{clht, dash};
 use evermap_index::key::BytesRef;
 use evermap_index::{
-    Action, Bytes, Cceh, Change, Clht, DashEh, DashLh, Guard, Index, Level, MutateMode, Persistent,
-    Result, Stats, Tranche, Visitor,
+    Action, Bytes, Change, Clht, DashEh, Guard, Index, MutateMode, Persistent, Result, Stats,
+    Visitor,
 };
+use evermap_papers::{Cceh, DashLh, Level, Tranche};
+use evermap_papers::{cceh, level, tranche};
 use evermap_pm::region::Region;
 use evermap_pm::sync::{HeldRank, Rank};
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool};

@@ -3,16 +3,12 @@
 //! hashes a segment serves), [`walk_order`] (in which order walks show records), [`probe`] and
 //! [`vacancy`].
 
-pub mod cceh;
 mod changes;
 pub mod clht;
 pub mod dash;
 pub mod directory;
 pub mod hash_prefix;
-pub mod level;
-pub mod line;
 pub mod probe;
 pub mod segmented;
-pub mod tranche;
 pub mod vacancy;
 pub mod walk_order;

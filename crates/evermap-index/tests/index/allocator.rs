@@ -12,7 +12,6 @@ static LIVE: AtomicI64 = AtomicI64::new(0);
 
 thread_local! {
     static COUNTS: Cell<bool> = const { Cell::new(false) };
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 fn count(bytes: i64) {
@@ -21,16 +20,10 @@ fn count(bytes: i64) {
     }
 }
 
-/// A block that is allocated or grown is an allocation, in every thread.
-fn count_one() {
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
 // SAFETY: all calls are passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
-        count_one();
         // SAFETY: the caller keeps the contract of the method.
         unsafe { System.alloc(layout) }
     }
@@ -68,11 +61,4 @@ fn with_counts<T>(counts: bool, body: impl FnOnce() -> T) -> T {
     let result = body();
     COUNTS.set(before);
     result
-}
-
-/// Returns how often this thread allocates memory in `body`.
-pub(crate) fn allocations_of(body: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.get();
-    body();
-    ALLOCATIONS.get() - before
 }

@@ -1,15 +1,11 @@
 //! Every index passes the conformance kit.
 
-use evermap_index::hash::cceh::{self, Cceh, Locking};
 use evermap_index::hash::clht;
-use evermap_index::hash::dash::{Config, Tiny, TinyLh};
-use evermap_index::hash::level::{self, Resize};
-use evermap_index::hash::line;
-use evermap_index::hash::tranche;
+use evermap_index::hash::dash::{Config, Tiny};
 use evermap_index::testkit::counters::{Cost, OperationKind, Promise, counters};
 use evermap_index::testkit::order::{OrderOfPlaces, crowd, order};
 use evermap_index::testkit::{self, Failure, Numbered, Plain, PoolSubject};
-use evermap_index::{Bytes, Clht, DashEh, DashLh, LineHash, Quotient, Tranche, conformance};
+use evermap_index::{Bytes, Clht, DashEh, conformance};
 use evermap_pm::sim::Sim;
 
 struct TinyDash;
@@ -24,109 +20,11 @@ impl<K: Numbered> PoolSubject<K> for TinyDash {
 
 conformance!(dash_eh, TinyDash);
 
-struct TinyDashLh;
-
-impl<K: Numbered> PoolSubject<K> for TinyDashLh {
-    type Index = TinyLh<K, Sim>;
-
-    fn config(&self) -> Config {
-        Config { initial_depth: 1 }
-    }
-}
-
-conformance!(dash_lh, TinyDashLh);
-struct TinyCceh(Locking);
-
-impl<K: Numbered> PoolSubject<K> for TinyCceh {
-    type Index = cceh::Tiny<K, Sim>;
-
-    fn config(&self) -> cceh::Config {
-        cceh::Config { locking: self.0, ..Default::default() }
-    }
-
-    fn always_holds(&self) -> usize {
-        cceh::Tiny::<K, Sim>::ALWAYS_HOLDS
-    }
-}
-
-conformance!(cceh_optimistic, TinyCceh(Locking::Optimistic));
-conformance!(cceh_pessimistic, TinyCceh(Locking::Pessimistic));
-/// Level hashing with two levels of four and two buckets to begin with.
-struct TinyLevel(Resize);
-
-impl<K: Numbered> PoolSubject<K> for TinyLevel {
-    type Index = level::Tiny<K, Sim>;
-
-    fn config(&self) -> level::Config {
-        level::Config { top_level: 2, resize: self.0 }
-    }
-
-    /// What the four buckets of a key hold.
-    fn always_holds(&self) -> usize {
-        16
-    }
-}
-
-conformance!(level_hashing, TinyLevel(Resize::Incremental));
-conformance!(level_hashing_paper, TinyLevel(Resize::Blocking));
-
-struct TinyLine;
-
-impl<K: Numbered + Quotient> PoolSubject<K> for TinyLine {
-    type Index = line::Tiny<K, Sim>;
-
-    fn config(&self) -> line::Config {
-        line::Config { initial_depth: 0 }
-    }
-}
-
-conformance!(line_hash, TinyLine, [u64, Plain, Bytes]);
-
-struct TinyTranche;
-
-impl<K: Numbered> PoolSubject<K> for TinyTranche {
-    type Index = tranche::Tiny<K, Sim>;
-
-    fn config(&self) -> tranche::Config {
-        tranche::Config { initial_depth: 0 }
-    }
-}
-
-conformance!(tranche_table, TinyTranche);
-
-/// Groups in which some tranches have versions of their own.
-struct SmallTranche;
-
-impl<K: Numbered> PoolSubject<K> for SmallTranche {
-    type Index = tranche::Small<K, Sim>;
-
-    fn config(&self) -> tranche::Config {
-        tranche::Config { initial_depth: 0 }
-    }
-}
-
-conformance!(tranche_table_with_versions, SmallTranche, [u64]);
-
 /// The default geometry, for which the costs are promised.
 struct FullDash;
 
 impl<K: Numbered> PoolSubject<K> for FullDash {
     type Index = DashEh<K, Sim>;
-
-    fn config(&self) -> Config {
-        Config::default()
-    }
-
-    fn extent_size(&self) -> u64 {
-        2 << 20
-    }
-}
-
-/// The same, for Dash-LH.
-struct FullDashLh;
-
-impl<K: Numbered> PoolSubject<K> for FullDashLh {
-    type Index = DashLh<K, Sim>;
 
     fn config(&self) -> Config {
         Config::default()
@@ -165,111 +63,6 @@ fn dash_eh_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
     counters::<u64, _>(&FullDash, config, 10_000, &dash_promises(1, 0, 100))?;
     counters::<Bytes, _>(&FullDash, config, 10_000, &dash_promises(1, 4, 100))
-}
-
-/// The locations of the segments are in ordinary memory. Any change may be the first in a new
-/// segment.
-#[test]
-fn dash_lh_costs() -> Result<(), Failure> {
-    let config = &testkit::Config::default();
-    counters::<u64, _>(&FullDashLh, config, 10_000, &dash_promises(0, 0, 99))?;
-    counters::<Bytes, _>(&FullDashLh, config, 10_000, &dash_promises(0, 4, 99))
-}
-
-/// The default geometry.
-struct FullCceh(Locking);
-
-impl<K: Numbered> PoolSubject<K> for FullCceh {
-    type Index = Cceh<K, Sim>;
-
-    fn config(&self) -> cceh::Config {
-        cceh::Config { locking: self.0, ..Default::default() }
-    }
-
-    fn always_holds(&self) -> usize {
-        Cceh::<K, Sim>::ALWAYS_HOLDS
-    }
-
-    fn extent_size(&self) -> u64 {
-        2 << 20
-    }
-}
-
-/// Every operation reads the directory's entry, the segment's header and up to four buckets; a
-/// change flushes one line. Readers that share the lock store to its line twice.
-#[test]
-fn cceh_costs() -> Result<(), Failure> {
-    let config = &testkit::Config::default();
-    for locking in [Locking::Optimistic, Locking::Pessimistic] {
-        let promise = |kind, lines_read, persists: u64, percent| {
-            let lines_written = if persists == 0 && locking == Locking::Optimistic {
-                0
-            } else {
-                // The lock, and what changed.
-                1 + persists
-            };
-            let (lines_flushed, fences) = (persists, persists);
-            let most = Cost { lines_read, lines_written, lines_flushed, fences };
-            Promise { kind, most, percent }
-        };
-        let promises = |record: u64| {
-            [
-                promise(OperationKind::Hit, 3 + record, 0, 75),
-                promise(OperationKind::Hit, 6 + record, 0, 100),
-                promise(OperationKind::Miss, 6, 0, 100),
-                // The rest splits a segment.
-                promise(OperationKind::Insert, 6, 1, 98),
-                promise(OperationKind::Update, 6 + record, 1, 99),
-                promise(OperationKind::Remove, 6 + record, 1, 99),
-            ]
-        };
-        counters::<u64, _>(&FullCceh(locking), config, 10_000, &promises(0))?;
-        counters::<Bytes, _>(&FullCceh(locking), config, 10_000, &promises(4))?;
-    }
-    Ok(())
-}
-
-/// The default geometry of Level hashing.
-struct FullLevel;
-
-impl<K: Numbered> PoolSubject<K> for FullLevel {
-    type Index = evermap_index::Level<K, Sim>;
-
-    fn config(&self) -> level::Config {
-        level::Config::default()
-    }
-
-    fn extent_size(&self) -> u64 {
-        2 << 20
-    }
-}
-
-/// Lookups store nothing, a change of one word flushes one line, and so does an insert into any
-/// bucket.
-#[test]
-fn level_costs() -> Result<(), Failure> {
-    let promise = |kind, lines_read, persists, percent| {
-        // Its bucket's lock and its home's, two lines of the bucket.
-        let lines_written = if persists == 0 { 0 } else { 4 };
-        let most = Cost { lines_read, lines_written, lines_flushed: persists, fences: persists };
-        Promise { kind, most, percent }
-    };
-    let promises = |record: u64| {
-        [
-            promise(OperationKind::Hit, 9 + record, 0, 95),
-            promise(OperationKind::Hit, u64::MAX, 0, 100),
-            // The first lines of four buckets, and the tables that locate them.
-            promise(OperationKind::Miss, 8, 0, 90),
-            promise(OperationKind::Miss, u64::MAX, 0, 100),
-            // The rest moves another record, or takes part in growing the table.
-            promise(OperationKind::Insert, u64::MAX, 1, 80),
-            promise(OperationKind::Update, u64::MAX, 1, 95),
-            promise(OperationKind::Remove, u64::MAX, 1, 95),
-        ]
-    };
-    let config = &testkit::Config::default();
-    counters::<u64, _>(&FullLevel, config, 10_000, &promises(0))?;
-    counters::<Bytes, _>(&FullLevel, config, 10_000, &promises(4))
 }
 
 struct TinyClht;
@@ -342,93 +135,6 @@ fn p_clht_costs() -> Result<(), Failure> {
     counters::<Bytes, _>(&FullClht, config, 10_000, &promises(5))
 }
 
-/// The default geometry.
-struct FullLine;
-
-impl<K: Numbered + Quotient> PoolSubject<K> for FullLine {
-    type Index = LineHash<K, Sim>;
-
-    fn config(&self) -> line::Config {
-        line::Config::default()
-    }
-
-    fn extent_size(&self) -> u64 {
-        2 << 20
-    }
-}
-
-/// A lookup reads the directory's line and one more; a change of one word flushes one line.
-#[test]
-fn line_hash_costs() -> Result<(), Failure> {
-    let promise = |kind, lines_read, persists, percent| {
-        let (lines_flushed, fences) = (persists, persists);
-        let lines_written = if persists == 0 { 0 } else { 2 };
-        let most = Cost { lines_read, lines_written, lines_flushed, fences };
-        Promise { kind, most, percent }
-    };
-    let promises = |record: u64| {
-        [
-            promise(OperationKind::Hit, 2 + record, 0, 90),
-            promise(OperationKind::Hit, 4 + record, 0, 100),
-            promise(OperationKind::Miss, 2, 0, 90),
-            promise(OperationKind::Miss, 3, 0, 100),
-            // The rest moves another record, or splits a segment.
-            promise(OperationKind::Insert, 3 + record, 1, 80),
-            promise(OperationKind::Update, 4 + record, 1, 100),
-            promise(OperationKind::Remove, 3 + record, 1, 99),
-        ]
-    };
-    let config = &testkit::Config::default();
-    counters::<u64, _>(&FullLine, config, 10_000, &promises(0))?;
-    counters::<Bytes, _>(&FullLine, config, 10_000, &promises(4))
-}
-
-/// The default geometry.
-struct FullTranche;
-
-impl<K: Numbered> PoolSubject<K> for FullTranche {
-    type Index = Tranche<K, Sim>;
-
-    fn config(&self) -> tranche::Config {
-        tranche::Config::default()
-    }
-
-    fn extent_size(&self) -> u64 {
-        2 << 20
-    }
-}
-
-/// A lookup reads the line that locates the chunk, the first line of the home tranche, and the
-/// payload; for one home of sixteen also that of the group's lock. An insert flushes the payload
-/// and then the first line.
-#[test]
-fn tranche_costs() -> Result<(), Failure> {
-    let promise = |kind, lines_read, persists, percent| {
-        let (lines_flushed, fences) = (persists, persists);
-        // The lock, the first line of the tranche, and the payload.
-        let lines_written = if persists == 0 { 0 } else { 3 };
-        let most = Cost { lines_read, lines_written, lines_flushed, fences };
-        Promise { kind, most, percent }
-    };
-    let promises = |record: u64| {
-        [
-            promise(OperationKind::Hit, 3 + record, 0, 80),
-            promise(OperationKind::Hit, 4 + record, 0, 87),
-            promise(OperationKind::Hit, u64::MAX, 0, 100),
-            promise(OperationKind::Miss, 2, 0, 55),
-            promise(OperationKind::Miss, 6, 0, 90),
-            promise(OperationKind::Miss, u64::MAX, 0, 100),
-            // The rest moves a part, or passes a full tranche.
-            promise(OperationKind::Insert, u64::MAX, 2, 50),
-            promise(OperationKind::Update, u64::MAX, 1, 99),
-            promise(OperationKind::Remove, u64::MAX, 1, 80),
-        ]
-    };
-    let config = &testkit::Config::default();
-    counters::<u64, _>(&FullTranche, config, 10_000, &promises(0))?;
-    counters::<Bytes, _>(&FullTranche, config, 10_000, &promises(4))
-}
-
 /// Inserting in the order of a walk, of hashes, or of the places of records costs what it costs in
 /// a random order.
 fn orders<P: PoolSubject<Plain>>(subject: &P, places: OrderOfPlaces) -> Result<(), Failure> {
@@ -442,34 +148,8 @@ fn dash_eh_orders() -> Result<(), Failure> {
 }
 
 #[test]
-fn dash_lh_orders() -> Result<(), Failure> {
-    orders(&FullDashLh, OrderOfPlaces::Include)
-}
-
-#[test]
-fn cceh_orders() -> Result<(), Failure> {
-    orders(&FullCceh(Locking::Optimistic), OrderOfPlaces::Include)
-}
-
-/// A region is full before another one has a record, and a larger table would not help at first.
-#[test]
-fn level_orders() -> Result<(), Failure> {
-    orders(&FullLevel, OrderOfPlaces::Leave)
-}
-
-#[test]
 fn p_clht_orders() -> Result<(), Failure> {
     orders(&FullClht, OrderOfPlaces::Include)
-}
-
-#[test]
-fn line_hash_orders() -> Result<(), Failure> {
-    orders(&FullLine, OrderOfPlaces::Include)
-}
-
-#[test]
-fn tranche_orders() -> Result<(), Failure> {
-    orders(&FullTranche, OrderOfPlaces::Include)
 }
 
 /// Keys whose hashes begin with equal bits, more than a segment holds. A prefix can have 40 bits; a
@@ -477,7 +157,5 @@ fn tranche_orders() -> Result<(), Failure> {
 #[test]
 fn a_refused_split_is_not_tried_again_by_each_insertion() -> Result<(), Failure> {
     let config = testkit::Config::from_env();
-    Failure::any([44, 25].into_iter().flat_map(|common| {
-        [crowd(&FullDash, &config, 1500, common), crowd(&FullLine, &config, 3000, common)]
-    }))
+    Failure::any([44, 25].into_iter().flat_map(|common| [crowd(&FullDash, &config, 1500, common)]))
 }

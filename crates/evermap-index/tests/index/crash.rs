@@ -1,24 +1,14 @@
 //! Every persistent index survives every crash.
 
 use evermap_index::crash_campaign;
-use evermap_index::hash::cceh::{Locking, Recovery};
 use evermap_index::hash::dash::{EH_MUTANTS, NOTICED_ELSEWHERE};
-use evermap_index::hash::level::Resize;
-use evermap_index::hash::tranche::MUTANTS;
 use evermap_index::testkit::crash::{assert_replays, battery};
-use evermap_index::testkit::tiny::{Cceh, DashEh, DashLh, Level, Line, PClht, Tranche};
+use evermap_index::testkit::tiny::{DashEh, PClht};
 use evermap_index::testkit::{Tier, tier};
 use evermap_pm::sim::mutants::Fate;
 
 crash_campaign!(dash_eh, DashEh);
-crash_campaign!(dash_lh, DashLh);
-crash_campaign!(cceh, Cceh(Locking::Optimistic, Recovery::Lazy));
-crash_campaign!(variant cceh_paper, Cceh(Locking::Pessimistic, Recovery::Eager));
-crash_campaign!(level, Level(Resize::Incremental));
-crash_campaign!(variant level_paper, Level(Resize::Blocking));
 crash_campaign!(p_clht, PClht);
-crash_campaign!(line, Line);
-crash_campaign!(tranche, Tranche);
 
 /// Replays of earlier failures find nothing any more.
 #[test]
@@ -73,27 +63,12 @@ fn is_noticed(mistake: &'static str) {
     assert!(!matches!(fate, Fate::Survived(_)), "{fate}");
 }
 
-/// CCEH shares the directory of Dash-EH, and so this mistake: the campaign for it notices it in
-/// both indexes.
+/// A mistake in the recovery of a directory.
 #[test]
 fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
     evermap_pm::sim::keep_panics_quiet();
-    let lazy = Cceh(Locking::Optimistic, Recovery::Lazy);
-    let both = [battery("dash-eh", &[], DashEh), battery("cceh", &[], lazy)];
-    for battery in &both[..tier().choose(1, 2)] {
-        let trial = battery.trials.iter().find(|trial| trial.name() == "one-sided").unwrap();
-        let fate = trial.fate_of_planted("DA-15", 2);
-        assert!(matches!(fate, Fate::Killed(_)), "{}: {fate}", battery.name);
-    }
-}
-
-/// Recovery that leaves what moves have left over.
-#[test]
-fn mistakes_of_the_heterogeneous_table_are_noticed() {
-    evermap_pm::sim::keep_panics_quiet();
-    let battery = battery("tranche", MUTANTS, Tranche);
-    for mistake in MUTANTS {
-        let (fate, _) = battery.fate_of_planted(mistake, 2);
-        assert!(matches!(fate, Fate::Killed(_)), "{mistake}: {fate}");
-    }
+    let battery = battery("dash-eh", &[], DashEh);
+    let trial = battery.trials.iter().find(|trial| trial.name() == "one-sided").unwrap();
+    let fate = trial.fate_of_planted("DA-15", 2);
+    assert!(matches!(fate, Fate::Killed(_)), "{fate}");
 }

@@ -3,16 +3,16 @@
 //! A `static`, so that the campaigns are compiled with this crate and not with each program that
 //! runs them.
 
-use evermap_index::hash::cceh::{Locking, Recovery};
-use evermap_index::hash::level::Resize;
-use evermap_index::hash::{dash, tranche};
+use evermap_index::hash::dash;
 use evermap_index::ordered::art;
 use evermap_index::testkit::crash::{battery, costs};
 use evermap_index::testkit::tiny as kit;
 use evermap_pm::sim::battery::Battery;
 
 use super::tiny;
-use crate::{bwtree, fast_fair, hot, masstree};
+use crate::cceh::{Locking, Recovery};
+use crate::level::Resize;
+use crate::{bwtree, dash_lh, fast_fair, hot, masstree, tranche};
 
 /// An index that can be crashed, in its smallest form.
 pub struct Crashable {
@@ -40,26 +40,26 @@ macro_rules! crashable {
 /// Everything that can be crashed, each with its heap and its region.
 pub static CRASHABLE: [Crashable; 12] = [
     crashable!("dash-eh", "Dash-EH with segments of 4 buckets", dash::EH_MUTANTS, kit::DashEh),
-    crashable!("dash-lh", "Dash-LH with segments of 4 buckets", dash::LH_MUTANTS, kit::DashLh),
+    crashable!("dash-lh", "Dash-LH with segments of 4 buckets", dash_lh::MUTANTS, tiny::DashLh),
     crashable!(
         "cceh",
         "CCEH with tiny segments, optimistic locks, lazy recovery",
         &[],
-        kit::Cceh(Locking::Optimistic, Recovery::Lazy)
+        tiny::Cceh(Locking::Optimistic, Recovery::Lazy)
     ),
     crashable!(
         "level",
         "Level hashing with levels of four and two buckets, incremental resizing",
         &[],
-        kit::Level(Resize::Incremental)
+        tiny::Level(Resize::Incremental)
     ),
     crashable!("p-clht", "P-CLHT with four buckets", &[], kit::PClht),
-    crashable!("line", "the line hash, beginning with one segment", &[], kit::Line),
+    crashable!("line", "the line hash, beginning with one segment", &[], tiny::Line),
     crashable!(
         "tranche",
         "the heterogeneous table, beginning with one group of two tranches",
         tranche::MUTANTS,
-        kit::Tranche
+        tiny::Tranche
     ),
     crashable!("p-art", "P-ART, beginning with its root", art::MUTANTS, kit::PArt),
     crashable!(

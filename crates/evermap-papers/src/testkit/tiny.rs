@@ -1,12 +1,69 @@
 //! The structures of this crate with geometries that are so small that some hundred operations cause
 //! every structural change.
 
+use evermap_index::hash::dash;
+use evermap_index::key::Quotient;
 use evermap_index::testkit::ordered::encoded::InOrder;
 use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_pm::sim::Sim;
 
 use crate::hot::Hot;
-use crate::{bwtree, fast_fair, masstree};
+use crate::{bwtree, cceh, dash_lh, fast_fair, level, line, masstree, tranche};
+
+/// Dash-LH, beginning with one segment of 4 buckets.
+pub struct DashLh;
+
+impl<K: Numbered> PoolSubject<K> for DashLh {
+    type Index = dash_lh::TinyLh<K, Sim>;
+
+    fn config(&self) -> dash::Config {
+        dash::Config { initial_depth: 0 }
+    }
+}
+
+/// CCEH, beginning with two segments.
+pub struct Cceh(pub cceh::Locking, pub cceh::Recovery);
+
+impl<K: Numbered> PoolSubject<K> for Cceh {
+    type Index = cceh::Tiny<K, Sim>;
+
+    fn config(&self) -> cceh::Config {
+        cceh::Config { initial_depth: 1, locking: self.0, recovery: self.1 }
+    }
+}
+
+/// Level hashing, beginning with levels of four and two buckets.
+pub struct Level(pub level::Resize);
+
+impl<K: Numbered> PoolSubject<K> for Level {
+    type Index = level::Tiny<K, Sim>;
+
+    fn config(&self) -> level::Config {
+        level::Config { top_level: 2, resize: self.0 }
+    }
+}
+
+/// The line hash, beginning with one segment.
+pub struct Line;
+
+impl<K: Numbered + Quotient> PoolSubject<K> for Line {
+    type Index = line::Tiny<K, Sim>;
+
+    fn config(&self) -> line::Config {
+        line::Config { initial_depth: 0 }
+    }
+}
+
+/// The heterogeneous table, beginning with one group of two tranches.
+pub struct Tranche;
+
+impl<K: Numbered> PoolSubject<K> for Tranche {
+    type Index = tranche::Tiny<K, Sim>;
+
+    fn config(&self) -> tranche::Config {
+        tranche::Config { initial_depth: 0 }
+    }
+}
 
 /// FAST & FAIR with up to nine records in a node, which are in three lines.
 pub struct FastFair;

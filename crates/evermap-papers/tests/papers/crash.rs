@@ -1,10 +1,22 @@
 //! Every persistent structure survives every crash.
 
-use evermap_index::hash::cceh::{Locking, Recovery};
-use evermap_index::hash::level::Resize;
+use evermap_index::crash_campaign;
 use evermap_index::testkit::crash::{assert_replays, battery};
-use evermap_index::testkit::tiny::{Cceh, Level};
+use evermap_index::testkit::{Tier, tier};
+use evermap_papers::cceh::{Locking, Recovery};
+use evermap_papers::level::Resize;
 use evermap_papers::testkit::CRASHABLE;
+use evermap_papers::testkit::tiny::{Cceh, DashLh, Level, Line, Tranche};
+use evermap_papers::tranche::MUTANTS;
+use evermap_pm::sim::mutants::Fate;
+
+crash_campaign!(dash_lh, DashLh);
+crash_campaign!(cceh, Cceh(Locking::Optimistic, Recovery::Lazy));
+crash_campaign!(variant cceh_paper, Cceh(Locking::Pessimistic, Recovery::Eager));
+crash_campaign!(level, Level(Resize::Incremental));
+crash_campaign!(variant level_paper, Level(Resize::Blocking));
+crash_campaign!(line, Line);
+crash_campaign!(tranche, Tranche);
 
 /// Replays of earlier failures find nothing any more.
 #[test]
@@ -16,4 +28,29 @@ fn replays_of_earlier_failures_pass() {
     let batteries: Vec<_> = CRASHABLE.iter().map(|index| (index.battery)()).chain(paper).collect();
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/papers/crashes");
     assert_replays(directory, &batteries);
+}
+
+/// CCEH shares the directory of Dash-EH, and so this mistake. The default tier tries it in Dash-EH
+/// only.
+#[test]
+fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
+    if tier() == Tier::Default {
+        return;
+    }
+    evermap_pm::sim::keep_panics_quiet();
+    let battery = battery("cceh", &[], Cceh(Locking::Optimistic, Recovery::Lazy));
+    let trial = battery.trials.iter().find(|trial| trial.name() == "one-sided").unwrap();
+    let fate = trial.fate_of_planted("DA-15", 2);
+    assert!(matches!(fate, Fate::Killed(_)), "{fate}");
+}
+
+/// Recovery that leaves what moves have left over.
+#[test]
+fn mistakes_of_the_heterogeneous_table_are_noticed() {
+    evermap_pm::sim::keep_panics_quiet();
+    let battery = battery("tranche", MUTANTS, Tranche);
+    for mistake in MUTANTS {
+        let (fate, _) = battery.fate_of_planted(mistake, 2);
+        assert!(matches!(fate, Fate::Killed(_)), "{mistake}: {fate}");
+    }
 }

@@ -1,4 +1,5 @@
-//! One bucket: its lock; finding, inserting and removing records.
+//! One bucket: its lock; finding, inserting and removing records. For implementers of an
+//! [`Expansion`](super::expansion::Expansion).
 
 use evermap_pm::Medium;
 use evermap_pm::medium::Note;
@@ -16,10 +17,13 @@ pub(super) fn fingerprint_of(hash: u64) -> u8 {
 
 /// A record, with its hash.
 #[derive(Clone, Copy)]
-pub(crate) struct Record {
-    pub(super) hash: u64,
-    pub(super) slot_key: u64,
-    pub(super) word: u64,
+pub struct Record {
+    /// The hash of the key.
+    pub hash: u64,
+    /// The slot key.
+    pub slot_key: u64,
+    /// The word.
+    pub word: u64,
 }
 
 /// A bucket that the calling thread has locked. Changes of its version word are collected here and
@@ -111,8 +115,9 @@ pub(super) fn matching_slots<M: Medium>(m: &M, bucket: &Bucket, fingerprint: u8)
     fingerprint::matches(words, fingerprint) & 0x3fff
 }
 
+/// Returns the [`Meta`] word of a bucket.
 #[inline(always)]
-pub(super) fn meta_of<M: Medium>(m: &M, bucket: &Bucket) -> Meta {
+pub fn meta_of<M: Medium>(m: &M, bucket: &Bucket) -> Meta {
     Meta(m.load(&bucket.meta))
 }
 
@@ -128,7 +133,7 @@ pub(super) fn free_slot(meta: Meta, slots: usize) -> Option<usize> {
 /// Takes one flush and one fence if the slot shares the header's cache line, in which stores
 /// persist in program order; otherwise two of each.
 #[inline(always)]
-pub(super) fn place<M: Medium>(m: &M, bucket: &Bucket, slot: usize, record: Record, member: bool) {
+pub fn place<M: Medium>(m: &M, bucket: &Bucket, slot: usize, record: Record, member: bool) {
     let cells = &bucket.slots[slot];
     m.store(&cells.word, record.word);
     m.store(&cells.key, record.slot_key);

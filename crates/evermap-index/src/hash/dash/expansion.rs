@@ -1,5 +1,5 @@
 //! The differences between Dash-EH and Dash-LH: which segment serves a hash, and how the index
-//! grows.
+//! grows. For implementers of another kind.
 
 use std::collections::HashMap;
 use std::sync::Arc;

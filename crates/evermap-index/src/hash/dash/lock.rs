@@ -23,7 +23,7 @@ where
     ///
     /// # Errors
     /// `Damaged`, `Poisoned`.
-    pub(super) fn lock_all(&self, offset: u64, segment: &Segment<B, S>, hash: u64) -> Result<bool> {
+    pub fn lock_all(&self, offset: u64, segment: &Segment<B, S>, hash: u64) -> Result<bool> {
         for at in 0..B {
             match self.lock_in_turn(offset, segment, at, hash) {
                 Ok(true) => {}
@@ -79,7 +79,7 @@ where
     }
 
     /// Releases every normal bucket of a segment that was not changed.
-    pub(super) fn unlock_as_before(&self, segment: &Segment<B, S>) {
+    pub fn unlock_as_before(&self, segment: &Segment<B, S>) {
         segment.normal.iter().for_each(|bucket| self.unlock_bucket(bucket));
     }
 }

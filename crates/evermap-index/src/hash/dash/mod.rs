@@ -1,4 +1,4 @@
-//! Dash: hashing for persistent memory, extendible ([`DashEh`]) and linear ([`DashLh`]).
+//! Dash: hashing for persistent memory, extendible ([`DashEh`]) or linear (in `evermap-papers`).
 //!
 //! An implementation of "Dash: Scalable Hashing on Persistent Memory" (Lu, Hao, Wang, Lo; VLDB
 //! 2020). An index consists of segments, whose layout is in [`layout`]. The two kinds differ in
@@ -47,19 +47,17 @@ use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, St
 use crate::root;
 use crate::{Key, record};
 
-mod bucket;
+pub mod bucket;
 mod check;
 mod eh;
-mod expansion;
+pub mod expansion;
 pub mod layout;
-mod lh;
 mod lock;
 mod rebuild;
 mod recover;
 mod segment;
 
 pub use eh::{DashBytes, DashEh, Extendible, Tiny, WideStash};
-pub use lh::{DashLh, Linear, TinyLh};
 
 use bucket::{
     Belonging, Held, Locking, Record, find, fingerprint_of, free_slot, matching_slots, try_lock,
@@ -84,7 +82,7 @@ impl Default for Config {
 }
 
 /// Dash over keys `K` in medium `M` that grows as `E` defines, with segments of `B` buckets and `S`
-/// stash buckets, using `N` slots of each: the common type of [`DashEh`] and [`DashLh`].
+/// stash buckets, using `N` slots of each: the common type of both kinds.
 ///
 /// See the [module](self).
 pub struct Dash<K: Key, M: Medium, E, const B: usize, const S: usize, const N: usize> {
@@ -111,10 +109,6 @@ pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
     ("DA-16", "noticed by `what_decides_over_an_entry_does_not_depend_on_other_recoveries`"),
 ];
 
-/// Mistakes that tests can enable in Dash-LH.
-pub const LH_MUTANTS: &[&str] =
-    &["DA-1", "DA-2", "DA-6", "DA-8", "DA-9", "DA-10", "DA-11", "DA-14"];
-
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
 where
     K: Key,
@@ -139,9 +133,16 @@ where
         u64::from_le_bytes(E::NAME) ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
     }
 
+    /// Returns the medium that holds the index.
     #[inline(always)]
-    fn medium(&self) -> &M {
+    pub fn medium(&self) -> &M {
         self.core.medium()
+    }
+
+    /// Returns how the index grows: for implementers of it.
+    #[inline(always)]
+    pub fn expansion(&self) -> &E {
+        &self.expansion
     }
 
     /// Returns the pool that contains the index.

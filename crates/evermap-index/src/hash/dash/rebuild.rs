@@ -32,7 +32,8 @@ pub(super) enum Site {
 /// A record and its location.
 #[derive(Clone, Copy)]
 pub struct Placed {
-    pub(super) record: Record,
+    /// The record.
+    pub record: Record,
     site: Site,
     slot: u8,
 }
@@ -134,7 +135,7 @@ where
     ///
     /// # Errors
     /// `NoSpace` if a chain is needed and cannot be allocated; nothing is allocated then.
-    pub(super) fn build(
+    pub fn build(
         &self,
         offset: u64,
         prefix: Option<HashPrefix>,
@@ -264,7 +265,7 @@ where
     /// `gone`. Such a slot is marked as allocated already, so the copy survives a crash without a
     /// change of the header. Once it is durable, the new headers drop the original together with
     /// `gone`. A crash in between leaves two copies, as during a displacement.
-    pub(super) fn settle(
+    pub fn settle(
         &self,
         segment: &Segment<B, S>,
         prefix: HashPrefix,
@@ -323,7 +324,7 @@ where
     }
 
     /// Returns every record of a segment that the caller has locked.
-    pub(super) fn all_records(&self, segment: &Segment<B, S>) -> Vec<Record> {
+    pub fn all_records(&self, segment: &Segment<B, S>) -> Vec<Record> {
         let mut records = Vec::with_capacity((B + S) * N);
         self.for_each_placed(segment, |placed| records.push(placed.record));
         records
@@ -331,7 +332,7 @@ where
 
     /// Returns the records of a segment that the caller has locked: those that stay in its lower
     /// half, and those that belong to `upper`.
-    pub(super) fn halves_of(&self, segment: &Segment<B, S>, upper: HashPrefix) -> [Vec<Placed>; 2] {
+    pub fn halves_of(&self, segment: &Segment<B, S>, upper: HashPrefix) -> [Vec<Placed>; 2] {
         // Enough capacity for all records of a segment without a chain.
         let [mut staying, mut moving] = [0, 1].map(|_| Vec::with_capacity((B + S) * N));
         self.for_each_placed(segment, |placed: Placed| {
@@ -344,7 +345,7 @@ where
 
     /// Returns the number of records in a segment without those in the chain; approximate if the
     /// segment is not locked.
-    pub(super) fn count_records(&self, segment: &Segment<B, S>) -> usize {
+    pub fn count_records(&self, segment: &Segment<B, S>) -> usize {
         let buckets = segment.normal.iter().chain(&segment.stash);
         buckets.map(|bucket| meta_of(self.medium(), bucket).count()).sum()
     }
@@ -405,7 +406,7 @@ where
 
     /// Releases every normal bucket of a segment that the caller has locked, with the version words
     /// of its new headers.
-    pub(super) fn unlock_all(&self, segment: &Segment<B, S>, headers: &Headers<B, S>) {
+    pub fn unlock_all(&self, segment: &Segment<B, S>, headers: &Headers<B, S>) {
         let m = self.medium();
         for (bucket, version) in segment.normal.iter().zip(&headers.versions) {
             // The version continues from its previous value, so that concurrent readers notice the

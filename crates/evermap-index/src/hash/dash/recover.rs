@@ -26,7 +26,7 @@ where
     E: Expansion<K, M, B, S, N>,
 {
     /// Makes a segment and all of its buckets stale, so that it is recovered before it is used.
-    pub(super) fn make_stale(&self, segment: &Segment<B, S>) {
+    pub fn make_stale(&self, segment: &Segment<B, S>) {
         let (m, stale) = (self.medium(), region::stale(self.core.generation));
         m.store_transient(&segment.header.generation, stale);
         for bucket in segment.normal.iter().chain(&segment.stash) {

@@ -214,7 +214,7 @@ where
     }
 
     /// Unlinks the empty buckets of a segment's chain, durably, and retires them.
-    pub(super) fn trim_chain(&self, segment: &Segment<B, S>, guard: &Guard<'_>) {
+    pub fn trim_chain(&self, segment: &Segment<B, S>, guard: &Guard<'_>) {
         let trimmed = chain::trim::<Bucket, M>(&self.core.pool, &segment.header.chain, guard);
         self.expansion.shortened(trimmed);
     }

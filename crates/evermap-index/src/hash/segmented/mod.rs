@@ -1,5 +1,5 @@
 //! The code that the hash indexes made of segments share: both kinds of [Dash](crate::hash::dash),
-//! the [line hash](crate::hash::line) and [CCEH](crate::hash::cceh).
+//! the line hash and CCEH.
 //!
 //! A *segment* is a block of buckets with a header. It serves the hashes whose *ranks* begin with
 //! its [`HashPrefix`]. The rank of a hash is the hash itself, except in linear hashing, where its

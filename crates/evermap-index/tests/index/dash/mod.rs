@@ -1,11 +1,11 @@
-//! Dash: against a model, and against the mistakes of other implementations.
+//! Dash-EH: against a model, and against the mistakes of other implementations.
 
 mod pitfalls;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use evermap_index::hash::dash::{Config, DashEh, DashLh, Tiny, TinyLh};
+use evermap_index::hash::dash::{Config, DashEh, Tiny};
 use evermap_index::{Index, Persistent};
 use evermap_pm::Pool;
 use evermap_pm::region::{Identity, RegionConfig};
@@ -75,16 +75,6 @@ fn tiny_eh_agrees_with_a_model() {
 }
 
 #[test]
-fn tiny_lh_agrees_with_a_model() {
-    model::<TinyLh<u64, _>>(pool(4096, 1 << 22), 600, 60_000);
-}
-
-#[test]
 fn standard_eh_agrees_with_a_model() {
     model::<DashEh<u64, _>>(pool(2 << 20, 1 << 28), 60_000, 600_000);
-}
-
-#[test]
-fn standard_lh_agrees_with_a_model() {
-    model::<DashLh<u64, _>>(pool(2 << 20, 1 << 28), 60_000, 600_000);
 }

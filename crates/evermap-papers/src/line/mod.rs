@@ -1,0 +1,636 @@
+//! Line hash: extendible hashing whose buckets are single cache lines.
+//!
+//! The layout is in [`layout`]. An overview:
+//!
+//! ```text
+//! root ── directory ─┬─ segment ── 256 lines of 4 records (, chain)
+//!                    ├─ segment
+//!                    └─ ...          the top image bits select the segment, bits 0..8 the line,
+//!                                    the 52 bits between are the record's tag
+//! ```
+//!
+//! A key is identified by its *image*: a bijective mix of its 64 bits, or the hash of a
+//! variable-length key. The position of a record determines the top and the bottom bits of its
+//! image, so a slot stores only the other bits (*quotienting*, after Knuth). This saves twelve bits
+//! in each of four key words, which hold the metadata of the bucket: lock, version, valid bits and
+//! a filter. So a line has no separate header, a lookup reads one line besides that of the
+//! directory, and an insert flushes one line once.
+//!
+//! * **A record is in one of two lines**: its home line, or a second one that its tag determines.
+//!   If both are full, an insert first tries to move a record of either line to its second line,
+//!   before the segment is split.
+//! * **One version per lookup**, that of the home line, as in [`dash`](evermap_index::hash::dash). A lookup
+//!   reads the second line only if the filter in the home line does not exclude the key.
+//! * **Splits are committed by the directory**, as in Dash-EH: no persistent word refers to a
+//!   segment that is not committed.
+//! * **The generation is in the directory entries**, above the offset. A lookup removes the current
+//!   generation from the entry by exclusive or. The result is a valid offset only if the segment
+//!   was recovered, so the bounds check that every offset needs also detects stale segments.
+//! * **Keys whose images have too many equal bits** are stored in a chain, instead of doubling the
+//!   directory without end.
+//!
+//! The code that the line hash shares with other indexes made of segments is in `hash/segmented`.
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::mem::offset_of;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use evermap_index::changes_by_apply;
+use evermap_index::fresh::Fresh;
+use evermap_index::hash::hash_prefix::HashPrefix;
+use evermap_index::hash::segmented::apply::{
+    self, BucketLocked, Chain, HeldBucket, Home, LockingHome, MakeRoom, Operation, Place, Room,
+    apply_slow, apply_to,
+};
+use evermap_index::hash::segmented::check::check_directory;
+use evermap_index::hash::segmented::core::Core;
+use evermap_index::hash::segmented::extendible::Extendible;
+use evermap_index::hash::segmented::merge::{merge_if_sparse, split_in_proportion};
+use evermap_index::hash::segmented::split::Split;
+use evermap_index::hash::segmented::waiting::Waiting;
+use evermap_index::hash::segmented::{self, Segmented, chain, walk};
+use evermap_index::hash::walk_order;
+use evermap_index::index::{
+    Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor,
+};
+use evermap_index::key::Quotient;
+use evermap_index::record;
+use evermap_index::root;
+use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
+
+mod bucket;
+mod check;
+pub mod layout;
+mod lock;
+mod rebuild;
+mod recover;
+mod segment;
+mod structure;
+#[cfg(test)]
+mod tests;
+
+use bucket::{Held, Probe, Record, find, free_slot, keys_of, matching, try_lock, valid};
+use layout::{Geometry, LINK_SLOTS, Line, Link, OFFSET, Root, Segment};
+use segment::{Locks, Look, Spot};
+
+/// The options of a new index.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Config {
+    /// The initial global depth: the index begins with `2^initial_depth` segments. Raised to the
+    /// least depth that the geometry requires, which is 4 for 256 lines.
+    pub initial_depth: u32,
+}
+
+/// A line hash over keys `K` in medium `M`, with segments of `L` lines, of which `N` slots each are
+/// used.
+///
+/// See the [module](self). With three slots, the fourth holds the image bits that the position of a
+/// record does not determine in small segments: see [`Tiny`], which is for tests.
+pub struct LineHash<K: Quotient, M: Medium, const L: usize = 256, const N: usize = 4> {
+    core: Core<M>,
+    expansion: Extendible<M>,
+    /// The upper bits of directory entries whose segments this opener has recovered.
+    generation_tag: u64,
+    keys: PhantomData<fn(K) -> K>,
+}
+
+/// Segments so small that a few keys cause every kind of structure change.
+pub type Tiny<K, M> = LineHash<K, M, 4, 3>;
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+    /// Returns the first word of the root block, which encodes "LINEH", the key format and the
+    /// geometry.
+    fn kind() -> u64 {
+        let geometry = (L as u64) << 4 | N as u64;
+        u64::from_le_bytes(*b"LINEH\0\0\0") ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
+    }
+
+    #[inline(always)]
+    fn medium(&self) -> &M {
+        self.core.medium()
+    }
+
+    /// Returns the pool that contains the index.
+    pub fn pool(&self) -> &Arc<Pool<M>> {
+        &self.core.pool
+    }
+
+    fn assemble(pool: Arc<Pool<M>>, root: u64, expansion: Extendible<M>) -> Self {
+        let generation_tag = Self::generation_tag_of(&pool);
+        LineHash { core: Core::new(pool, root), expansion, generation_tag, keys: PhantomData }
+    }
+
+    /// Returns the low bits of the opener's generation, at their position in directory entries.
+    fn generation_tag_of(pool: &Pool<M>) -> u64 {
+        pool.generation() << OFFSET.count_ones()
+    }
+
+    /// Returns the segment that a directory entry refers to. Returns `None` if this opener has not
+    /// recovered it.
+    #[inline(always)]
+    fn fresh(&self, entry: u64) -> Option<&Segment<L>> {
+        // If the generation differs, the result has bits above those of any offset.
+        self.medium().at(entry ^ self.generation_tag)
+    }
+
+    /// Returns the home line of an image in the segment that a directory entry refers to. Returns
+    /// `None` if this opener has not recovered the segment.
+    #[inline(always)]
+    fn home_in<'a>(&self, m: &'a M, entry: u64, image: u64) -> Option<&'a Line> {
+        let line = offset_of!(Segment<L>, lines) + 64 * Geometry::<L, N>::home(image);
+        m.at((entry ^ self.generation_tag).wrapping_add(line as u64))
+    }
+
+    /// Recovers the segment that an entry refers to, for which [`fresh`](Self::fresh) returned
+    /// `None`.
+    ///
+    /// # Errors
+    /// `Damaged` if the entry refers to no segment.
+    #[cold]
+    fn refresh(&self, entry: u64, waiting: &mut Waiting) -> Result<()> {
+        if (entry ^ self.generation_tag) & !OFFSET == 0 {
+            return Err(segmented::no_segment(entry & OFFSET));
+        }
+        waiting.recover(self, entry & OFFSET)
+    }
+
+    /// Returns the offset of the segment that serves an image.
+    fn locate(&self, image: u64) -> u64 {
+        self.expansion.directory.locate(image) & OFFSET
+    }
+
+    #[inline(always)]
+    fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
+        let m = self.medium();
+        let found = self.expansion.directory.find(probe.image);
+        if let Some(home) = self.home_in(m, found.segment, probe.image) {
+            match segment::look_in_line::<K, M, L, N>(m, home, probe) {
+                // No need to check the directory again: a record that was moved to another segment
+                // is removed before its line is released.
+                Look::Found(word) => return Ok(Some(word)),
+                // The segment may have been split between reading the directory and the line.
+                Look::Absent if self.expansion.directory.is_current(m, &found) => return Ok(None),
+                _ => {}
+            }
+        }
+        self.lookup_slow(probe.key, probe.image)
+    }
+
+    /// Looks a key up in all cases: its record may be outside of its home line, lines may be
+    /// locked, and segments may be stale or split meanwhile.
+    #[inline(never)]
+    fn lookup_slow(&self, key: K::Ref<'_>, image: u64) -> Result<Option<u64>> {
+        let (m, probe) = (self.medium(), Probe { key, image });
+        let mut waiting = Waiting::default();
+        loop {
+            let found = self.expansion.directory.find(image);
+            let Some(segment) = self.fresh(found.segment) else {
+                self.refresh(found.segment, &mut waiting)?;
+                continue;
+            };
+            match self.look(segment, &probe) {
+                Look::Found(word) => return Ok(Some(word)),
+                Look::Absent if self.expansion.directory.is_current(m, &found) => return Ok(None),
+                Look::Absent => {}
+                Look::Unsure | Look::Again => waiting.wait(self, segment)?,
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn apply(
+        &self,
+        key: K::Ref<'_>,
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
+    }
+
+    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped: first prefetches all
+    /// home lines; then completes the lookups that their home lines decide, and prefetches the next
+    /// line for the others.
+    fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
+        let m = self.medium();
+        let (mut images, mut entries) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
+        for ((&key, image), entry) in keys.iter().zip(&mut images).zip(&mut entries) {
+            *image = K::image(key, self.core.seed);
+            *entry = self.expansion.directory.find(*image).segment;
+            // Only a hint: that the segment exists is checked below.
+            let line = Geometry::<L, N>::home(*image) as u64;
+            m.prefetch((*entry & OFFSET) + (line + 1) * evermap_pm::medium::LINE);
+        }
+        let mut deferred = 0u32;
+        for (at, &key) in keys.iter().enumerate() {
+            let probe = Probe { key, image: images[at] };
+            match self.look_at_home(entries[at], &probe)? {
+                Some(answer) => out[at] = answer,
+                None => deferred |= 1 << at,
+            }
+        }
+        while deferred != 0 {
+            let at = deferred.trailing_zeros() as usize % BATCH_KEYS;
+            deferred &= deferred - 1;
+            out[at] = self.lookup(&Probe { key: keys[at], image: images[at] })?;
+        }
+        Ok(())
+    }
+
+    /// Looks a key up only in its home line, in the segment that `entry` refers to. If that does
+    /// not decide the lookup, prefetches what it needs next, and returns `None`.
+    #[inline(always)]
+    fn look_at_home(&self, entry: u64, probe: &Probe<'_, K>) -> Result<Option<Option<u64>>> {
+        let m = self.medium();
+        let Some(home) = self.home_in(m, entry, probe.image) else { return Ok(None) };
+        if K::WORDS_ARE_RECORDS {
+            let tag = Geometry::<L, N>::tag(probe.image);
+            let bits = bucket::matching_seen(&m.load_four(&home.keys), tag, 0);
+            if bits != 0 {
+                let slot = bits.trailing_zeros() as usize & 3;
+                K::prefetch(m, m.load_relaxed(&home.words[slot]), record::HEAD);
+                return Ok(None);
+            }
+        }
+        match segment::look_in_line::<K, M, L, N>(m, home, probe) {
+            Look::Found(word) => Ok(Some(Some(word))),
+            Look::Absent if self.expansion.directory.find(probe.image).segment == entry => {
+                Ok(Some(None))
+            }
+            Look::Unsure => {
+                let other = Geometry::<L, N>::other_of(probe.image) as u64;
+                m.prefetch((entry & OFFSET) + (other + 1) * evermap_pm::medium::LINE);
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for LineHash<K, M, L, N> {
+    type Probe<'k> = Probe<'k, K>;
+    type Held<'a> = Held<'a>;
+    type Spot<'a> = Spot<'a>;
+    type Locks<'a> = Locks<'a>;
+
+    const CHAIN: Chain = Chain::Avoid;
+    const LINKS_OF_SEGMENT: usize = (L * N).div_ceil(LINK_SLOTS);
+
+    fn rank(probe: &Probe<'_, K>) -> u64 {
+        probe.image
+    }
+
+    #[inline(always)]
+    fn try_lock_home(
+        &self,
+        probe: &Probe<'_, K>,
+        mode: MutateMode,
+        _at_holder: bool,
+    ) -> Result<LockingHome<'_, Self>> {
+        let (m, image) = (self.medium(), probe.image);
+        let found = self.expansion.directory.find(image);
+        let Some(segment) = self.fresh(found.segment) else {
+            return Ok(LockingHome::Stale(found.segment));
+        };
+        if mode == MutateMode::MayInsert {
+            // One insert in four finds its home line full. Prefetched before locking: no later load
+            // begins before a locked instruction is complete.
+            segment::prefetch_line(&segment.lines[Geometry::<L, N>::other_of(image)]);
+        }
+        match try_lock(m, &segment.lines[Geometry::<L, N>::home(image)]) {
+            // While one of its lines is locked, a segment is neither split nor merged.
+            Some(held) if self.expansion.directory.is_current(m, &found) => {
+                Ok(LockingHome::Held(Home { segment, held }))
+            }
+            Some(held) => {
+                held.release(m);
+                Ok(LockingHome::Moved)
+            }
+            None => Ok(LockingHome::Busy(segment)),
+        }
+    }
+
+    fn make_usable(
+        &self,
+        entry: u64,
+        at_holder: bool,
+        _operation: Operation<'_, Probe<'_, K>>,
+        waiting: &mut Waiting,
+    ) -> Result<bool> {
+        self.refresh(entry, waiting)?;
+        Ok(at_holder)
+    }
+
+    #[inline(always)]
+    fn apply_at_home<'a>(
+        &'a self,
+        home: Home<'a, Self>,
+        operation: Operation<'_, Probe<'_, K>>,
+        decide: &mut impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let (m, probe) = (self.medium(), operation.probe);
+        let line = home.held.line;
+        let keys = keys_of(m, line);
+        let tag = Geometry::<L, N>::tag(probe.image);
+        if let Some((slot, word)) = find::<K, M, L, N>(m, line, matching(&keys, tag, 0), probe) {
+            let place = Place { word, spot: Spot::Home(line, slot) };
+            return apply_to(self, &place, Locks::default(), home, operation, decide);
+        }
+        // No thread moves records of this line while it is locked, so other lines need not be
+        // locked.
+        let absent = !segment::may_be_elsewhere(keys[2], tag)
+            || self.find_elsewhere(home.segment, keys[2], probe).is_none();
+        match (absent, operation.mode, free_slot::<N>(&keys)) {
+            (true, MutateMode::ExistingOnly, _) => {
+                home.held.release(m);
+                Ok(Change::default())
+            }
+            (true, MutateMode::MayInsert, Some(slot)) => {
+                let Action::Put(word) = decide(None) else {
+                    home.held.release(m);
+                    return Ok(Change::default());
+                };
+                let record = Record { image: probe.image, word };
+                bucket::place::<M, L, N>(m, line, slot, record, 0);
+                home.held.release_changed(m);
+                Ok(Change { old: None, new: Some(word) })
+            }
+            _ => apply_slow(self, Some((home, absent)), operation, decide),
+        }
+    }
+
+    fn find_held<'a>(
+        &'a self,
+        home: &Home<'a, Self>,
+        probe: &Probe<'_, K>,
+    ) -> Option<Place<Spot<'a>>> {
+        let (m, line) = (self.medium(), home.held.line);
+        let keys = keys_of(m, line);
+        let matching = matching(&keys, Geometry::<L, N>::tag(probe.image), 0);
+        match find::<K, M, L, N>(m, line, matching, probe) {
+            Some((slot, word)) => Some(Place { word, spot: Spot::Home(line, slot) }),
+            None => self.find_elsewhere(home.segment, keys[2], probe),
+        }
+    }
+
+    fn lock_for_removal<'a>(
+        &'a self,
+        home: &Home<'a, Self>,
+        _probe: &Probe<'_, K>,
+        spot: &Spot<'a>,
+    ) -> Result<Option<Locks<'a>>> {
+        self.lock_beside(home.segment, *spot)
+    }
+
+    #[inline(always)]
+    fn overwrite(&self, spot: &Spot<'_>, word: u64) {
+        self.store_word(*spot, word);
+    }
+
+    #[inline(always)]
+    fn remove(
+        &self,
+        _home: &mut Home<'_, Self>,
+        spot: &Spot<'_>,
+        _operation: Operation<'_, Probe<'_, K>>,
+    ) {
+        self.erase(*spot);
+    }
+
+    #[inline(always)]
+    fn may_be_sparse(&self, held: &Held<'_>) -> bool {
+        const ONE_IN: u64 = 128;
+        let keys = keys_of(self.medium(), held.line);
+        valid(&keys) == 0 && (L < 64 || (keys[0] & layout::VERSION_LOW).is_multiple_of(ONE_IN))
+    }
+
+    fn emptied(&self, segment: &Segment<L>, operation: Operation<'_, Probe<'_, K>>) -> Result<()> {
+        merge_if_sparse(self, segment, operation.probe.image, operation.guard)
+    }
+
+    fn make_room<'a>(
+        &'a self,
+        home: &mut Home<'a, Self>,
+        probe: &Probe<'_, K>,
+        chain: &mut Chain,
+    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
+        self.find_room(home.segment, probe.image, chain)
+    }
+
+    #[inline(always)]
+    fn fill(
+        &self,
+        home: &mut Home<'_, Self>,
+        room: &Room<Spot<'_>, Locks<'_>>,
+        probe: &Probe<'_, K>,
+        word: Option<u64>,
+    ) {
+        match word {
+            Some(word) => {
+                self.place_in(home.held.line, room.spot, Record { image: probe.image, word });
+            }
+            None if room.locks.displaced() => self.settle_displacement(room.spot),
+            None => {}
+        }
+    }
+
+    fn make_room_by_split(
+        &self,
+        segment: &Segment<L>,
+        operation: Operation<'_, Probe<'_, K>>,
+    ) -> Result<Split> {
+        split_in_proportion(self, segment, operation.probe.image, operation.guard)
+    }
+
+    fn allocate_link(&self) -> Result<u64> {
+        self.core.pool.allocate(size_of::<Link>() as u64)
+    }
+}
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> Segmented for LineHash<K, M, L, N> {
+    type Medium = M;
+    type Segment = Segment<L>;
+    type Locked<'a> = &'a Segment<L>;
+
+    #[inline(always)]
+    fn core(&self) -> &Core<M> {
+        &self.core
+    }
+
+    fn depth(&self) -> u32 {
+        self.expansion.directory.depth()
+    }
+
+    fn lock_holder(&self, image: u64) -> Result<Option<&Segment<L>>> {
+        let mut waiting = Waiting::default();
+        loop {
+            let entry = self.expansion.directory.locate(image);
+            match self.fresh(entry) {
+                Some(segment) => {
+                    return Ok(self.lock_all(segment, image)?.then_some(segment));
+                }
+                None => self.refresh(entry, &mut waiting)?,
+            }
+        }
+    }
+
+    fn segment_in<'a>(locked: &&'a Segment<L>) -> &'a Segment<L>
+    where
+        Self: 'a,
+    {
+        locked
+    }
+
+    fn unlock_unchanged(&self, segment: &Segment<L>) {
+        self.unlock_lines(&segment.lines);
+    }
+
+    fn recover(&self, offset: u64) -> Result<()> {
+        segmented::recover::recover(self, offset)
+    }
+
+    fn segments(&self) -> u64 {
+        self.expansion.segments()
+    }
+
+    fn pairs_within(
+        &self,
+        segment: &Segment<L>,
+        _: HashPrefix,
+        ranks: &RangeInclusive<u64>,
+    ) -> Vec<(u64, u64)> {
+        let records = self.all_records(segment).into_iter();
+        records
+            .filter(|record| ranks.contains(&record.image))
+            .map(|record| (K::slot_key_of(record.image, self.core.seed), record.word))
+            .collect()
+    }
+
+    fn ensure_chain_ends(&self, segment: &Segment<L>) -> Result<()> {
+        chain::ensure_ends::<Link, M>(self.medium(), &segment.header.chain)
+    }
+
+    fn chain_blocks(&self, segment: &Segment<L>) -> Vec<u64> {
+        chain::blocks::<Link, M>(self.medium(), &segment.header.chain)
+    }
+
+    fn visit_structure(&self, visitor: &mut dyn Visitor) {
+        visitor.block(self.expansion.directory.block());
+    }
+
+    fn visited(&self, segments: u64) {
+        self.expansion.count_all(segments);
+    }
+
+    fn complete_stats(&self, segments: u64, links: u64, stats: &mut Stats) {
+        stats.capacity = links * LINK_SLOTS as u64;
+        stats.pm_bytes = links * size_of::<Link>() as u64;
+        let segment = ((L * N) as u64, size_of::<Segment<L>>() as u64);
+        self.expansion.complete_stats(segments, segment, stats);
+    }
+
+    fn check_segment(&self, segment: &Segment<L>, prefix: HashPrefix, problems: &mut Vec<String>) {
+        self.check_contents(segment, prefix, problems);
+    }
+
+    fn check_structure(&self, found: &HashMap<u64, HashPrefix>, problems: &mut Vec<String>) {
+        check_directory(self, found, problems);
+    }
+}
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> Index<K> for LineHash<K, M, L, N> {
+    #[inline(always)]
+    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
+        self.core.expect_own(guard);
+        self.lookup(&Probe::new(key, self.core.seed))
+    }
+
+    fn get_many(
+        &self,
+        keys: &[K::Ref<'_>],
+        out: &mut [Option<u64>],
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        self.core.expect_own(guard);
+        let out = &mut out[..keys.len()];
+        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
+            self.lookup_batch(keys, out)?;
+        }
+        Ok(())
+    }
+
+    changes_by_apply!();
+
+    fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        walk_order::for_each(self, &self.core.pool, each)
+    }
+
+    fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
+        walk::stats(self)
+    }
+}
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
+    for LineHash<K, M, L, N>
+{
+    type Config = Config;
+
+    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
+        pool.region().ensure_writable()?;
+        let depth = config.initial_depth.max(Geometry::<L, N>::DEPTH_MIN);
+        let bytes = size_of::<Segment<L>>() as u64;
+        let generation_tag = Self::generation_tag_of(&pool);
+        // The structures are not reachable until the root cell refers to them, so an error or a
+        // crash leaves no index.
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate(size_of::<Root>() as u64)?;
+        let (expansion, segments) = Extendible::create(&pool, block, depth, bytes, generation_tag)?;
+        fresh.keep();
+        let index = Self::assemble(pool.clone(), block, expansion);
+        for (pattern, offset) in segments.into_iter().enumerate() {
+            let prefix = HashPrefix { depth, pattern: pattern as u64 };
+            index.build(offset, prefix, &rebuild::SegmentBuffer::empty(), &[])?;
+            index.unlock_unchanged(index.segment(offset)?);
+        }
+        root::publish(&pool, root, block, Self::kind());
+        Ok(index)
+    }
+
+    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
+        root::is_of(pool, root, Self::kind())
+    }
+
+    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
+        let block = root::block_of(&pool, root, Self::kind())?;
+        let expansion = Extendible::open(&pool, block)?;
+        if expansion.directory.depth() < Geometry::<L, N>::DEPTH_MIN {
+            return Err(Error::damaged(block, "the directory is too shallow"));
+        }
+        let everything = pool.region().must_recover_all();
+        let index = Self::assemble(pool, block, expansion);
+        if everything {
+            // Stamps of an earlier opener could equal those of this one: make all segments stale.
+            index.make_all_stale();
+        }
+        Ok(index)
+    }
+
+    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
+        walk::visit(self, visitor)
+    }
+
+    fn scan(
+        &self,
+        from: u64,
+        guard: &Guard<'_>,
+        each: &mut dyn FnMut(u64, u64),
+    ) -> (Result<()>, Option<u64>) {
+        walk_order::scan(self, from, guard, each)
+    }
+
+    fn check(&self) -> Vec<String> {
+        segmented::check::check(self)
+    }
+}

@@ -1,0 +1,389 @@
+//! Writing whole segments: a new one from a buffer, or an existing one after a split or a crash.
+//!
+//! No other thread can access the segment meanwhile.
+
+use evermap_index::hash::segmented::{SegmentHeader, Segmented, chain};
+use evermap_index::key::Quotient;
+use evermap_pm::medium::Note;
+use evermap_pm::{Medium, Result};
+
+use super::bucket::{
+    Record, clear, foreign, free_slot, is_foreign, keys_of, set_filter, slots, tag_of, valid, write,
+};
+use super::layout::{
+    CHAINED, FOREIGN, Geometry, Header, LINK_SLOTS, LOCKED, Line, Link, META, OFFSET, Segment,
+    VALID, filter_bit, link_bit, valid_in,
+};
+use super::{HashPrefix, LineHash};
+
+/// The lines of a segment in ordinary memory. Of the metadata, their key words contain only the
+/// filter and the bit for the chain.
+pub struct SegmentBuffer<const L: usize, const N: usize> {
+    lines: Box<[LineBuffer; L]>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct LineBuffer {
+    keys: [u64; 4],
+    words: [u64; 4],
+}
+
+/// The move of a record to its home line: from a slot of one line to a slot of another.
+struct HomeMove {
+    from: (usize, usize),
+    to: (usize, usize),
+    record: Record,
+}
+
+impl<const L: usize, const N: usize> SegmentBuffer<L, N> {
+    pub(super) fn empty() -> Self {
+        SegmentBuffer { lines: Box::new([LineBuffer::default(); L]) }
+    }
+
+    fn put(&mut self, at: usize, slot: usize, record: Record, mark: u64) {
+        let line = &mut self.lines[at];
+        line.words[slot] = record.word;
+        if N < 4 {
+            let top = Geometry::<L, N>::top(record.image);
+            line.words[3] = Geometry::<L, N>::with_top(line.words[3], slot, top);
+        }
+        let meta = line.keys[slot] & META;
+        line.keys[slot] = Geometry::<L, N>::tag(record.image) | VALID | mark | meta;
+    }
+
+    /// Returns the number of records in the lines.
+    pub(super) fn count(&self) -> usize {
+        self.lines.iter().map(|line| valid(&line.keys).count_ones() as usize).sum()
+    }
+
+    /// Stores a record in its home line or its other one. Returns `false` if both are full.
+    pub(super) fn put_anywhere(&mut self, record: Record) -> bool {
+        let home = Geometry::<L, N>::home(record.image);
+        let tag = Geometry::<L, N>::tag(record.image);
+        let other = Geometry::<L, N>::other(home, tag);
+        if let Some(slot) = free_slot::<N>(&self.lines[home].keys) {
+            self.put(home, slot, record, 0);
+        } else if let Some(slot) = free_slot::<N>(&self.lines[other].keys) {
+            self.put(other, slot, record, FOREIGN);
+            self.lines[home].keys[2] |= filter_bit(tag);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Moves foreign records to their home lines if there are free slots, and sets all filters.
+    /// Returns the moves, whose records' images may lack the top bits.
+    fn move_home(&mut self) -> Vec<HomeMove> {
+        let mut moves = Vec::new();
+        for at in 0..L {
+            for slot in slots(foreign(&self.lines[at].keys)) {
+                let key = self.lines[at].keys[slot];
+                let tag = tag_of(key);
+                let home = Geometry::<L, N>::other(at, tag);
+                let Some(free) = free_slot::<N>(&self.lines[home].keys) else {
+                    self.lines[home].keys[2] |= filter_bit(tag);
+                    continue;
+                };
+                let top = Geometry::<L, N>::top_in(self.lines[at].words[3], slot);
+                let image = Geometry::<L, N>::image(if N < 4 { top } else { 0 }, tag, home);
+                let record = Record { image, word: self.lines[at].words[slot] };
+                self.put(home, free, record, 0);
+                moves.push(HomeMove { from: (at, slot), to: (home, free), record });
+            }
+        }
+        // Only now: in the segment itself, the slots are free only once the moved records are
+        // durable in their home lines.
+        for moved in &moves {
+            self.lines[moved.from.0].keys[moved.from.1] &= META;
+        }
+        moves
+    }
+
+    /// Marks the home line of a record that is in the chain.
+    fn note_chained(&mut self, image: u64) {
+        self.lines[Geometry::<L, N>::home(image)].keys[2] |= CHAINED;
+    }
+}
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+    /// Writes a segment with this prefix, and with these records in its chain, into a new block,
+    /// with every line locked, and flushes it without a fence.
+    ///
+    /// # Errors
+    /// `NoSpace` if a chain is needed and cannot be allocated; nothing is allocated then.
+    pub(super) fn build(
+        &self,
+        offset: u64,
+        prefix: HashPrefix,
+        buffer: &SegmentBuffer<L, N>,
+        chained: &[Record],
+    ) -> Result<()> {
+        let m = self.medium();
+        let segment = self.segment(offset)?;
+        let chain = self.build_chain(chained)?;
+        let header = &segment.header;
+        m.store(&header.magic, Header::MAGIC);
+        m.store(&header.prefix, prefix.encode());
+        m.store(&header.chain, chain);
+        m.store_transient(&header.chain_lock, 0);
+        m.store_transient(&header.generation, self.core.generation);
+        m.flush(header);
+        for (line, buffered) in segment.lines.iter().zip(buffer.lines.iter()) {
+            (0..4).for_each(|slot| m.store(&line.words[slot], buffered.words[slot]));
+            m.store(&line.keys[0], buffered.keys[0] | LOCKED);
+            (1..4).for_each(|slot| m.store(&line.keys[slot], buffered.keys[slot]));
+            m.flush(line);
+        }
+        Ok(())
+    }
+
+    /// Writes the upper half of a segment that is being split, which the caller has locked, into a
+    /// new block: see [`build`](Self::build).
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(super) fn build_half(
+        &self,
+        offset: u64,
+        upper: HashPrefix,
+        moving: &mut SegmentBuffer<L, N>,
+        chained: &[Record],
+    ) -> Result<()> {
+        moving.move_home();
+        // Records of the chain may now fit into the lines.
+        let mut left: Vec<Record> = Vec::new();
+        for &record in chained {
+            if !moving.put_anywhere(record) {
+                moving.note_chained(record.image);
+                left.push(record);
+            }
+        }
+        self.build(offset, upper, moving, &left)
+    }
+
+    /// Writes records into the links of a new chain and flushes them without a fence. Returns the
+    /// offset of the first link, or 0 if there are no records.
+    fn build_chain(&self, records: &[Record]) -> Result<u64> {
+        let (m, pool) = (self.medium(), &self.core.pool);
+        let allocate = || pool.allocate(size_of::<Link>() as u64);
+        chain::build(pool, records, LINK_SLOTS, allocate, |link: &Link, records, offset| {
+            let mut next = offset;
+            for (slot, record) in records.iter().enumerate() {
+                m.store(&link.images[slot], record.image);
+                m.store(&link.words[slot], record.word);
+                next |= link_bit(slot);
+            }
+            m.store(&link.next, next);
+            m.flush(link);
+        })
+    }
+
+    /// The end of a split: removes the records that were moved from the lower half, whose prefix is
+    /// durable already, and moves foreign records to their home lines. `staying` contains the
+    /// records that stay, in their present slots.
+    pub(super) fn settle(
+        &self,
+        segment: &Segment<L>,
+        prefix: HashPrefix,
+        mut staying: SegmentBuffer<L, N>,
+    ) {
+        let m = self.medium();
+        // Not flushed: if removed records reappear after a crash, they do not have the segment's
+        // prefix. Stores every key word, with an empty filter: which records stay is random, and
+        // mispredicted branches would take longer than the stores.
+        for (line, buffered) in segment.lines.iter().zip(staying.lines.iter()) {
+            let keys = keys_of(m, line);
+            for slot in [0, 1, 3] {
+                m.store(&line.keys[slot], buffered.keys[slot] | keys[slot] & META);
+            }
+            m.store(&line.keys[2], buffered.keys[2]);
+        }
+        let moves = staying.move_home();
+        if !moves.is_empty() {
+            self.apply_moves(segment, &moves);
+        }
+        self.settle_chain(segment, prefix, &mut staying);
+        for (line, buffered) in segment.lines.iter().zip(staying.lines.iter()) {
+            set_filter(m, line, buffered.keys[2] & META);
+        }
+    }
+
+    /// Returns the lower and the upper half of a segment of this depth, which the caller has
+    /// locked: every record in its present line and slot, without filters.
+    pub(super) fn copy_halves(&self, segment: &Segment<L>, depth: u32) -> [SegmentBuffer<L, N>; 2] {
+        let m = self.medium();
+        let mut halves = [SegmentBuffer::empty(), SegmentBuffer::empty()];
+        let [lower, upper] = &mut halves;
+        let lines = segment.lines.iter().zip(lower.lines.iter_mut().zip(upper.lines.iter_mut()));
+        for (line, (lower, upper)) in lines {
+            let keys = keys_of(m, line);
+            let words = [0, 1, 2, 3].map(|slot| m.load_relaxed(&line.words[slot]));
+            for (slot, &key) in keys.iter().enumerate().take(N) {
+                // Masks instead of branches: the half to which a record belongs is random.
+                let there = 0u64.wrapping_sub(u64::from(key & VALID != 0));
+                let goes = 0u64.wrapping_sub(Geometry::<L, N>::half(key, words[3], slot, depth));
+                lower.keys[slot] = key & !META & there & !goes;
+                upper.keys[slot] = key & !META & there & goes;
+            }
+            (lower.words, upper.words) = (words, words);
+        }
+        halves
+    }
+
+    /// Moves records to their home lines, durably.
+    fn apply_moves(&self, segment: &Segment<L>, moves: &[HomeMove]) {
+        let m = self.medium();
+        for moved in moves {
+            let (line, slot) = (&segment.lines[moved.to.0], moved.to.1);
+            write::<M, L, N>(m, line, slot, moved.record, 0);
+            m.flush(line);
+        }
+        // The copies are durable before an original is removed.
+        m.fence();
+        for moved in moves {
+            let line = &segment.lines[moved.from.0];
+            clear(m, line, moved.from.1);
+            m.flush(line);
+        }
+        // The removal of the originals is durable before another thread can remove a copy:
+        // otherwise the original could reappear after a crash.
+        m.fence();
+    }
+
+    /// Removes the moved records from the chain, and marks in `staying` the home lines of the
+    /// others.
+    fn settle_chain(
+        &self,
+        segment: &Segment<L>,
+        prefix: HashPrefix,
+        staying: &mut SegmentBuffer<L, N>,
+    ) {
+        let m = self.medium();
+        for link in chain::links::<Link, M>(self.medium(), &segment.header.chain) {
+            let mut next = m.load(&link.next);
+            for (slot, record) in self.records_in(link) {
+                if prefix.covers(record.image) {
+                    staying.note_chained(record.image);
+                } else {
+                    next &= !link_bit(slot);
+                }
+            }
+            // No flush, as for the lines.
+            m.store(&link.next, next);
+        }
+    }
+
+    /// Makes a segment consistent after a crash, durably: drops records that do not have this
+    /// prefix, and copies that an interrupted move has left; releases all locks, and computes all
+    /// filters again.
+    ///
+    /// Relies only on records and their valid and foreign bits.
+    pub(super) fn rebuild(&self, segment: &Segment<L>, prefix: HashPrefix) {
+        let m = self.medium();
+        // An earlier process may have stored the contents and terminated before they were durable.
+        // They must be durable before a copy is dropped, since a crash could lose the copy that
+        // stays.
+        m.note(Note::Harmless(
+            "needed with a copy: \
+             `a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped`",
+        ));
+        m.persist(segment);
+        let mut filters = [0u64; L];
+        self.for_each_slot(segment, |at, slot, key, record| {
+            let home = Geometry::<L, N>::home(record.image);
+            let line = &segment.lines[at];
+            let belongs = prefix.covers(record.image);
+            if !belongs || is_foreign(key) && self.is_copy(segment, home, prefix, record) {
+                clear(m, line, slot);
+                m.note(Note::Harmless(
+                    "needed by other threads: \
+                     `what_recovery_drops_is_gone_before_the_segment_is_used`",
+                ));
+                m.flush(line);
+            } else if is_foreign(key) {
+                filters[home] |= filter_bit(tag_of(key));
+            }
+        });
+        self.rebuild_chain(segment, prefix, &mut filters);
+        // Durable before the segment is used: if another thread removes a record, its dropped copy
+        // must not reappear after a crash.
+        m.note(Note::Harmless(
+            "needed by other threads: \
+             `what_recovery_drops_is_gone_before_the_segment_is_used`",
+        ));
+        m.fence();
+        m.store_transient(&segment.header.chain_lock, 0);
+        for (line, filter) in segment.lines.iter().zip(filters) {
+            set_filter(m, line, filter);
+            let first = m.load_relaxed(&line.keys[0]);
+            if first & LOCKED != 0 {
+                m.store_transient(&line.keys[0], first & !LOCKED);
+            }
+            if N < 4 && m.load_relaxed(&line.keys[3]) & !META != 0 {
+                clear(m, line, 3);
+            }
+        }
+    }
+
+    /// Returns whether a foreign record has a copy in its home line: a crash interrupted its move.
+    /// The two are identical, since no thread could change the record meanwhile. Recovery keeps the
+    /// one in the home line.
+    fn is_copy(
+        &self,
+        segment: &Segment<L>,
+        home: usize,
+        prefix: HashPrefix,
+        record: Record,
+    ) -> bool {
+        let (m, line) = (self.medium(), &segment.lines[home]);
+        let keys = keys_of(m, line);
+        let top = prefix.pattern >> prefix.depth.saturating_sub(Geometry::<L, N>::DEPTH_MIN);
+        slots(valid(&keys) & Geometry::<L, N>::SLOTS).filter(|&slot| !is_foreign(keys[slot])).any(
+            |slot| {
+                let other = self.record_in(line, home, slot, keys[slot], top);
+                other.image == record.image && (other.word == record.word || !K::WORDS_ARE_RECORDS)
+            },
+        )
+    }
+
+    /// Does for the chain what [`rebuild`](Self::rebuild) does for the lines. Ends the chain at a
+    /// word that refers to no link, or to an earlier one of the chain.
+    fn rebuild_chain(&self, segment: &Segment<L>, prefix: HashPrefix, filters: &mut [u64; L]) {
+        let m = self.medium();
+        chain::rebuild(m, &segment.header.chain, |link: &Link| {
+            let mut next = m.load(&link.next) & (OFFSET | 0b111 << 48);
+            let there = valid_in(next);
+            for slot in (0..LINK_SLOTS).filter(|&slot| there >> slot & 1 == 1) {
+                let image = m.load_relaxed(&link.images[slot]);
+                if prefix.covers(image) {
+                    filters[Geometry::<L, N>::home(image)] |= CHAINED;
+                } else {
+                    next &= !link_bit(slot);
+                }
+            }
+            if next != m.load(&link.next) {
+                m.store(&link.next, next);
+            }
+            // Flushed even if unchanged: an earlier process may have stored the link and terminated
+            // before it was durable.
+            m.note(Note::Harmless(
+                "needed with a chain: \
+                 `a_record_that_recovery_finds_is_durable_before_it_is_used`",
+            ));
+            m.flush(link);
+        });
+    }
+
+    /// Returns every record of a segment that the caller has locked.
+    pub(super) fn all_records(&self, segment: &Segment<L>) -> Vec<Record> {
+        let mut records = Vec::with_capacity(L * N);
+        self.for_each_slot(segment, |_, _, _, record| records.push(record));
+        for link in chain::links::<Link, M>(self.medium(), &segment.header.chain) {
+            records.extend(self.records_in(link).map(|(_, record)| record));
+        }
+        records
+    }
+}
+
+const _: () = assert!(std::mem::offset_of!(Line, words) == 32);

@@ -1,0 +1,171 @@
+//! The steps of splits, merges and recovery that are specific to segments of a line hash.
+//! `hash/segmented` has the steps that all indexes with a directory share.
+
+use evermap_index::hash::directory::Directory;
+use evermap_index::hash::hash_prefix::are_separable;
+use evermap_index::hash::segmented::extendible::Extendible;
+use evermap_index::hash::segmented::merge::Merging;
+use evermap_index::hash::segmented::split::{Directed, Split};
+use evermap_index::hash::segmented::{Segmented, chain};
+use evermap_index::key::Quotient;
+use evermap_pm::medium::Note;
+use evermap_pm::{Guard, Medium, Result};
+
+use super::bucket::{Record, keys_of, valid};
+use super::layout::{Geometry, Link, OFFSET, Segment};
+use super::rebuild::SegmentBuffer;
+use super::{HashPrefix, LineHash};
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+    /// The number of records in a segment and its chain below which it is not split. If two of its
+    /// lines are full while the others are nearly empty, the images are not random. Without this
+    /// bound, keys whose images have equal low bits would need a segment for every few keys.
+    const SPLIT_FROM: usize = L * N / 4;
+}
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHash<K, M, L, N> {
+    /// The records that stay, and those that move.
+    type Halves = [SegmentBuffer<L, N>; 2];
+    type Rebuilt<'a> = ();
+
+    const MERGES: bool = true;
+
+    #[inline(always)]
+    fn directory(&self) -> &Directory<M> {
+        &self.expansion.directory
+    }
+
+    #[inline(always)]
+    fn entry_for(&self, offset: u64) -> u64 {
+        offset | self.generation_tag
+    }
+
+    #[inline(always)]
+    fn offset_in(entry: u64) -> u64 {
+        entry & OFFSET
+    }
+
+    fn count_split(&self) {
+        self.core.count_split();
+        self.expansion.count_split();
+    }
+
+    fn lock_whole(&self, offset: u64, image: u64) -> Result<Option<&Segment<L>>> {
+        let segment = self.segment(offset)?;
+        Ok(self.lock_all(segment, image)?.then_some(segment))
+    }
+
+    fn divide(
+        &self,
+        segment: &&Segment<L>,
+        prefix: HashPrefix,
+    ) -> std::result::Result<[SegmentBuffer<L, N>; 2], Split> {
+        let halves = self.copy_halves(segment, prefix.depth);
+        let [stay, move_] = [0, 1].map(|half| halves[half].count());
+        if stay > 0 && move_ > 0 && stay + move_ >= Self::SPLIT_FROM {
+            return Ok(halves);
+        }
+        // With those in the chain.
+        let records = self.all_records(segment);
+        if records.len() < Self::SPLIT_FROM {
+            return Err(Split::Refused);
+        }
+        let separable = are_separable(records.iter().map(|record| record.image));
+        if separable { Ok(halves) } else { Err(Split::Inseparable) }
+    }
+
+    fn build_upper(
+        &self,
+        block: u64,
+        upper: HashPrefix,
+        segment: &&Segment<L>,
+        halves: &mut [SegmentBuffer<L, N>; 2],
+    ) -> Result<()> {
+        let chained: Vec<Record> = chain::links(self.medium(), &segment.header.chain)
+            .flat_map(|link: &Link| self.records_in(link))
+            .map(|(_, record)| record)
+            .filter(|record| upper.covers(record.image))
+            .collect();
+        self.build_half(block, upper, &mut halves[1], &chained)
+    }
+
+    fn free_unpublished(&self, segment: &Segment<L>) {
+        chain::free_unpublished::<Link, M>(&self.core.pool, &segment.header.chain);
+    }
+
+    fn settle_lower<'a>(
+        &'a self,
+        segment: &'a Segment<L>,
+        lower: HashPrefix,
+        [staying, _]: [SegmentBuffer<L, N>; 2],
+        guard: &Guard<'_>,
+    ) {
+        let m = self.medium();
+        m.store(&segment.header.prefix, lower.encode());
+        m.note(Note::Harmless(
+            "needed by other threads: `a_split_is_durable_whatever_comes_of_the_record`",
+        ));
+        m.persist(&segment.header.prefix);
+        // The moved records are removed from this segment only now that the move is durable.
+        self.settle(segment, lower, staying);
+        chain::trim::<Link, M>(&self.core.pool, &segment.header.chain, guard);
+    }
+
+    fn unlock_rebuilt(&self, segment: &Segment<L>, (): ()) {
+        self.unlock_changed(segment);
+    }
+
+    fn store_finished_prefix(&self, segment: &Segment<L>, prefix: HashPrefix) {
+        // Made durable with the rest of the segment, before any record is dropped from it.
+        self.medium().store(&segment.header.prefix, prefix.encode());
+    }
+}
+
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> Merging for LineHash<K, M, L, N> {
+    /// A quarter of one segment.
+    const MERGE_BELOW: usize = L * N / 4;
+    const DEPTH_MIN: u32 = Geometry::<L, N>::DEPTH_MIN;
+    const FREE_DIRECTORY: u64 = if L < 64 { 256 } else { 1 << 20 };
+
+    fn extendible(&self) -> &Extendible<M> {
+        &self.expansion
+    }
+
+    fn segment_for(&self, entry: u64) -> Result<Option<&Segment<L>>> {
+        Ok(self.fresh(entry))
+    }
+
+    fn count(&self, segment: &Segment<L>) -> usize {
+        let m = self.medium();
+        segment.lines.iter().map(|line| valid(&keys_of(m, line)).count_ones() as usize).sum()
+    }
+
+    fn build_merged(
+        &self,
+        block: u64,
+        parent: HashPrefix,
+        siblings: [&Segment<L>; 2],
+    ) -> Option<()> {
+        let records: Vec<_> =
+            siblings.iter().flat_map(|segment| self.all_records(segment)).collect();
+        let mut buffer = SegmentBuffer::empty();
+        let fits = records.len() <= Self::MERGE_BELOW
+            && records.iter().all(|&record| buffer.put_anywhere(record));
+        fits.then(|| self.build(block, parent, &buffer, &[]).ok()).flatten()
+    }
+
+    fn publish_merged(&self, parent: HashPrefix, entry: u64) {
+        let (m, latch) = (self.medium(), self.directory().share());
+        self.directory().point(parent.half(1), entry, &latch);
+        self.directory().point(parent, entry, &latch);
+        m.note(Note::Harmless(
+            "needed once the blocks are reused: \
+             `a_merge_is_durable_before_its_halves_are_retired`",
+        ));
+        m.fence();
+    }
+
+    fn retire_chain(&self, segment: &Segment<L>, guard: &Guard<'_>) {
+        chain::retire::<Link, M>(&self.core.pool, &segment.header.chain, guard);
+    }
+}

@@ -1,0 +1,15 @@
+//! The line hash against a model.
+
+use evermap_papers::line::{LineHash, Tiny};
+
+use crate::model::{model, pool};
+
+#[test]
+fn tiny_agrees_with_a_model() {
+    model::<Tiny<u64, _>>(pool(4096, 1 << 22), 600, 60_000);
+}
+
+#[test]
+fn standard_agrees_with_a_model() {
+    model::<LineHash<u64, _>>(pool(2 << 20, 1 << 28), 60_000, 600_000);
+}
