@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use evermap_papers::tranche::disk::{Counters, Options, TrancheFile};
+use evermap_tranche_file::{Counters, Options, TrancheFile};
 
 use super::{Experiment, Setting, Settings};
 use crate::LabError;

@@ -36,7 +36,7 @@ struct Match<'t> {
 /// A lock is at the beginning of a group, mostly of a page, so all of them belong to one set of the
 /// first-level cache, which holds and awaits only few lines at a time. So each is prefetched when a
 /// few others are still to be used.
-pub(super) struct Batch<'t>([Option<Located<'t>>; BATCH_KEYS]);
+pub struct Batch<'t>([Option<Located<'t>>; BATCH_KEYS]);
 
 impl<'t> Batch<'t> {
     /// The number of locks that are prefetched and not used.
@@ -55,7 +55,7 @@ impl<'t> Batch<'t> {
 
     /// Prefetches a lock for later. To be called before the key with this number is looked up.
     #[inline(always)]
-    pub(super) fn prefetch_after(&self, at: usize) {
+    pub fn prefetch_after(&self, at: usize) {
         self.prefetch(at + Self::AHEAD);
     }
 

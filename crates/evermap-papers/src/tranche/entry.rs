@@ -4,7 +4,7 @@
 //! one of them, and what they show cannot be obsolete: no lock is held between their operations,
 //! and a panic of the caller leaves nothing locked. Each change is durable and atomic by itself,
 //! like those of [`upsert`](TrancheMap::upsert) and [`remove`](TrancheMap::remove). An owner of a
-//! shard is such a borrower: see [`shards`](super::shards).
+//! shard is such a borrower: see `examples/shards`.
 
 use std::fmt;
 use std::ops::Deref;

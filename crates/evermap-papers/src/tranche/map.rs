@@ -176,7 +176,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
 
     /// Prefetches what operations on up to [`BATCH_KEYS`] keys read first. A hint that these
     /// operations follow. Returns what has the locks for those that change something.
-    pub(super) fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Batch<'_> {
+    pub fn prefetch<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Batch<'_> {
         let mut hashes = [0; BATCH_KEYS];
         let mut count = 0;
         for (hash, key) in hashes.iter_mut().zip(keys) {

@@ -26,7 +26,8 @@
 //!
 //! * [`Tranche`] is an index of this crate: keys and words of 8 bytes.
 //! * [`TrancheMap`] maps byte strings to byte strings.
-//! * [`disk::TrancheFile`] does so in a file that may be larger than memory.
+//! * `TrancheFile`, in the crate `evermap-tranche-file`, does so in a file that may be larger than
+//!   memory.
 //!
 //! # Crash safety
 //!
@@ -65,7 +66,6 @@ mod ahead;
 mod arrays;
 mod batch;
 mod check;
-pub mod disk;
 mod entry;
 mod fill;
 mod group;
@@ -77,7 +77,6 @@ mod map;
 pub mod place;
 mod placement;
 mod reserve;
-pub mod shards;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -92,6 +91,7 @@ use group::Stored;
 use layout::Kind;
 use table::{Format, Located, Locked, Table};
 
+pub use batch::Batch;
 pub use entry::{Entry, OccupiedEntry, VacantEntry, ValueMut};
 pub use map::{TinyMap, TrancheMap};
 pub use placement::Placement;

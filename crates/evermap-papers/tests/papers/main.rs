@@ -13,7 +13,6 @@ mod line;
 mod masstree;
 mod model;
 mod relativistic;
-mod shards;
 #[cfg(target_os = "linux")]
 mod system_calls;
 mod tranche;

@@ -1,8 +1,8 @@
 //! A sharded map whose owners are threads, or processes with a file each.
 //!
 //! ```sh
-//! cargo run --release -p evermap-index --example shards -- threads /dev/shm/shards 2 1000000
-//! cargo run --release -p evermap-index --example shards -- processes /dev/shm/shards 2 1000000
+//! cargo run --release -p evermap-papers --example shards -- threads /dev/shm/shards 2 1000000
+//! cargo run --release -p evermap-papers --example shards -- processes /dev/shm/shards 2 1000000
 //! ```
 //!
 //! The arguments are a directory, the number of shards, and a number of records, which are stored
@@ -17,12 +17,15 @@ use std::time::{Duration, Instant};
 
 use evermap_index::Visitor;
 use evermap_papers::tranche::Config;
-use evermap_papers::tranche::shards::{
-    Driver, Link, Owners, Place, Reply, Request, Shard, StreamLink, serve,
-};
 use evermap_pm::Pool;
 use evermap_pm::medium::{Mapped, MappedOptions, Medium};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
+
+mod sharded;
+#[cfg(test)]
+mod tests;
+
+use sharded::{Driver, Link, Owners, Place, Reply, Request, Shard, StreamLink, serve};
 
 /// Records in a batch.
 const BATCH: u64 = 1024;

@@ -25,21 +25,19 @@ use std::sync::Arc;
 
 use evermap_index::hash::hash_prefix::check_bits;
 use evermap_index::index::BATCH_KEYS;
+use evermap_papers::tranche::{Config, TrancheMap};
 use evermap_pm::{Error, Medium, PmU64, Pool, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::map::TrancheMap;
-use super::table::Config;
-
 mod threads;
-mod wire;
+pub(crate) mod wire;
 
-pub use threads::{Owners, ThreadLink};
-pub use wire::{FRAME_MAX, StreamLink, serve};
+pub(crate) use threads::Owners;
+pub(crate) use wire::{StreamLink, serve};
 
 /// Something to be done with one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
+pub(crate) enum Request {
     /// Returns the value of a key.
     Get {
         /// The key.
@@ -61,7 +59,7 @@ pub enum Request {
 
 impl Request {
     /// Returns the key that the request is about.
-    pub fn key(&self) -> &[u8] {
+    pub(crate) fn key(&self) -> &[u8] {
         match self {
             Request::Get { key } | Request::Put { key, .. } | Request::Remove { key } => key,
         }
@@ -70,7 +68,7 @@ impl Request {
 
 /// The reply to a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub(crate) enum Reply {
     /// To a `Get`: the value.
     Value(Option<Vec<u8>>),
     /// To a change, which is durable: whether the key was present before.
@@ -95,11 +93,11 @@ pub enum Reply {
 /// bit 48..64  check bits
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct Place {
     /// The number of the shard, less than `shards`.
-    pub number: u16,
+    pub(crate) number: u16,
     /// The number of all shards.
-    pub shards: u16,
+    pub(crate) shards: u16,
 }
 
 impl Place {
@@ -109,7 +107,7 @@ impl Place {
     const SEED: u64 = 0x6f77_6e65_7200_0001;
 
     /// Returns the number of the shard, of this many, that has a key.
-    pub fn of(key: &[u8], shards: u16) -> u16 {
+    pub(crate) fn of(key: &[u8], shards: u16) -> u16 {
         let hash = xxh3_64_with_seed(key, Self::SEED);
         (((hash >> 32) * u64::from(shards)) >> 32) as u16
     }
@@ -126,7 +124,7 @@ impl Place {
 }
 
 /// One of the maps that divide the keys among them.
-pub struct Shard<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 8> {
+pub(crate) struct Shard<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 8> {
     map: TrancheMap<M, T, G, C>,
     place: Place,
 }
@@ -137,7 +135,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Shard<M, T, G, C> 
     ///
     /// # Errors
     /// `NoSpace`; `Config` if the place is impossible.
-    pub fn create(
+    pub(crate) fn create(
         pool: Arc<Pool<M>>,
         root: &PmU64,
         label: &PmU64,
@@ -158,7 +156,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Shard<M, T, G, C> 
     ///
     /// # Errors
     /// `Damaged`, also if the cells are not those of a shard.
-    pub fn open(pool: Arc<Pool<M>>, root: &PmU64, label: &PmU64) -> Result<Self> {
+    pub(crate) fn open(pool: Arc<Pool<M>>, root: &PmU64, label: &PmU64) -> Result<Self> {
         let place = Place::decode(pool.medium().load(label)).ok_or_else(|| {
             Error::damaged(pool.medium().offset_of(label), "impossible place of a shard")
         })?;
@@ -166,18 +164,18 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Shard<M, T, G, C> 
     }
 
     /// Returns which of the shards it is.
-    pub fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         self.place
     }
 
     /// Returns the map. Keys of other shards in it would not be found.
-    pub fn map(&mut self) -> &mut TrancheMap<M, T, G, C> {
+    pub(crate) fn map(&mut self) -> &mut TrancheMap<M, T, G, C> {
         &mut self.map
     }
 
     /// Executes requests in their order, with overlapping cache misses, and returns a reply to
     /// each. A key of another shard is refused.
-    pub fn execute(&mut self, requests: &[Request]) -> Vec<Reply> {
+    pub(crate) fn execute(&mut self, requests: &[Request]) -> Vec<Reply> {
         let mut replies = Vec::with_capacity(requests.len());
         for requests in requests.chunks(BATCH_KEYS) {
             let batch = self.map.prefetch(requests.iter().map(Request::key));
@@ -210,7 +208,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Shard<M, T, G, C> 
 }
 
 /// A way to an owner: what is sent is answered in its order.
-pub trait Link {
+pub(crate) trait Link {
     /// Sends requests.
     ///
     /// # Errors
@@ -225,7 +223,7 @@ pub trait Link {
 }
 
 /// Divides batches of requests among the owners of shards.
-pub struct Driver<L: Link> {
+pub(crate) struct Driver<L: Link> {
     links: Vec<L>,
     /// Whether a batch has failed, so that replies to it may still be under way.
     failed: bool,
@@ -236,7 +234,7 @@ impl<L: Link> Driver<L> {
     ///
     /// # Errors
     /// `InvalidInput` if there are none, or more than 65,535.
-    pub fn new(links: Vec<L>) -> io::Result<Self> {
+    pub(crate) fn new(links: Vec<L>) -> io::Result<Self> {
         if links.is_empty() || u16::try_from(links.len()).is_err() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -248,7 +246,7 @@ impl<L: Link> Driver<L> {
     /// # Errors
     /// If an owner cannot be reached or gives a wrong number of replies: then each of the requests
     /// may have been executed, and the driver can only be dropped.
-    pub fn execute(&mut self, requests: Vec<Request>) -> io::Result<Vec<Reply>> {
+    pub(crate) fn execute(&mut self, requests: Vec<Request>) -> io::Result<Vec<Reply>> {
         if self.failed {
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, "a batch has failed before"));
         }

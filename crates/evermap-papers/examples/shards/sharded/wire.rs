@@ -20,18 +20,18 @@ use evermap_pm::Medium;
 use super::{Link, Reply, Request, Shard};
 
 /// The most bytes in a frame.
-pub const FRAME_MAX: usize = 256 << 20;
+pub(crate) const FRAME_MAX: usize = 256 << 20;
 
 /// The way to an owner that reads requests from one stream and writes replies to another, like the
 /// standard input and output of a process that calls [`serve`].
-pub struct StreamLink<R: Read, W: Write> {
+pub(crate) struct StreamLink<R: Read, W: Write> {
     replies: R,
     requests: W,
 }
 
 impl<R: Read, W: Write> StreamLink<R, W> {
     /// Creates a link.
-    pub fn new(replies: R, requests: W) -> Self {
+    pub(crate) fn new(replies: R, requests: W) -> Self {
         StreamLink { replies, requests }
     }
 }
@@ -51,7 +51,7 @@ impl<R: Read, W: Write> Link for StreamLink<R, W> {
 ///
 /// # Errors
 /// Errors of the streams, and `InvalidData` for bytes that are no requests.
-pub fn serve<M: Medium, const T: usize, const G: usize, const C: u32>(
+pub(crate) fn serve<M: Medium, const T: usize, const G: usize, const C: u32>(
     shard: &mut Shard<M, T, G, C>,
     requests: &mut impl Read,
     replies: &mut impl Write,

@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 use evermap_index::{Result, Visitor};
 use evermap_papers::tranche::Config;
-use evermap_papers::tranche::shards::{
-    Driver, FRAME_MAX, Link, Owners, Place, Reply, Request, Shard, StreamLink, serve,
-};
 use evermap_pm::medium::{Mapped, MappedOptions};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::Sim;
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::{Medium, Pool};
+
+use crate::sharded::wire::FRAME_MAX;
+use crate::sharded::{Driver, Link, Owners, Place, Reply, Request, Shard, StreamLink, serve};
 
 /// Root cells of a shard: its map, and its place.
 const CELLS: [usize; 2] = [0, 1];
@@ -198,7 +198,7 @@ impl Processes {
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "shards::a_process_owns_a_shard", "--test-threads=1"])
+            .args(["--exact", "tests::a_process_owns_a_shard", "--test-threads=1"])
             .env(FILE, directory.join(number.to_string()))
             .stdout(Stdio::null())
             .spawn()

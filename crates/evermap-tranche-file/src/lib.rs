@@ -1,4 +1,5 @@
-//! The heterogeneous table in a file, for tables that are larger than memory.
+//! The heterogeneous table in a file, for tables that are larger than memory. The same table in
+//! persistent memory, with its design, is the module `tranche` of `evermap-papers`.
 //!
 //! A [`TrancheFile`] has tranches of 32 KiB, each read and written as a whole with `O_DIRECT`, many
 //! at a time through `io_uring`. It keeps nothing of them in memory but a bounded cache: where a

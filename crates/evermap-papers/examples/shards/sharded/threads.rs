@@ -15,7 +15,7 @@ enum Message {
 }
 
 /// The threads that own the shards of a set. Dropping it stops them.
-pub struct Owners<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 8> {
+pub(crate) struct Owners<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 8> {
     owners: Vec<Owner<Shard<M, T, G, C>>>,
 }
 
@@ -46,7 +46,7 @@ impl<M: Medium + 'static, const T: usize, const G: usize, const C: u32> Owners<M
     /// # Errors
     /// `InvalidInput` if they are not all shards of one set in the order of their numbers, and
     /// errors of the system.
-    pub fn start(shards: Vec<Shard<M, T, G, C>>) -> io::Result<Self> {
+    pub(crate) fn start(shards: Vec<Shard<M, T, G, C>>) -> io::Result<Self> {
         let count = shards.len();
         let mut places = shards.iter().map(|shard| shard.place).zip(0usize..);
         let in_place = places.all(|(place, number)| {
@@ -66,14 +66,14 @@ impl<M: Medium + 'static, const T: usize, const G: usize, const C: u32> Owners<M
     }
 
     /// Returns a driver that sends its requests to these threads. There can be several at a time.
-    pub fn driver(&self) -> Driver<ThreadLink> {
+    pub(crate) fn driver(&self) -> Driver<ThreadLink> {
         let links = self.owners.iter().map(|owner| ThreadLink::new(owner.inbox.clone()));
         Driver { links: links.collect(), failed: false }
     }
 
     /// Stops the threads, after the batches that were sent before, and returns the shards. `None`
     /// in the place of one whose owner has panicked.
-    pub fn stop(mut self) -> Vec<Option<Shard<M, T, G, C>>> {
+    pub(crate) fn stop(mut self) -> Vec<Option<Shard<M, T, G, C>>> {
         self.owners.iter_mut().map(Owner::stop).collect()
     }
 }
@@ -91,7 +91,7 @@ fn own<M: Medium, const T: usize, const G: usize, const C: u32>(
 }
 
 /// The way to an owner that is a thread.
-pub struct ThreadLink {
+pub(crate) struct ThreadLink {
     inbox: Sender<Message>,
     /// Where the replies to each batch that is not answered yet arrive. The owner has the only
     /// senders, so that its end is noticed.
