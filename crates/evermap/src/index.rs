@@ -12,8 +12,8 @@ use evermap_index::{
     Action, Bytes, Change, Clht, DashEh, Guard, Index, MutateMode, Persistent, Result, Stats,
     Visitor,
 };
-use evermap_papers::{Cceh, DashLh, Level, Tranche};
-use evermap_papers::{cceh, level, tranche};
+#[cfg(feature = "more-indexes")]
+use evermap_papers::{Cceh, DashLh, Level, Tranche, cceh, level, tranche};
 use evermap_pm::region::Region;
 use evermap_pm::sync::{HeldRank, Rank};
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
@@ -22,6 +22,10 @@ use crate::Error;
 use crate::error::storage;
 
 /// A kind of index that finds records by their keys.
+///
+/// Those beside the default one and P-CLHT, which is small when it is empty, are there to be
+/// compared, and need the feature `more-indexes`. Without it, maps of these kinds cannot be opened:
+/// the error, of the kind [`Config`](crate::ErrorKind::Config), names what is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IndexKind {
@@ -29,26 +33,39 @@ pub enum IndexKind {
     #[default]
     DashEh,
     /// Dash, linear hashing: no directory, and it grows by small steps. It never shrinks.
+    #[cfg(feature = "more-indexes")]
     DashLh,
     /// CCEH: extendible hashing with buckets of one cache line. It never shrinks.
+    #[cfg(feature = "more-indexes")]
     Cceh,
     /// Level hashing: two levels of buckets, and four places for a record. It never shrinks.
+    #[cfg(feature = "more-indexes")]
     Level,
     /// P-CLHT: buckets of one cache line, and chains behind them.
     Clht,
     /// The heterogeneous table, of pairs: linear hashing, in tranches of four cache lines of which
     /// the first one has all fingerprints. It never shrinks.
+    #[cfg(feature = "more-indexes")]
     Tranche,
 }
+
+/// Kinds that need the feature `more-indexes`: their names, and what their root blocks begin with.
+/// The rest of the first word is about the format of keys and the geometry.
+const MORE: [(&str, &[u8]); 4] =
+    [("dash-lh", b"DASHL"), ("cceh", b"CCEH"), ("level", b"LEV"), ("tranche", b"TRAN")];
 
 impl IndexKind {
     /// Every kind.
     pub const ALL: &'static [IndexKind] = &[
         IndexKind::DashEh,
+        #[cfg(feature = "more-indexes")]
         IndexKind::DashLh,
+        #[cfg(feature = "more-indexes")]
         IndexKind::Cceh,
+        #[cfg(feature = "more-indexes")]
         IndexKind::Level,
         IndexKind::Clht,
+        #[cfg(feature = "more-indexes")]
         IndexKind::Tranche,
     ];
 
@@ -56,10 +73,14 @@ impl IndexKind {
     pub fn name(self) -> &'static str {
         match self {
             IndexKind::DashEh => "dash-eh",
+            #[cfg(feature = "more-indexes")]
             IndexKind::DashLh => "dash-lh",
+            #[cfg(feature = "more-indexes")]
             IndexKind::Cceh => "cceh",
+            #[cfg(feature = "more-indexes")]
             IndexKind::Level => "level",
             IndexKind::Clht => "p-clht",
+            #[cfg(feature = "more-indexes")]
             IndexKind::Tranche => "tranche",
         }
     }
@@ -70,10 +91,14 @@ impl IndexKind {
     pub(crate) fn expected_bytes(self, records: u64) -> f64 {
         let (empty, a_record) = match self {
             IndexKind::DashEh => (34 << 10, 28.3),
+            #[cfg(feature = "more-indexes")]
             IndexKind::DashLh => (38 << 10, 29.3),
+            #[cfg(feature = "more-indexes")]
             IndexKind::Cceh => (33 << 10, 41.0),
+            #[cfg(feature = "more-indexes")]
             IndexKind::Level => (7 << 10, 35.9),
             IndexKind::Clht => (4 << 10, 34.2),
+            #[cfg(feature = "more-indexes")]
             IndexKind::Tranche => (9 << 10, 28.9),
         };
         f64::from(empty).max(a_record * records as f64)
@@ -82,43 +107,45 @@ impl IndexKind {
 
 /// Dash-LH for heaps of small extents and for named maps: its first arrays hold two segments
 /// instead of a mebibyte of them.
+#[cfg(feature = "more-indexes")]
 type SmallDashLh<K, M> = DashLh<K, M, 64, 2, 14, 2, 16>;
 /// Level hashing for heaps of small extents and for named maps: its chunks hold 32 buckets instead
 /// of a mebibyte of them.
+#[cfg(feature = "more-indexes")]
 type SmallLevel<K, M> = Level<K, M, { level::layout::SLOTS_MAX }, 5>;
 /// The heterogeneous table in chunks of 64 KiB, which small heaps hold too.
+#[cfg(feature = "more-indexes")]
 type Tranches<K, M> = Tranche<K, M, 256, 16, 4>;
 /// Extents from this size on hold the arrays of the usual Dash-LH, and the chunks of the usual
 /// Level hashing.
+#[cfg(feature = "more-indexes")]
 const LARGE_EXTENT: u64 = 2 << 20;
 /// Below this capacity two segments of Dash-EH would leave little for records: it begins with one.
 const ONE_SEGMENT: u64 = 256 << 10;
 
 /// Declares the types of index that a store can have. The rest of the store does not know them.
 macro_rules! types {
-    ($($variant:ident: $index:ident, $kind:ident;)+) => {
+    ($($(#[$feature:meta])? $variant:ident: $index:ident, $kind:ident;)+) => {
         /// An index of some kind: there is one in each store, so that its size does not matter.
         /// Every operation costs one well-predicted branch more than the index itself.
         #[allow(clippy::large_enum_variant)]
         enum AnyIndex<M: Medium> {
-            $($variant($index<Bytes, M>),)+
+            $($(#[$feature])? $variant($index<Bytes, M>),)+
         }
 
         impl<M: Medium> AnyIndex<M> {
             /// Opens the index that the root cell `root` names, whatever type it is.
             fn open(pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-                $(if <$index<Bytes, M>>::is_at(pool, root) {
+                $($(#[$feature])? if <$index<Bytes, M>>::is_at(pool, root) {
                     return $index::open(pool.clone(), root).map(AnyIndex::$variant);
                 })+
-                let at = pool.medium().offset_of(root);
-                let what = "the root refers to no index that a store can have";
-                Err(evermap_pm::Error::damaged(at, what))
+                Err(unknown_at(pool, root))
             }
 
             /// Which kind it is.
             fn kind(&self) -> IndexKind {
                 match self {
-                    $(AnyIndex::$variant(_) => IndexKind::$kind,)+
+                    $($(#[$feature])? AnyIndex::$variant(_) => IndexKind::$kind,)+
                 }
             }
         }
@@ -127,7 +154,7 @@ macro_rules! types {
         macro_rules! with {
             ($chosen:expr, $any:ident => $does:expr) => {
                 match $chosen {
-                    $(AnyIndex::$variant($any) => $does,)+
+                    $($(#[$feature])? AnyIndex::$variant($any) => $does,)+
                 }
             };
         }
@@ -136,13 +163,46 @@ macro_rules! types {
 
 types! {
     DashEh: DashEh, DashEh;
+    #[cfg(feature = "more-indexes")]
     DashLh: DashLh, DashLh;
+    #[cfg(feature = "more-indexes")]
     SmallDashLh: SmallDashLh, DashLh;
+    #[cfg(feature = "more-indexes")]
     Cceh: Cceh, Cceh;
+    #[cfg(feature = "more-indexes")]
     Level: Level, Level;
+    #[cfg(feature = "more-indexes")]
     SmallLevel: SmallLevel, Level;
     Clht: Clht, Clht;
+    #[cfg(feature = "more-indexes")]
     Tranche: Tranches, Tranche;
+}
+
+/// Returns the error for a root cell `root` that names no index of this program: it names none at
+/// all, which is damage, or one that this program was built without.
+#[cold]
+fn unknown_at<M: Medium>(pool: &Pool<M>, root: &PmU64) -> evermap_pm::Error {
+    let m = pool.medium();
+    let first = m.at::<PmU64>(m.load(root)).map(|first| m.load(first).to_le_bytes());
+    match first.and_then(named_by) {
+        Some(name) if !IndexKind::ALL.iter().any(|kind| kind.name() == name) => {
+            ErrorKind::Config(needs_feature(name)).into()
+        }
+        _ => {
+            let what = "the root refers to no index that a store can have";
+            evermap_pm::Error::damaged(m.offset_of(root), what)
+        }
+    }
+}
+
+/// Returns the name of the kind of an index whose root block begins with `first`, if it is one of
+/// [`MORE`].
+fn named_by(first: [u8; 8]) -> Option<&'static str> {
+    MORE.into_iter().find(|(_, begins)| first.starts_with(begins)).map(|(name, _)| name)
+}
+
+fn needs_feature(name: &str) -> String {
+    format!("this index is `{name}`; build evermap with the feature `more-indexes` to use it")
 }
 
 impl fmt::Display for IndexKind {
@@ -156,6 +216,9 @@ impl FromStr for IndexKind {
 
     fn from_str(name: &str) -> std::result::Result<Self, Error> {
         IndexKind::ALL.iter().copied().find(|kind| kind.name() == name).ok_or_else(|| {
+            if MORE.iter().any(|(missing, _)| *missing == name) {
+                return storage(ErrorKind::Config(needs_feature(name)));
+            }
             let known: Vec<&str> = IndexKind::ALL.iter().map(|kind| kind.name()).collect();
             let known = known.join(", ");
             storage(ErrorKind::Config(format!("index `{name}` is unknown; there are {known}")))
@@ -173,22 +236,29 @@ pub(crate) struct PrimaryIndex<M: Medium> {
 impl<M: Medium> AnyIndex<M> {
     fn create(kind: IndexKind, small: bool, pool: &Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
         let pool = pool.clone();
+        #[cfg(feature = "more-indexes")]
         let small = small || pool.region().extent_size() < LARGE_EXTENT;
+        #[cfg(not(feature = "more-indexes"))]
+        let _ = small;
         match kind {
             IndexKind::DashEh => {
                 let initial_depth = u32::from(pool.region().capacity() >= ONE_SEGMENT);
                 DashEh::create(pool, root, dash::Config { initial_depth }).map(AnyIndex::DashEh)
             }
+            #[cfg(feature = "more-indexes")]
             IndexKind::DashLh if small => {
                 let index = SmallDashLh::create(pool, root, dash::Config::default());
                 index.map(AnyIndex::SmallDashLh)
             }
+            #[cfg(feature = "more-indexes")]
             IndexKind::DashLh => {
                 DashLh::create(pool, root, dash::Config::default()).map(AnyIndex::DashLh)
             }
+            #[cfg(feature = "more-indexes")]
             IndexKind::Cceh => {
                 Cceh::create(pool, root, cceh::Config::default()).map(AnyIndex::Cceh)
             }
+            #[cfg(feature = "more-indexes")]
             IndexKind::Level => {
                 let config = level::Config { top_level: 5, ..level::Config::default() };
                 match small {
@@ -200,6 +270,7 @@ impl<M: Medium> AnyIndex<M> {
                 let config = clht::Config { initial_buckets: 64 };
                 Clht::create(pool, root, config).map(AnyIndex::Clht)
             }
+            #[cfg(feature = "more-indexes")]
             IndexKind::Tranche => {
                 let config = tranche::Config { initial_depth: 0 };
                 Tranches::create(pool, root, config).map(AnyIndex::Tranche)
@@ -317,5 +388,32 @@ impl<M: Medium> PrimaryIndex<M> {
 
     pub(crate) fn check(&self) -> Vec<String> {
         with!(&self.index, index => index.check())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use evermap_pm::medium::{Dram, Pages};
+    use evermap_pm::region::{Identity, RegionConfig};
+
+    use super::*;
+
+    /// A program that was built without a kind knows its name from the file.
+    #[test]
+    fn kinds_are_named_by_what_their_root_blocks_begin_with() {
+        const CAPACITY: u64 = 16 << 20;
+        for &kind in IndexKind::ALL {
+            for (small, extent_size) in [(true, 16 << 10), (false, LARGE_EXTENT)] {
+                let config = RegionConfig { extent_size, capacity: CAPACITY, seed: Some(1) };
+                let medium = Dram::reserve(CAPACITY, Pages::Base).unwrap();
+                let pool = Pool::create(medium, &config, Identity::default()).unwrap();
+                let (m, root) = (pool.medium(), pool.root(0));
+                PrimaryIndex::create(kind, small, &pool, root).unwrap();
+                let first = m.load(m.at::<PmU64>(m.load(root)).unwrap()).to_le_bytes();
+                let is_always_there = matches!(kind, IndexKind::DashEh | IndexKind::Clht);
+                assert_eq!(named_by(first), (!is_always_there).then(|| kind.name()));
+            }
+        }
+        assert_eq!(MORE.len() + 2, IndexKind::ALL.len());
     }
 }
