@@ -1,6 +1,7 @@
 //! Evermap's own indexes as subjects, on every medium.
 
 use evermap_index::{Bytes, Result};
+use evermap_papers::names;
 
 use super::builder::IndexBuilder;
 use super::family::{CcehOf, Dash, Family, Levels, LinearDash, Lines, PClht, Tranches};
@@ -16,7 +17,7 @@ use evermap_lab_core::workload::bytes::KeyValueLengths;
 /// Every index of this project.
 pub static ENTRIES: [Entry; 15] = [
     Entry {
-        name: "dash-eh",
+        name: names::DASH_EH,
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
         rival: false,
         factory: |name, setup| build::<Dash<2>>(name, Guards::PerOperation, setup),
@@ -34,13 +35,13 @@ pub static ENTRIES: [Entry; 15] = [
         factory: |name, setup| words::<Dash<4>>(name, Guards::PerOperation, setup),
     },
     Entry {
-        name: "dash-lh",
+        name: names::DASH_LH,
         about: "Dash-LH: linear hashing, the same segments; a guard for each operation",
         rival: false,
         factory: |name, setup| build::<LinearDash>(name, Guards::PerOperation, setup),
     },
     Entry {
-        name: "cceh",
+        name: names::CCEH,
         about: "CCEH: extendible hashing, buckets of one line, optimistic lookups",
         rival: false,
         factory: |name, setup| build::<CcehOf<false>>(name, Guards::PerOperation, setup),
@@ -52,7 +53,7 @@ pub static ENTRIES: [Entry; 15] = [
         factory: |name, setup| build::<CcehOf<true>>(name, Guards::PerOperation, setup),
     },
     Entry {
-        name: "level",
+        name: names::LEVEL,
         about: "Level hashing, emptying its bottom level bucket by bucket",
         rival: false,
         factory: |name, setup| build::<Levels<false>>(name, Guards::PerOperation, setup),
@@ -64,7 +65,7 @@ pub static ENTRIES: [Entry; 15] = [
         factory: |name, setup| build::<Levels<true>>(name, Guards::PerOperation, setup),
     },
     Entry {
-        name: "line-hash",
+        name: names::LINE_HASH,
         about: "Line hash: extendible hashing, buckets of one line; a guard for each operation",
         rival: false,
         factory: |name, setup| build::<Lines>(name, Guards::PerOperation, setup),
@@ -76,13 +77,13 @@ pub static ENTRIES: [Entry; 15] = [
         factory: |name, setup| words::<Lines>(name, Guards::PerBatch(1024), setup),
     },
     Entry {
-        name: "p-clht",
+        name: names::P_CLHT,
         about: "P-CLHT: buckets of one cache line, lock-free lookups, one global table",
         rival: false,
         factory: |name, setup| build::<PClht>(name, Guards::PerOperation, setup),
     },
     Entry {
-        name: "tranche-256",
+        name: names::TRANCHE_256,
         about: "Heterogeneous table: growth by partial expansions, tranches of 256 bytes",
         rival: false,
         factory: |name, setup| tranches::<256, 16, 7>(name, setup),

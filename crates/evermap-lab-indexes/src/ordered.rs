@@ -11,6 +11,7 @@ use evermap_papers::bwtree::BwTree;
 use evermap_papers::fast_fair::FastFair;
 use evermap_papers::hot::Hot;
 use evermap_papers::masstree::Masstree;
+use evermap_papers::names;
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Pool, Result};
 
@@ -51,31 +52,31 @@ pub static ENTRIES: [Entry; 6] = [
         },
     },
     Entry {
-        name: "p-art",
+        name: names::P_ART,
         about: "P-ART: a radix tree whose nodes have four sizes, lock-free lookups",
         rival: false,
         factory: persistent!(Art),
     },
     Entry {
-        name: "fast-fair",
+        name: names::FAST_FAIR,
         about: "FAST & FAIR: a B+tree whose nodes are changed in place, lookups wait for writers",
         rival: true,
         factory: persistent!(FastFair),
     },
     Entry {
-        name: "p-bwtree",
+        name: names::P_BWTREE,
         about: "P-BwTree: a B+tree whose nodes are changed by prepending to them, never locked",
         rival: false,
         factory: persistent!(BwTree),
     },
     Entry {
-        name: "p-masstree",
+        name: names::P_MASSTREE,
         about: "P-Masstree: a trie of B+trees, one word orders a node, lookups wait for writers",
         rival: false,
         factory: persistent!(Masstree),
     },
     Entry {
-        name: "p-hot",
+        name: names::P_HOT,
         about: "P-HOT: a binary trie in nodes of 32 entries, lock-free lookups, copy on write",
         rival: false,
         factory: persistent!(Hot),

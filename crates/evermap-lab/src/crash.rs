@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use evermap_index::hash::dash;
 use evermap_index::testkit::crash::oracle;
+use evermap_papers::names::canonical;
 pub use evermap_papers::testkit::{CRASHABLE, Crashable};
 use evermap_papers::{bwtree, hot};
 use evermap_pm::parallel;
@@ -211,7 +212,7 @@ fn find(name: &str) -> Result<&'static Crashable, LabError> {
     let known = || CRASHABLE.iter().map(|crashable| crashable.name).collect();
     CRASHABLE
         .iter()
-        .find(|crashable| crashable.name == name)
+        .find(|crashable| crashable.name == canonical(name))
         .ok_or_else(|| LabError::UnknownIndex { name: name.to_owned(), known: known() })
 }
 

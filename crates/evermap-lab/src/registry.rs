@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use evermap_papers::names::canonical;
+
 use crate::baselines::{hikv, plugin, tables};
 use crate::error::LabError;
 use crate::indexes::{ablated, entries, evermap, ordered};
@@ -37,7 +39,7 @@ pub fn subjects() -> Vec<Entry> {
 ///
 /// `UnknownIndex`, with the names that are known.
 pub fn subject(name: &str) -> Result<Entry, LabError> {
-    let all = subjects();
+    let (all, name) = (subjects(), canonical(name));
     all.iter().find(|entry| entry.name == name).copied().ok_or_else(|| LabError::UnknownIndex {
         name: name.to_owned(),
         known: all.iter().map(|entry| entry.name).collect(),

@@ -47,14 +47,14 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [index, keys] = &arguments[..] else { panic!("usage: orders INDEX KEYS") };
     let keys = keys.parse().expect("a number of keys");
-    match &index[..] {
+    match evermap_papers::names::canonical(index) {
         "dash-eh" => show::<DashEh<Plain, Sim>>(keys, OrderOfPlaces::Include),
         "dash-lh" => show::<DashLh<Plain, Sim>>(keys, OrderOfPlaces::Include),
         "cceh" => show::<Cceh<Plain, Sim>>(keys, OrderOfPlaces::Include),
         "level" => show::<Level<Plain, Sim>>(keys, OrderOfPlaces::Leave),
         "p-clht" => show::<Clht<Plain, Sim>>(keys, OrderOfPlaces::Include),
         "line-hash" => show::<LineHash<Plain, Sim>>(keys, OrderOfPlaces::Include),
-        "tranche" => show::<Tranche<Plain, Sim>>(keys, OrderOfPlaces::Include),
+        "tranche-256" => show::<Tranche<Plain, Sim>>(keys, OrderOfPlaces::Include),
         other => panic!("no index {other}"),
     }
 }

@@ -20,6 +20,7 @@ pub mod level;
 pub mod line;
 #[cfg(feature = "masstree")]
 pub mod masstree;
+pub mod names;
 #[cfg(feature = "relativistic")]
 pub mod relativistic;
 #[cfg(feature = "testkit")]

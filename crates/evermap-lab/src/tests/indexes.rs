@@ -3,8 +3,10 @@
 use evermap_index::testkit::tier;
 use evermap_lab_indexes::entries::ENTRIES;
 
+use crate::crash::CRASHABLE;
 use crate::driver::{Config, Plan, Quiet};
 use crate::experiments::drive;
+use crate::registry::subject;
 use crate::subject::facts::MediumKind;
 use crate::testing::Kept;
 use crate::workload::{Blend, KeyValueLengths, Mix, Phase, Zipf};
@@ -105,5 +107,13 @@ fn counters_of_dash_are_in_their_bounds() {
             }
             Phase::Mixed => assert!(flushes > 0.2 && flushes < 2.0, "{flushes}"),
         }
+    }
+}
+
+/// What can be crashed can be measured, by the same name or a shorter one.
+#[test]
+fn one_structure_has_one_name() {
+    for name in CRASHABLE.iter().map(|crashable| crashable.name).chain(["line", "tranche"]) {
+        subject(name).unwrap();
     }
 }

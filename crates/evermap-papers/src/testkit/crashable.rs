@@ -12,7 +12,7 @@ use evermap_pm::sim::battery::Battery;
 use super::tiny;
 use crate::cceh::{Locking, Recovery};
 use crate::level::Resize;
-use crate::{bwtree, dash_lh, fast_fair, hot, masstree, tranche};
+use crate::{bwtree, dash_lh, fast_fair, hot, masstree, names, tranche};
 
 /// An index that can be crashed, in its smallest form.
 pub struct Crashable {
@@ -27,7 +27,7 @@ pub struct Crashable {
 }
 
 macro_rules! crashable {
-    ($name:literal, $about:literal, $mutants:expr, $subject:expr) => {
+    ($name:expr, $about:literal, $mutants:expr, $subject:expr) => {
         Crashable {
             name: $name,
             about: $about,
@@ -39,46 +39,51 @@ macro_rules! crashable {
 
 /// Everything that can be crashed, each with its heap and its region.
 pub static CRASHABLE: [Crashable; 12] = [
-    crashable!("dash-eh", "Dash-EH with segments of 4 buckets", dash::EH_MUTANTS, kit::DashEh),
-    crashable!("dash-lh", "Dash-LH with segments of 4 buckets", dash_lh::MUTANTS, tiny::DashLh),
+    crashable!(names::DASH_EH, "Dash-EH with segments of 4 buckets", dash::EH_MUTANTS, kit::DashEh),
     crashable!(
-        "cceh",
+        names::DASH_LH,
+        "Dash-LH with segments of 4 buckets",
+        dash_lh::MUTANTS,
+        tiny::DashLh
+    ),
+    crashable!(
+        names::CCEH,
         "CCEH with tiny segments, optimistic locks, lazy recovery",
         &[],
         tiny::Cceh(Locking::Optimistic, Recovery::Lazy)
     ),
     crashable!(
-        "level",
+        names::LEVEL,
         "Level hashing with levels of four and two buckets, incremental resizing",
         &[],
         tiny::Level(Resize::Incremental)
     ),
-    crashable!("p-clht", "P-CLHT with four buckets", &[], kit::PClht),
-    crashable!("line", "the line hash, beginning with one segment", &[], tiny::Line),
+    crashable!(names::P_CLHT, "P-CLHT with four buckets", &[], kit::PClht),
+    crashable!(names::LINE_HASH, "the line hash, beginning with one segment", &[], tiny::Line),
     crashable!(
-        "tranche",
+        names::TRANCHE_256,
         "the heterogeneous table, beginning with one group of two tranches",
         tranche::MUTANTS,
         tiny::Tranche
     ),
-    crashable!("p-art", "P-ART, beginning with its root", art::MUTANTS, kit::PArt),
+    crashable!(names::P_ART, "P-ART, beginning with its root", art::MUTANTS, kit::PArt),
     crashable!(
-        "fast-fair",
+        names::FAST_FAIR,
         "FAST & FAIR with up to nine records in a node",
         fast_fair::MUTANTS,
         tiny::FastFair
     ),
     crashable!(
-        "p-bwtree",
+        names::P_BWTREE,
         "P-BwTree with up to eight keys in a leaf node",
         bwtree::MUTANTS,
         tiny::PBwTree
     ),
     crashable!(
-        "p-masstree",
+        names::P_MASSTREE,
         "P-Masstree, beginning with one node",
         masstree::MUTANTS,
         tiny::PMasstree
     ),
-    crashable!("p-hot", "P-HOT with nodes of up to five entries", hot::MUTANTS, tiny::PHot),
+    crashable!(names::P_HOT, "P-HOT with nodes of up to five entries", hot::MUTANTS, tiny::PHot),
 ];

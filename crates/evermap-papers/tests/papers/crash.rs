@@ -15,8 +15,8 @@ crash_campaign!(cceh, Cceh(Locking::Optimistic, Recovery::Lazy));
 crash_campaign!(variant cceh_paper, Cceh(Locking::Pessimistic, Recovery::Eager));
 crash_campaign!(level, Level(Resize::Incremental));
 crash_campaign!(variant level_paper, Level(Resize::Blocking));
-crash_campaign!(line, Line);
-crash_campaign!(tranche, Tranche);
+crash_campaign!(line_hash, Line);
+crash_campaign!(tranche_256, Tranche);
 
 /// Replays of earlier failures find nothing any more.
 #[test]
@@ -48,7 +48,7 @@ fn entries_of_a_split_within_an_unfinished_split_are_crashed() {
 #[test]
 fn mistakes_of_the_heterogeneous_table_are_noticed() {
     evermap_pm::sim::keep_panics_quiet();
-    let battery = battery("tranche", MUTANTS, Tranche);
+    let battery = battery("tranche-256", MUTANTS, Tranche);
     for mistake in MUTANTS {
         let (fate, _) = battery.fate_of_planted(mistake, 2);
         assert!(matches!(fate, Fate::Killed(_)), "{mistake}: {fate}");

@@ -20,7 +20,7 @@ use crate::{DONE, NO};
 /// recoveries too. Fails if anything is lost.
 #[derive(Args)]
 pub(crate) struct Crash {
-    /// Indexes, separated by commas: dash-eh, dash-lh, cceh, level, p-clht, line, tranche, ...
+    /// Indexes, separated by commas: dash-eh, dash-lh, cceh, level, p-clht, line-hash, ...
     /// [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     index: Vec<String>,
