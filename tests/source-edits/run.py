@@ -53,14 +53,14 @@ conformance!(dash_eh, DashEh);
 # A part of the index's tests, without the other indexes.
 PART = """//! The tests of one part.
 
-#[path = "index/{0}/mod.rs"]
-mod {0};
+#[path = "{0}/{1}/mod.rs"]
+mod {1};
 """
 WRITTEN = {
-    "edited": CAMPAIGN,
-    "edited_kit": KIT,
-    "edited_dash": PART.format("dash"),
-    "edited_cceh": PART.format("cceh"),
+    "evermap-index/tests/edited": CAMPAIGN,
+    "evermap-index/tests/edited_kit": KIT,
+    "evermap-index/tests/edited_dash": PART.format("index", "dash"),
+    "evermap-papers/tests/edited_cceh": PART.format("papers", "cceh"),
 }
 TESTS = [
     ["-p", "evermap-index", "--test", "edited"],
@@ -73,7 +73,7 @@ TESTS = [
 # Only for edits of the region and the heap: it takes long.
 FILES_TESTS = ["-p", "evermap-pm", "--test", "mapped"]
 # Only for edits of directories, which CCEH uses too, and some of it alone.
-DIRECTORY_TESTS = ["-p", "evermap-index", "--test", "edited_cceh"]
+DIRECTORY_TESTS = ["-p", "evermap-papers", "--test", "edited_cceh"]
 
 
 def sources(tree):
@@ -81,8 +81,7 @@ def sources(tree):
     found = [PM + name for name in FILES] + [INDEX + "directory.rs", "crates/evermap-index/src/root.rs"]
     for part in ["dash", "segmented"]:
         for folder, _, names in sorted(os.walk(os.path.join(tree, INDEX, part))):
-            if os.path.basename(folder) != "lh":
-                found += [os.path.relpath(os.path.join(folder, n), tree) for n in sorted(names)]
+            found += [os.path.relpath(os.path.join(folder, n), tree) for n in sorted(names)]
     is_product = lambda f: f.endswith(".rs") and os.path.basename(f) != "tests.rs"
     return [f for f in found if is_product(f) and os.path.exists(os.path.join(tree, f))]
 
@@ -265,7 +264,7 @@ def copy(tree):
             os.makedirs(os.path.dirname(os.path.join(tree, name)), exist_ok=True)
             shutil.copy2(os.path.join(ROOT, name), os.path.join(tree, name))
     for name, text in WRITTEN.items():
-        with open(os.path.join(tree, "crates/evermap-index/tests", f"{name}.rs"), "w") as file:
+        with open(os.path.join(tree, "crates", f"{name}.rs"), "w") as file:
             file.write(text)
 
 
