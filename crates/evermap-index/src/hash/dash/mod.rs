@@ -84,7 +84,8 @@ impl Default for Config {
 /// Dash over keys `K` in medium `M` that grows as `E` defines, with segments of `B` buckets and `S`
 /// stash buckets, using `N` slots of each: the common type of both kinds.
 ///
-/// See the [module](self).
+/// Methods on segments and buckets are for implementers of an [`Expansion`]. See the
+/// [module](self).
 pub struct Dash<K: Key, M: Medium, E, const B: usize, const S: usize, const N: usize> {
     core: Core<M>,
     expansion: E,
