@@ -18,6 +18,7 @@ mod context;
 mod exptime;
 mod line;
 mod meta;
+mod ops;
 mod refused;
 mod reply;
 mod session;

@@ -3,20 +3,20 @@
 use std::fmt::Display;
 use std::ops::ControlFlow;
 
-use super::packet::{Command, Verb, extra_u32, extra_u64};
+use super::packet::{Command, extra_u32, extra_u64};
 use super::reply::{self, Status};
 use super::{CONTINUE, Pass, Request, Step};
 use crate::cache::{
-    Arithmetic, CacheError, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest, Update,
-    apply_delta,
+    Arithmetic, CacheError, Item, Marks, StoreOutcome, Stored, Update, apply_delta,
 };
 use crate::latency;
 use crate::number;
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
-use crate::protocol::{Context, ITEM_OVERHEAD, Next, Restricted, reply as text_reply, stats};
+use crate::protocol::ops::{Store, Verb};
+use crate::protocol::{Context, Next, Restricted, reply as text_reply, stats};
 use crate::stats::Count;
-use crate::watch::{DeleteCommand, StoreCommand, StoreStatus};
+use crate::watch::DeleteCommand;
 
 /// The expiry with which increment and decrement do not create an item.
 const NO_INITIAL_NUMBER: u32 = u32::MAX;
@@ -56,22 +56,19 @@ impl<'a> Pass<'a, '_> {
                 return ControlFlow::Break(Next::Close);
             }
             // Gets are collected, and the others have a value.
-            Command::Get { .. }
-            | Command::Store(_)
-            | Command::Concat(_)
-            | Command::SaslStart
-            | Command::SaslStep => {}
+            Command::Get { .. } | Command::Store(_) | Command::SaslStart | Command::SaslStep => {}
         }
         CONTINUE
     }
 
     /// Returns `true` if a request may have a value of `len` bytes. Otherwise answers it.
     pub(super) fn admit(&mut self, request: &Request<'_>, len: usize) -> bool {
-        let Request { header, key, command, .. } = *request;
-        if !command.is_sasl() {
-            let fits = key.len() + len + ITEM_OVERHEAD <= self.context.item_size_max;
+        let Request { header, key, .. } = *request;
+        if let Some(store) = self.store_of(request) {
+            let fits = self.context.fits(key, len);
             if !fits {
-                self.store_failed(request, &CacheError::TooLarge);
+                store.refuse(&CacheError::TooLarge, len, self.context);
+                reply::cache_error(header.tag, &CacheError::TooLarge, self.out);
             }
             return fits;
         }
@@ -89,18 +86,20 @@ impl<'a> Pass<'a, '_> {
 
     /// Answers a request for whose value there is no memory.
     pub(super) fn no_memory(&mut self, request: &Request<'_>) {
-        if request.command.is_sasl() {
-            self.binary.client.refuse(self.context);
-            return reply::error(request.header.tag, Status::OutOfMemory, self.out);
+        let len = request.header.value_len().unwrap_or(0);
+        match self.store_of(request) {
+            Some(store) => store.refuse(&CacheError::OutOfMemory, len, self.context),
+            None => self.binary.client.refuse(self.context),
         }
-        self.store_failed(request, &CacheError::OutOfMemory);
+        reply::error(request.header.tag, Status::OutOfMemory, self.out);
     }
 
     /// Executes a request whose value has arrived.
     pub(super) fn finish(&mut self, request: &Request<'_>, value: &[u8]) {
+        if let Some(store) = self.store_of(request) {
+            return self.store(request, &store, value);
+        }
         match request.command {
-            Command::Store(verb) => self.store(request, verb, value),
-            Command::Concat(side) => self.concat(request, side, value),
             Command::SaslStart => {
                 self.binary.client.start(request.key, value, self.context);
                 self.authenticated(request);
@@ -162,70 +161,29 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
-    fn store(&mut self, request: &Request<'_>, verb: Verb, value: &[u8]) {
-        self.count(Count::CmdSet);
-        self.context.executed(latency::Command::Set, 1);
-        let cas = request.header.cas;
+    /// Returns what a storage command is to do; `None` for other commands.
+    fn store_of<'r>(&self, request: &Request<'r>) -> Option<Store<'r>> {
+        let Command::Store(verb) = request.command else { return None };
         // A CAS id makes every storage command a comparison, as in memcached.
-        let mode = match verb {
-            _ if cas != 0 => StoreMode::Cas(cas),
-            Verb::Set => StoreMode::Set,
-            Verb::Add => StoreMode::Add,
-            Verb::Replace => StoreMode::Replace,
-        };
+        let compare = Some(request.header.cas).filter(|&cas| cas != 0);
+        // append and prepend have no extras, and do not need them.
         let (flags, expiry) = (extra_u32(request.extras, 0), self.expiry(request, 4));
-        let how = StoreRequest { flags, expiry, mode, cas: None };
-        let stored = match self.context.cache.store(request.key, value, &how) {
-            Ok(stored) => stored,
-            Err(error) => return self.store_failed(request, &error),
-        };
-        if cas != 0 {
-            self.count_cas(stored.outcome);
-        }
-        let status = StoreStatus::from(stored.outcome);
-        self.context.stored(request.key, store_command(request), status, expiry, value.len());
-        let status = match (stored.outcome, verb) {
-            (StoreOutcome::Stored, _) => Status::Success,
-            (StoreOutcome::Exists, _) | (StoreOutcome::NotStored, Verb::Add) => Status::Exists,
-            (StoreOutcome::NotFound, _) | (StoreOutcome::NotStored, Verb::Replace) => {
-                Status::NotFound
-            }
-            (StoreOutcome::NotStored, Verb::Set) => Status::NotStored,
-        };
-        self.changed(request, Ok((status, stored.cas)));
+        Some(Store { compare, flags, expiry, ..Store::new(request.key, verb) })
     }
 
-    fn concat(&mut self, request: &Request<'_>, side: Side, data: &[u8]) {
-        self.count(Count::CmdSet);
-        self.context.executed(latency::Command::Set, 1);
-        let Request { header, key, .. } = *request;
-        let Context { cache, item_size_max, .. } = *self.context;
-        let value_max = item_size_max - ITEM_OVERHEAD - key.len();
-        if header.cas != 0 {
-            let outcome = concat_if(request, data, side, value_max, self.context);
-            if let Ok((status, _)) = outcome {
-                let status = match status {
-                    Status::Success => StoreStatus::Stored,
-                    Status::Exists => StoreStatus::Exists,
-                    _ => StoreStatus::NotStored,
-                };
-                let len = self.context.len_after_concat(key, data.len(), status);
-                self.context.stored(key, store_command(request), status, 0, len);
-            }
-            return self.changed(request, outcome);
-        }
-        let stored = match cache.concat(key, data, side, value_max) {
-            Ok(stored) => stored,
-            Err(error) => return self.store_failed(request, &error),
-        };
-        let status = StoreStatus::from(stored.outcome);
-        let len = self.context.len_after_concat(key, data.len(), status);
-        self.context.stored(key, store_command(request), status, 0, len);
-        let status = match stored.outcome {
-            StoreOutcome::Stored => Status::Success,
-            _ => Status::NotStored,
-        };
-        self.changed(request, Ok((status, stored.cas)));
+    fn store(&mut self, request: &Request<'_>, store: &Store<'_>, value: &[u8]) {
+        let stored = store.execute(value, self.context).map(|(Stored { outcome, cas }, _)| {
+            let status = match (outcome, store.verb) {
+                (StoreOutcome::Stored, _) => Status::Success,
+                (StoreOutcome::Exists, _) | (StoreOutcome::NotStored, Verb::Add) => Status::Exists,
+                (StoreOutcome::NotFound, _) | (StoreOutcome::NotStored, Verb::Replace) => {
+                    Status::NotFound
+                }
+                (StoreOutcome::NotStored, Verb::Set | Verb::Concat(_)) => Status::NotStored,
+            };
+            (status, cas)
+        });
+        self.changed(request, stored);
     }
 
     fn delete(&mut self, request: &Request<'_>) {
@@ -387,24 +345,6 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
-    fn store_failed(&mut self, request: &Request<'_>, error: &CacheError) {
-        let refusal = match error {
-            CacheError::TooLarge => Some((Count::StoreTooLarge, StoreStatus::TooLarge)),
-            CacheError::OutOfMemory => Some((Count::StoreNoMemory, StoreStatus::NoMemory)),
-            _ => None,
-        };
-        if let Some((count, status)) = refusal {
-            self.count(count);
-            self.context.stored(request.key, store_command(request), status, 0, 0);
-            if request.command == Command::Store(Verb::Set) && request.header.cas == 0 {
-                // The client meant to replace the item, so the old value must not be returned any
-                // more. If it cannot be deleted either, the reply reports the failure anyway.
-                let _ = self.context.cache.delete(request.key);
-            }
-        }
-        reply::cache_error(request.header.tag, error, self.out);
-    }
-
     /// Returns the expiry that the extras of a request have at this offset. An expiry of the binary
     /// protocol is never negative.
     fn expiry(&self, request: &Request<'_>, at: usize) -> u32 {
@@ -417,29 +357,8 @@ impl<'a> Pass<'a, '_> {
         self.count(if hit { Count::TouchHits } else { Count::TouchMisses });
     }
 
-    fn count_cas(&self, outcome: StoreOutcome) {
-        match outcome {
-            StoreOutcome::Stored => self.count(Count::CasHits),
-            StoreOutcome::Exists => self.count(Count::CasBadval),
-            StoreOutcome::NotFound => self.count(Count::CasMisses),
-            StoreOutcome::NotStored => {}
-        }
-    }
-
     fn count(&self, count: Count) {
         self.context.counters.add(count, 1);
-    }
-}
-
-/// Returns the name of a storage command in log streams.
-fn store_command(request: &Request<'_>) -> StoreCommand {
-    match request.command {
-        Command::Concat(Side::Append) => StoreCommand::Append,
-        Command::Concat(Side::Prepend) => StoreCommand::Prepend,
-        Command::Store(_) if request.header.cas != 0 => StoreCommand::Cas,
-        Command::Store(Verb::Add) => StoreCommand::Add,
-        Command::Store(Verb::Replace) => StoreCommand::Replace,
-        _ => StoreCommand::Set,
     }
 }
 
@@ -456,42 +375,6 @@ fn delete_if(request: &Request<'_>, context: &Context<'_>) -> Changed {
         Ok(update)
     })?;
     Ok((status, 0))
-}
-
-/// Appends or prepends `data` to a value if its item has the CAS id of the request.
-fn concat_if(
-    request: &Request<'_>,
-    data: &[u8],
-    side: Side,
-    value_max: usize,
-    context: &Context<'_>,
-) -> Changed {
-    let mut status = Status::NotStored;
-    let cas = context.cache.update(request.key, &mut |item| {
-        let Some(item) = item else {
-            status = Status::NotStored;
-            return Ok(Update::Keep);
-        };
-        if item.cas != request.header.cas {
-            status = Status::Exists;
-            return Ok(Update::Keep);
-        }
-        if item.value.len() + data.len() > value_max {
-            return Err(CacheError::TooLarge);
-        }
-        status = Status::Success;
-        let mut value = Vec::with_capacity(item.value.len() + data.len());
-        if side == Side::Prepend {
-            value.extend_from_slice(data);
-        }
-        item.value.append_to(&mut value)?;
-        if side == Side::Append {
-            value.extend_from_slice(data);
-        }
-        let &Item { flags, expiry, marks, .. } = item;
-        Ok(Update::Put { value, flags, expiry, marks, cas: None })
-    })?;
-    Ok((status, cas.unwrap_or(0)))
 }
 
 /// A change of a number.

@@ -5,6 +5,7 @@
 
 use crate::cache::Side;
 use crate::protocol::KEY_MAX;
+use crate::protocol::ops::Verb;
 
 /// The first byte of every request.
 pub(in crate::protocol) const REQUEST: u8 = 0x80;
@@ -72,7 +73,6 @@ pub(super) enum Command {
     },
     Touch,
     Store(Verb),
-    Concat(Side),
     Delete,
     Arithmetic {
         up: bool,
@@ -89,14 +89,6 @@ pub(super) enum Command {
     SaslStart,
     /// Continues it.
     SaslStep,
-}
-
-/// The name of a storage command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
-    Set,
-    Add,
-    Replace,
 }
 
 impl Command {
@@ -121,8 +113,8 @@ impl Command {
             0x0b => loud(Version),
             0x0c => loud(Get { with_key: true }),
             0x0d => quiet(Get { with_key: true }),
-            0x0e => loud(Concat(Side::Append)),
-            0x0f => loud(Concat(Side::Prepend)),
+            0x0e => loud(Store(Verb::Concat(Side::Append))),
+            0x0f => loud(Store(Verb::Concat(Side::Prepend))),
             0x10 => loud(Stat),
             0x11 => quiet(Store(Verb::Set)),
             0x12 => quiet(Store(Verb::Add)),
@@ -132,8 +124,8 @@ impl Command {
             0x16 => quiet(Arithmetic { up: false }),
             0x17 => quiet(Quit),
             0x18 => quiet(Flush),
-            0x19 => quiet(Concat(Side::Append)),
-            0x1a => quiet(Concat(Side::Prepend)),
+            0x19 => quiet(Store(Verb::Concat(Side::Append))),
+            0x1a => quiet(Store(Verb::Concat(Side::Prepend))),
             0x1b => loud(Verbosity),
             0x1c => loud(Touch),
             0x1d => loud(GetAndTouch { with_key: false }),
@@ -159,8 +151,7 @@ impl Command {
 
     /// Returns `true` if a value belongs to the command, though it may be empty.
     pub(super) fn has_value(self) -> bool {
-        use Command::{Concat, SaslStart, SaslStep, Store};
-        matches!(self, Store(_) | Concat(_) | SaslStart | SaslStep)
+        matches!(self, Command::Store(_) | Command::SaslStart | Command::SaslStep)
     }
 
     /// Returns `true` if the command takes extras, a key and a value of these lengths.
@@ -172,8 +163,8 @@ impl Command {
                 Command::GetAndTouch { .. } | Command::Touch => {
                     extras == 4 && has_key && !has_value
                 }
+                Command::Store(Verb::Concat(_)) => extras == 0 && has_key,
                 Command::Store(_) => extras == 8 && has_key,
-                Command::Concat(_) => extras == 0 && has_key,
                 Command::Arithmetic { .. } => extras == 20 && has_key && !has_value,
                 Command::Flush => (extras == 0 || extras == 4) && !has_key && !has_value,
                 Command::Verbosity => extras == 4 && !has_key && !has_value,

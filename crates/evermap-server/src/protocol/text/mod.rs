@@ -17,17 +17,15 @@ use super::meta::Command;
 use super::refused::Refused;
 use super::session::Progress;
 use super::upload::{Upload, UploadProgress};
-use super::{
-    Context, ITEM_OVERHEAD, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply, stats,
-};
-use crate::cache::{Arithmetic, Cache, CacheError, StoreMode, StoreOutcome, StoreRequest, Stored};
+use super::{Context, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply, stats};
+use crate::cache::{Arithmetic, Cache, CacheError, StoreOutcome};
 use crate::latency;
 use crate::number;
 use crate::stats::Count;
-use crate::watch::{DeleteCommand, StoreStatus};
+use crate::watch::DeleteCommand;
 use batch::{Batch, BatchOutcome, KeyContext};
 use dump::Dump;
-use parse::{Detail, Request, Stats, Storage, Store, Verb};
+use parse::{Detail, Request, Stats, Storage};
 
 /// The state of a session of the text protocol.
 #[derive(Default)]
@@ -376,7 +374,7 @@ impl<'a> Pass<'a, '_> {
     fn begin_store(&mut self, storage: &Storage<'_>, line: &[u8]) {
         let (key, len) = (storage.key(), storage.len());
         let block = len + 2;
-        if key.len() + len + ITEM_OVERHEAD > self.context.item_size_max {
+        if !self.context.fits(key, len) {
             self.refuse_store(storage, &CacheError::TooLarge, block);
         } else if let Some(data) = self.input[self.at..].get(..block) {
             self.at += block;
@@ -425,7 +423,8 @@ impl<'a> Pass<'a, '_> {
     /// Reports why a storage command fails. `missing` bytes of its data block follow.
     fn refuse_store(&mut self, storage: &Storage<'_>, error: &CacheError, missing: usize) {
         let start = self.out.len();
-        self.store_failed(storage, error);
+        storage.store(self.context.now).refuse(error, storage.len(), self.context);
+        self.failed(error, storage.noreply());
         self.refuse(missing, start);
     }
 
@@ -442,89 +441,27 @@ impl<'a> Pass<'a, '_> {
 
     /// Executes a storage command. `data` is its data block: the value and a line end.
     fn finish_store(&mut self, storage: &Storage<'_>, data: &[u8]) {
-        self.count(Count::CmdSet);
         let (value, end) = data.split_at(storage.len());
         if end != b"\r\n" {
+            self.count(Count::CmdSet);
             return self.reply(b"CLIENT_ERROR bad data chunk\r\n", storage.noreply());
         }
-        let done = match storage {
-            Storage::Text(store) => self.store(store, value),
-            Storage::Meta(set) => set.execute(value, self.context, self.out),
-        };
-        if let Err(error) = done {
-            self.store_failed(storage, &error);
+        if let Storage::Meta(_) = storage {
+            self.count(Count::CmdMeta);
         }
-    }
-
-    /// Executes a storage command of the text protocol.
-    fn store(&mut self, store: &Store<'_>, value: &[u8]) -> Result<(), CacheError> {
-        let Context { cache, now, item_size_max, .. } = *self.context;
-        let put = |mode| {
-            let expiry = expiry(store.exptime, now);
-            let request = StoreRequest { flags: store.flags, expiry, mode, cas: None };
-            cache.store(store.key, value, &request)
-        };
-        self.context.executed(latency::Command::Set, 1);
-        let Stored { outcome, .. } = match store.verb {
-            Verb::Set => put(StoreMode::Set),
-            Verb::Add => put(StoreMode::Add),
-            Verb::Replace => put(StoreMode::Replace),
-            Verb::Cas(id) => put(StoreMode::Cas(id)),
-            Verb::Concat(side) => {
-                let value_max = item_size_max - ITEM_OVERHEAD - store.key.len();
-                cache.concat(store.key, value, side, value_max)
+        match (storage.store(self.context.now).execute(value, self.context), storage) {
+            (Ok((stored, len)), Storage::Meta(set)) => set.reply(stored, len, self.out),
+            (Ok((stored, _)), Storage::Text(_)) => {
+                let reply: &[u8] = match stored.outcome {
+                    StoreOutcome::Stored => b"STORED\r\n",
+                    StoreOutcome::NotStored => b"NOT_STORED\r\n",
+                    StoreOutcome::Exists => b"EXISTS\r\n",
+                    StoreOutcome::NotFound => b"NOT_FOUND\r\n",
+                };
+                self.reply(reply, storage.noreply());
             }
-        }?;
-        self.stored(store, outcome);
-        Ok(())
-    }
-
-    fn stored(&mut self, store: &Store<'_>, outcome: StoreOutcome) {
-        if let Verb::Cas(_) = store.verb {
-            match outcome {
-                StoreOutcome::Stored => self.count(Count::CasHits),
-                StoreOutcome::Exists => self.count(Count::CasBadval),
-                StoreOutcome::NotFound => self.count(Count::CasMisses),
-                StoreOutcome::NotStored => {}
-            }
+            (Err(error), _) => self.failed(&error, storage.noreply()),
         }
-        let reply: &[u8] = match outcome {
-            StoreOutcome::Stored => b"STORED\r\n",
-            StoreOutcome::NotStored => b"NOT_STORED\r\n",
-            StoreOutcome::Exists => b"EXISTS\r\n",
-            StoreOutcome::NotFound => b"NOT_FOUND\r\n",
-        };
-        let status = StoreStatus::from(outcome);
-        let expiry = expiry(store.exptime, self.context.now);
-        let len = match store.verb {
-            Verb::Concat(_) => self.context.len_after_concat(store.key, store.len, status),
-            _ => store.len,
-        };
-        self.context.stored(store.key, store.verb.command(), status, expiry, len);
-        self.reply(reply, store.noreply);
-    }
-
-    fn store_failed(&mut self, storage: &Storage<'_>, error: &CacheError) {
-        let refusal = match error {
-            CacheError::TooLarge => Some((Count::StoreTooLarge, StoreStatus::TooLarge)),
-            CacheError::OutOfMemory => Some((Count::StoreNoMemory, StoreStatus::NoMemory)),
-            _ => None,
-        };
-        if let Some((count, status)) = refusal {
-            self.count(count);
-            self.report_store(storage, status);
-            if storage.is_set() {
-                // The client meant to replace the item, so the old value must not be returned any
-                // more. If it cannot be deleted either, the reply reports the failure anyway.
-                let _ = self.context.cache.delete(storage.key());
-            }
-        }
-        self.failed(error, storage.noreply());
-    }
-
-    fn report_store(&self, storage: &Storage<'_>, status: StoreStatus) {
-        let expiry = storage.expiry(self.context.now);
-        self.context.stored(storage.key(), storage.command(), status, expiry, storage.len());
     }
 
     fn delete(&mut self, key: &[u8], noreply: bool) {

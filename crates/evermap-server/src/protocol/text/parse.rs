@@ -6,9 +6,10 @@ use crate::protocol::KEY_MAX;
 use crate::protocol::exptime::expiry;
 use crate::protocol::line::{AfterReject, BAD_FORMAT, ERROR, Rejected, Words, block, rejected};
 use crate::protocol::meta;
+use crate::protocol::ops::{self, Verb};
 use crate::protocol::text::dump::Dump;
 use crate::protocol::text::tuning;
-use crate::watch::{StoreCommand, Streams};
+use crate::watch::Streams;
 
 /// A parsed request line.
 #[derive(Debug)]
@@ -77,37 +78,15 @@ pub(super) enum Storage<'a> {
 /// The line of a storage command of the text protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Store<'a> {
-    pub(super) verb: Verb,
-    pub(super) key: &'a [u8],
-    pub(super) flags: u32,
-    pub(super) exptime: i64,
+    verb: Verb,
+    /// The CAS id of cas.
+    compare: Option<u64>,
+    key: &'a [u8],
+    flags: u32,
+    exptime: i64,
     /// Length of the value, bytes. The data block is two bytes longer.
-    pub(super) len: usize,
-    pub(super) noreply: bool,
-}
-
-/// The name of a storage command, with the CAS id of `cas`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
-    Set,
-    Add,
-    Replace,
-    Cas(u64),
-    Concat(Side),
-}
-
-impl Verb {
-    /// Returns the name in log streams.
-    pub(super) fn command(self) -> StoreCommand {
-        match self {
-            Verb::Set => StoreCommand::Set,
-            Verb::Add => StoreCommand::Add,
-            Verb::Replace => StoreCommand::Replace,
-            Verb::Cas(_) => StoreCommand::Cas,
-            Verb::Concat(Side::Append) => StoreCommand::Append,
-            Verb::Concat(Side::Prepend) => StoreCommand::Prepend,
-        }
-    }
+    len: usize,
+    noreply: bool,
 }
 
 /// The statistics that a `stats` command asks for.
@@ -173,12 +152,12 @@ pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
         b"gets" => lookup(words, false, true),
         b"gat" => lookup(words, true, false),
         b"gats" => lookup(words, true, true),
-        b"set" => store(words, Some(Verb::Set)),
-        b"add" => store(words, Some(Verb::Add)),
-        b"replace" => store(words, Some(Verb::Replace)),
-        b"append" => store(words, Some(Verb::Concat(Side::Append))),
-        b"prepend" => store(words, Some(Verb::Concat(Side::Prepend))),
-        b"cas" => store(words, None),
+        b"set" => store(words, Verb::Set, false),
+        b"add" => store(words, Verb::Add, false),
+        b"replace" => store(words, Verb::Replace, false),
+        b"append" => store(words, Verb::Concat(Side::Append), false),
+        b"prepend" => store(words, Verb::Concat(Side::Prepend), false),
+        b"cas" => store(words, Verb::Set, true),
         b"mg" => meta::Command::get(words).map(Request::Meta),
         b"ms" => meta::Set::parse(words).map(|set| Request::Store(Storage::Meta(set))),
         b"md" => meta::Command::delete(words).map(Request::Meta),
@@ -242,14 +221,13 @@ fn lookup(mut words: Words<'_>, touching: bool, with_cas: bool) -> Parsed<'_> {
     Ok(Request::Lookup { exptime, with_cas, keys_at })
 }
 
-/// Parses a storage command. `verb` is `None` for cas, whose CAS id is the fifth word.
-fn store(mut words: Words<'_>, verb: Option<Verb>) -> Parsed<'_> {
+/// Parses a storage command. The fifth word of one that `compares` is the CAS id.
+fn store(mut words: Words<'_>, verb: Verb, compares: bool) -> Parsed<'_> {
     let [key, flags, exptime, len] = std::array::from_fn(|_| words.next());
-    let id = if verb.is_none() { words.next() } else { None };
+    let id = if compares { words.next() } else { None };
     let tail = words.next();
     let noreply = tail == Some(b"noreply");
-    let complete =
-        (verb.is_some() || id.is_some()) && (tail.is_none() || noreply && words.is_done());
+    let complete = compares == id.is_some() && (tail.is_none() || noreply && words.is_done());
     // With a missing or an extra word (for example, a space in the key) it is unknown which word is
     // the length, even if one is a number. The reply is sent even with `noreply`, because it says
     // why the connection is closed.
@@ -258,10 +236,10 @@ fn store(mut words: Words<'_>, verb: Option<Verb>) -> Parsed<'_> {
     else {
         return Err(Rejected { reply: BAD_FORMAT, noreply: false, after: AfterReject::Close });
     };
-    let verb = verb.or_else(|| id.and_then(parse_u64).map(Verb::Cas));
-    match (verb, parse_u32(flags), parse_i64(exptime)) {
-        (Some(verb), Some(flags), Some(exptime)) if key.len() <= KEY_MAX => {
-            let store = Store { verb, key, flags, exptime, len: block - 2, noreply };
+    let compare = id.and_then(parse_u64);
+    match (parse_u32(flags), parse_i64(exptime)) {
+        (Some(flags), Some(exptime)) if key.len() <= KEY_MAX && compares == compare.is_some() => {
+            let store = Store { verb, compare, key, flags, exptime, len: block - 2, noreply };
             Ok(Request::Store(Storage::Text(store)))
         }
         _ => Err(Rejected { reply: BAD_FORMAT, noreply, after: AfterReject::Skip(block) }),
@@ -394,27 +372,14 @@ impl Storage<'_> {
         }
     }
 
-    /// Returns the name of the command in log streams.
-    pub(super) fn command(&self) -> StoreCommand {
+    /// Returns what is to be done. `now` is in seconds since 1970.
+    pub(super) fn store(&self, now: u32) -> ops::Store<'_> {
         match self {
-            Storage::Text(store) => store.verb.command(),
-            Storage::Meta(set) => set.command(),
-        }
-    }
-
-    /// Returns the absolute expiry that the item shall have. `now` is in seconds since 1970.
-    pub(super) fn expiry(&self, now: u32) -> u32 {
-        match self {
-            Storage::Text(store) => expiry(store.exptime, now),
-            Storage::Meta(set) => set.request.ttl(now).unwrap_or(0),
-        }
-    }
-
-    /// Returns `true` if the client means to replace the item unconditionally.
-    pub(super) fn is_set(&self) -> bool {
-        match self {
-            Storage::Text(store) => store.verb == Verb::Set,
-            Storage::Meta(set) => set.is_set(),
+            &Storage::Text(Store { verb, compare, key, flags, exptime, .. }) => {
+                let expiry = expiry(exptime, now);
+                ops::Store { compare, flags, expiry, ..ops::Store::new(key, verb) }
+            }
+            Storage::Meta(set) => set.store(now),
         }
     }
 
