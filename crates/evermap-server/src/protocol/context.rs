@@ -9,13 +9,13 @@ use crate::watch::{CloseReason, DeleteCommand, StoreCommand, StoreStatus, Topic}
 impl Context<'_> {
     /// Counts `count` commands, or keys of commands, whose latency is that of the present turn.
     #[inline]
-    pub fn executed(&self, command: Command, count: u64) {
+    pub(super) fn executed(&self, command: Command, count: u64) {
         self.latencies.executed(command, count);
     }
 
     /// Reports that a key was looked up, and what was found.
     #[inline]
-    pub fn fetched(&self, key: &[u8], item: Option<&Item<'_>>) {
+    pub(super) fn fetched(&self, key: &[u8], item: Option<&Item<'_>>) {
         if self.watch.wants(Topic::FETCHES) {
             let len = item.map(|item| item.value.len());
             self.watch.fetched(self.connection, key, len);
@@ -25,7 +25,7 @@ impl Context<'_> {
     /// Counts and reports that a command that stores was executed. `expiry` is the absolute expiry
     /// of the new item, 0 if it never expires; `len` is the length of its value.
     #[inline]
-    pub fn stored(
+    pub(super) fn stored(
         &self,
         key: &[u8],
         command: StoreCommand,
@@ -56,7 +56,7 @@ impl Context<'_> {
 
     /// Reports that the value of an item was incremented, or decremented, to `number`.
     #[inline]
-    pub fn counted(&self, key: &[u8], number: u64, up: bool) {
+    pub(super) fn counted(&self, key: &[u8], number: u64, up: bool) {
         let command = if up { StoreCommand::Incr } else { StoreCommand::Decr };
         // The length is that of the number, without the spaces that may follow it.
         let len = number.checked_ilog10().unwrap_or(0) as usize + 1;
@@ -66,14 +66,14 @@ impl Context<'_> {
     /// Returns the length of the value of an item that is about to be deleted, if that has to be
     /// reported.
     #[inline]
-    pub fn len_before_delete(&self, key: &[u8]) -> usize {
+    pub(super) fn len_before_delete(&self, key: &[u8]) -> usize {
         if self.watch.wants_deleted_len() { self.value_len(key) } else { 0 }
     }
 
     /// Returns the length of the value of an item to which `added` bytes were to be appended or
     /// prepended, if that has to be reported.
     #[inline]
-    pub fn len_after_concat(&self, key: &[u8], added: usize, status: StoreStatus) -> usize {
+    pub(super) fn len_after_concat(&self, key: &[u8], added: usize, status: StoreStatus) -> usize {
         let grown = status == StoreStatus::Stored && self.watch.wants(Topic::STORES);
         if grown { self.value_len(key) } else { added }
     }
@@ -92,7 +92,7 @@ impl Context<'_> {
     /// Reports that a key was to be deleted. `deleted` is the length of the value, if there was
     /// such an item: see [`len_before_delete`](Context::len_before_delete).
     #[inline]
-    pub fn deleted(&self, key: &[u8], command: DeleteCommand, deleted: Option<usize>) {
+    pub(super) fn deleted(&self, key: &[u8], command: DeleteCommand, deleted: Option<usize>) {
         if self.watch.wants(Topic::DELETIONS) {
             self.watch.deleted(self.connection, key, command, deleted);
         }
@@ -100,7 +100,7 @@ impl Context<'_> {
 
     /// Says that the session ends because the client asked for it. A session that ends without
     /// saying so reports a violation of the protocol.
-    pub fn quitting(&self) {
+    pub(super) fn quitting(&self) {
         self.watch.set_reason(CloseReason::Normal);
     }
 }

@@ -7,7 +7,6 @@ use super::reply::{self, Status};
 use crate::cache::{BATCH_KEYS, CacheError};
 use crate::latency::Command;
 use crate::protocol::Context;
-use crate::stats::Count;
 
 /// At most [`BATCH_KEYS`] keys, each with its request.
 pub(super) struct Batch<'a> {
@@ -135,9 +134,7 @@ impl<'a> Batch<'a> {
         })?;
         answers.misses(range.end);
         let (keys, hits) = ((answers.done - range.start) as u64, answers.hits);
-        context.counters.add(Count::CmdGet, keys);
-        context.counters.add(Count::GetHits, hits);
-        context.counters.add(Count::GetMisses, keys - hits);
+        context.looked_up(keys, hits);
         context.executed(Command::Get, keys);
         Ok(answers.done)
     }

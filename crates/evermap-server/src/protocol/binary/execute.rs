@@ -6,16 +6,13 @@ use std::ops::ControlFlow;
 use super::packet::{Command, extra_u32, extra_u64};
 use super::reply::{self, Status};
 use super::{CONTINUE, Pass, Request, Step};
-use crate::cache::{
-    Arithmetic, CacheError, Item, Marks, StoreOutcome, Stored, Update, apply_delta,
-};
-use crate::latency;
-use crate::number;
+use crate::cache::{CacheError, StoreOutcome, Stored};
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
-use crate::protocol::ops::{Store, Verb};
-use crate::protocol::{Context, Next, Restricted, reply as text_reply, stats};
-use crate::stats::Count;
+use crate::protocol::ops::{
+    Counter, Delete, DeleteOutcome, Delta, DeltaOutcome, Rest, Store, Verb,
+};
+use crate::protocol::{Context, Next, reply as text_reply, stats};
 use crate::watch::DeleteCommand;
 
 /// The expiry with which increment and decrement do not create an item.
@@ -116,23 +113,15 @@ impl<'a> Pass<'a, '_> {
         let Request { header, key, quiet, .. } = *request;
         let shown: &[u8] = if with_key { key } else { b"" };
         let before = self.out.len();
-        let live = self.context.cache.get_and_touch(key, self.expiry(request, 0), &mut |item| {
-            reply::item(header.tag, shown, &item, self.out)?;
-            self.context.fetched(key, Some(&item));
-            Ok(())
+        let touched = self.context.get_and_touch(key, self.expiry(request, 0), &mut |item| {
+            reply::item(header.tag, shown, item, self.out)
         });
-        match live {
-            Ok(true) => self.count_touch(true),
-            Ok(false) => {
-                self.count_touch(false);
-                self.context.fetched(key, None);
-                match (quiet, with_key) {
-                    (true, _) => {}
-                    (false, true) => reply::missing_key(header.tag, key, self.out),
-                    (false, false) => reply::error(header.tag, Status::NotFound, self.out),
-                }
-            }
-            Err(error) => {
+        match (touched, with_key) {
+            (Ok(true), _) => {}
+            (Ok(false), _) if quiet => {}
+            (Ok(false), true) => reply::missing_key(header.tag, key, self.out),
+            (Ok(false), false) => reply::error(header.tag, Status::NotFound, self.out),
+            (Err(error), _) => {
                 self.out.truncate(before);
                 reply::cache_error(header.tag, &error, self.out);
             }
@@ -144,19 +133,13 @@ impl<'a> Pass<'a, '_> {
         let tag = request.header.tag;
         let mut found = (0, 0);
         let expiry = self.expiry(request, 0);
-        let live = self.context.cache.get_and_touch(request.key, expiry, &mut |item| {
+        let touched = self.context.touch_with(request.key, expiry, &mut |item| {
             found = (item.flags, item.cas);
             Ok(())
         });
-        match live {
-            Ok(true) => {
-                self.count_touch(true);
-                reply::touched(tag, found.0, found.1, self.out);
-            }
-            Ok(false) => {
-                self.count_touch(false);
-                reply::error(tag, Status::NotFound, self.out);
-            }
+        match touched {
+            Ok(true) => reply::touched(tag, found.0, found.1, self.out),
+            Ok(false) => reply::error(tag, Status::NotFound, self.out),
             Err(error) => reply::cache_error(tag, &error, self.out),
         }
     }
@@ -188,73 +171,46 @@ impl<'a> Pass<'a, '_> {
 
     fn delete(&mut self, request: &Request<'_>) {
         let Request { header, key, .. } = *request;
-        let len = self.context.len_before_delete(key);
-        self.context.executed(latency::Command::Delete, 1);
-        let outcome = if header.cas == 0 {
-            self.context.cache.delete(key).map(|live| match live {
-                true => (Status::Success, 0),
-                false => (Status::NotFound, 0),
-            })
-        } else {
-            delete_if(request, self.context)
-        };
-        match outcome {
-            Ok((Status::Success, _)) => {
-                self.context.deleted(key, DeleteCommand::Delete, Some(len));
-                self.count(Count::DeleteHits);
-            }
-            Ok((Status::NotFound, _)) => {
-                self.context.deleted(key, DeleteCommand::Delete, None);
-                self.count(Count::DeleteMisses);
-            }
-            _ => {}
-        }
-        self.changed(request, outcome.map(|(status, _)| (status, 0)));
+        let compare = Some(header.cas).filter(|&cas| cas != 0);
+        let command = DeleteCommand::Delete;
+        let delete = Delete { key, command, compare, rest: Rest::Nothing };
+        let deleted = delete.execute(self.context).map(|outcome| match outcome {
+            DeleteOutcome::Done => (Status::Success, 0),
+            DeleteOutcome::OtherVersion => (Status::Exists, 0),
+            DeleteOutcome::NotFound => (Status::NotFound, 0),
+        });
+        self.changed(request, deleted);
     }
 
     /// Executes an increment or decrement. The extras are the difference, the number that an item
     /// which does not exist gets, and the expiry of such an item.
     fn arithmetic(&mut self, request: &Request<'_>, up: bool) {
-        let Request { header, key, extras, .. } = *request;
+        let Request { header, key, extras, quiet, .. } = *request;
         let creates = extra_u32(extras, 16) != NO_INITIAL_NUMBER;
-        let initial = creates.then(|| (extra_u64(extras, 8), self.expiry(request, 16)));
-        let change = Delta { delta: extra_u64(extras, 0), up, cas: header.cas, initial };
-        let outcome = change.apply(key, self.context);
-        self.context.executed(latency::Command::Arithmetic, 1);
-        let (hits, misses) = match up {
-            true => (Count::IncrHits, Count::IncrMisses),
-            false => (Count::DecrHits, Count::DecrMisses),
+        let delta = Delta {
+            compare: Some(header.cas),
+            create: creates.then(|| (extra_u64(extras, 8), self.expiry(request, 16))),
+            ..Delta::new(key, extra_u64(extras, 0), up)
         };
-        match outcome {
-            Ok(DeltaOutcome::Number { number, cas, created }) => {
-                if !created {
-                    self.count(hits);
-                }
-                self.context.counted(key, number, up);
-                if !request.quiet {
-                    let number = number.to_be_bytes();
-                    reply::body(header.tag, Status::Success, &number, cas, self.out);
-                }
+        let status = match delta.execute(self.context) {
+            Ok(DeltaOutcome::Changed(_)) if quiet => return,
+            Ok(DeltaOutcome::Changed(Counter { number, cas, .. })) => {
+                let number = number.to_be_bytes();
+                return reply::body(header.tag, Status::Success, &number, cas, self.out);
             }
-            Ok(DeltaOutcome::Failed(status)) => {
-                if status == Status::NotFound {
-                    self.count(misses);
-                }
-                reply::error(header.tag, status, self.out);
-            }
-            Err(error) => reply::cache_error(header.tag, &error, self.out),
-        }
+            Ok(DeltaOutcome::OtherVersion) => Status::Exists,
+            Ok(DeltaOutcome::NotFound) => Status::NotFound,
+            Ok(DeltaOutcome::NonNumeric) => Status::NonNumeric,
+            Err(error) => return reply::cache_error(header.tag, &error, self.out),
+        };
+        reply::error(header.tag, status, self.out);
     }
 
     fn flush(&mut self, request: &Request<'_>) {
-        if !self.context.host.allows(Restricted::FlushAll) {
-            return reply::error(request.header.tag, Status::AuthFailure, self.out);
+        match self.context.flush_all(self.expiry(request, 0)) {
+            None => reply::error(request.header.tag, Status::AuthFailure, self.out),
+            Some(flushed) => self.changed(request, flushed.map(|()| (Status::Success, 0))),
         }
-        let now = self.context.now;
-        let at = Some(self.expiry(request, 0)).filter(|&at| at > now);
-        self.count(Count::CmdFlush);
-        let flushed = self.context.cache.flush_all(at);
-        self.changed(request, flushed.map(|()| (Status::Success, 0)));
     }
 
     /// Answers by one packet for each statistic, and one without a name.
@@ -349,116 +305,5 @@ impl<'a> Pass<'a, '_> {
     /// protocol is never negative.
     fn expiry(&self, request: &Request<'_>, at: usize) -> u32 {
         expiry(extra_u32(request.extras, at).into(), self.context.now)
-    }
-
-    fn count_touch(&self, hit: bool) {
-        self.context.executed(latency::Command::Touch, 1);
-        self.count(Count::CmdTouch);
-        self.count(if hit { Count::TouchHits } else { Count::TouchMisses });
-    }
-
-    fn count(&self, count: Count) {
-        self.context.counters.add(count, 1);
-    }
-}
-
-/// Removes an item if it has the CAS id of the request.
-fn delete_if(request: &Request<'_>, context: &Context<'_>) -> Changed {
-    let mut status = Status::NotFound;
-    context.cache.update(request.key, &mut |item| {
-        let update;
-        (status, update) = match item {
-            None => (Status::NotFound, Update::Keep),
-            Some(item) if item.cas != request.header.cas => (Status::Exists, Update::Keep),
-            Some(_) => (Status::Success, Update::Remove),
-        };
-        Ok(update)
-    })?;
-    Ok((status, 0))
-}
-
-/// A change of a number.
-struct Delta {
-    delta: u64,
-    up: bool,
-    /// The CAS id that the item must have, or 0.
-    cas: u64,
-    /// The number and the expiry of the item that is created if there is none.
-    initial: Option<(u64, u32)>,
-}
-
-/// The new number of an item and whether it is the initial one, or the reason why there is none.
-type Decision = Result<(u64, bool), Status>;
-
-enum DeltaOutcome {
-    /// The item has this number now.
-    Number { number: u64, cas: u64, created: bool },
-    /// Nothing has changed, for this reason.
-    Failed(Status),
-}
-
-impl Delta {
-    fn apply(&self, key: &[u8], context: &Context<'_>) -> Result<DeltaOutcome, CacheError> {
-        if self.cas == 0 {
-            match context.cache.arithmetic(key, self.delta, self.up)? {
-                Arithmetic::Changed { number, cas } => {
-                    return Ok(DeltaOutcome::Number { number, cas, created: false });
-                }
-                Arithmetic::NonNumeric => return Ok(DeltaOutcome::Failed(Status::NonNumeric)),
-                Arithmetic::NotFound if self.initial.is_none() => {
-                    return Ok(DeltaOutcome::Failed(Status::NotFound));
-                }
-                // Another client may create the item at the same time, so this one must look again
-                // in the step that creates it.
-                Arithmetic::NotFound => {}
-            }
-        }
-        self.apply_in_one_step(key, context)
-    }
-
-    fn apply_in_one_step(
-        &self,
-        key: &[u8],
-        context: &Context<'_>,
-    ) -> Result<DeltaOutcome, CacheError> {
-        let mut decided: Decision = Err(Status::NotFound);
-        let cas = context.cache.update(key, &mut |item| {
-            let (outcome, update) = self.decide(item)?;
-            decided = outcome;
-            Ok(update)
-        })?;
-        Ok(match decided {
-            Err(status) => DeltaOutcome::Failed(status),
-            Ok((number, created)) => {
-                DeltaOutcome::Number { number, cas: cas.unwrap_or(0), created }
-            }
-        })
-    }
-
-    fn decide(&self, item: Option<&Item<'_>>) -> Result<(Decision, Update), CacheError> {
-        let Some(item) = item else {
-            return Ok(match self.initial {
-                None => (Err(Status::NotFound), Update::Keep),
-                Some((number, expiry)) => {
-                    let mut value = Vec::new();
-                    number::append(number, &mut value);
-                    let marks = Marks::default();
-                    let put = Update::Put { value, flags: 0, expiry, marks, cas: None };
-                    (Ok((number, true)), put)
-                }
-            });
-        };
-        if self.cas != 0 && self.cas != item.cas {
-            return Ok((Err(Status::Exists), Update::Keep));
-        }
-        let (mut old, mut value) = (Vec::new(), Vec::new());
-        item.value.append_to(&mut old)?;
-        Ok(match apply_delta(&old, self.delta, self.up, &mut value) {
-            None => (Err(Status::NonNumeric), Update::Keep),
-            Some(number) => {
-                let &Item { flags, expiry, marks, .. } = item;
-                (Ok((number, false)), Update::Put { value, flags, expiry, marks, cas: None })
-            }
-        })
     }
 }

@@ -4,12 +4,12 @@ use std::ops::ControlFlow;
 
 use super::reply::{append_code, append_number, append_repeated, append_ttl};
 use super::request::{Plan, Request};
-use crate::cache::{CacheError, Item, Marks, Update};
+use crate::cache::{CacheError, Item, Marks};
 use crate::latency::Command;
 use crate::number;
 use crate::protocol::exptime::expiry;
+use crate::protocol::ops::Get;
 use crate::protocol::{Context, reply};
-use crate::stats::Count;
 
 /// Returns `true` if a request for an item with these marks wins it: it is stale, and no client was
 /// told to store a new value.
@@ -65,13 +65,11 @@ pub(super) fn execute(request: &Request<'_>, context: &Context<'_>, out: &mut Ve
 
 /// Counts a command that has found an item or not. memcached counts one that touches as a touch.
 fn count(request: &Request<'_>, found: bool, context: &Context<'_>) {
-    let (command, hits, misses) = match request.plan.has(b'T') {
-        true => (Count::CmdTouch, Count::TouchHits, Count::TouchMisses),
-        false => (Count::CmdGet, Count::GetHits, Count::GetMisses),
-    };
     context.executed(Command::MetaGet, 1);
-    context.counters.add(command, 1);
-    context.counters.add(if found { hits } else { misses }, 1);
+    match request.plan.has(b'T') {
+        true => context.touched(found),
+        false => context.looked_up(1, found.into()),
+    }
 }
 
 /// Looks the item up, and changes nothing unless the request wins it. Returns whether there is one.
@@ -116,43 +114,18 @@ fn update(
     out: &mut Vec<u8>,
 ) -> Result<bool, CacheError> {
     let (before, now) = (out.len(), context.now);
-    let mut found = false;
-    let cas = context.cache.update(&request.key, &mut |item| {
-        // Called again if another client was faster; only the last call counts.
+    let create = request.plan.has(b'N').then(|| request.expiry_after(0, true, now));
+    let get = Get { key: &request.key, create, new_cas: request.tokens.new_cas };
+    let mut found = |item: &Item<'_>, created: bool| {
         out.truncate(before);
-        found = item.is_some();
-        match item {
-            // The client that finds nothing creates an empty item and has won it.
-            None if request.plan.has(b'N') => Ok(Update::Put {
-                value: Vec::new(),
-                flags: 0,
-                expiry: request.expiry_after(0, true, now),
-                marks: Marks { stale: false, won: true },
-                cas: request.tokens.new_cas,
-            }),
-            None => Ok(Update::Keep),
-            Some(item) => {
-                context.fetched(&request.key, Some(item));
-                let (expiry, marks) = answer(request, item, false, now, out)?;
-                Ok(match (expiry, marks) == (item.expiry, item.marks) {
-                    true => Update::Keep,
-                    false => Update::Mark { expiry, marks },
-                })
-            }
-        }
-    })?;
-    if found {
-        return Ok(true);
-    }
-    context.fetched(&request.key, None);
-    let Some(cas) = cas else {
-        miss(&request.plan, out);
-        return Ok(false);
+        answer(request, item, created, now, out)
     };
-    let (marks, value) = (Marks::default(), &&[][..]);
-    let item = Item { flags: 0, cas, expiry: 0, marks, fetched: false, idle: 0, value };
-    answer(request, &item, true, now, out)?;
-    Ok(true)
+    let found = get.execute(&mut found, context)?;
+    if !found {
+        out.truncate(before);
+        miss(&request.plan, out);
+    }
+    Ok(found)
 }
 
 /// Appends the reply for an item, which was `created` for this request or was there before. Returns

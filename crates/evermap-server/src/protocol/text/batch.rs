@@ -239,15 +239,12 @@ impl Run<'_, '_> {
             done = range.end;
         }
         let keys = (done - range.start) as u64;
-        let counters = self.context.counters;
-        counters.add(Count::CmdGet, keys);
-        counters.add(Count::GetHits, hits);
-        counters.add(Count::GetMisses, keys - hits);
+        self.context.looked_up(keys, hits);
         let mut metas = 0;
         if !self.metas.is_empty() {
             let keys = &self.contexts[range.start..done];
             metas = keys.iter().filter(|key| key.meta.is_some()).count() as u64;
-            counters.add(Count::CmdMeta, metas);
+            self.context.counters.add(Count::CmdMeta, metas);
             self.context.executed(Command::MetaGet, metas);
         }
         self.context.executed(Command::Get, keys - metas);

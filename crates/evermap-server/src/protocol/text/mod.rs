@@ -14,12 +14,12 @@ use memchr::memchr;
 use super::exptime::expiry;
 use super::line::{AfterReject, Rejected, Words};
 use super::meta::Command;
+use super::ops::{Counter, Delete, DeleteOutcome, Delta, DeltaOutcome, Rest};
 use super::refused::Refused;
 use super::session::Progress;
 use super::upload::{Upload, UploadProgress};
 use super::{Context, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply, stats};
-use crate::cache::{Arithmetic, Cache, CacheError, StoreOutcome};
-use crate::latency;
+use crate::cache::{Cache, CacheError, StoreOutcome};
 use crate::number;
 use crate::stats::Count;
 use crate::watch::DeleteCommand;
@@ -217,7 +217,7 @@ impl<'a> Pass<'a, '_> {
             Request::Meta(command) => command.execute(self.context, self.out),
             Request::Delete { key, noreply } => self.delete(key, noreply),
             Request::Arithmetic { key, delta, up, noreply } => {
-                self.arithmetic(key, delta, up, noreply);
+                self.arithmetic(&Delta::new(key, delta, up), noreply);
             }
             Request::Touch { key, exptime, noreply } => self.touch(key, exptime, noreply),
             Request::FlushAll { delay, noreply } => self.flush_all(delay, noreply),
@@ -324,26 +324,13 @@ impl<'a> Pass<'a, '_> {
         self.execute_batch()?;
         self.at = position.resume_at;
         let before = self.out.len();
-        let live = self.context.cache.get_and_touch(key, expiry, &mut |item| {
-            reply::value(key, &item, position.with_cas, self.out)?;
-            self.context.fetched(key, Some(&item));
-            Ok(())
+        let touched = self.context.get_and_touch(key, expiry, &mut |item| {
+            reply::value(key, item, position.with_cas, self.out)
         });
-        self.context.executed(latency::Command::Touch, 1);
-        match live {
-            Ok(live) => {
-                if !live {
-                    self.context.fetched(key, None);
-                }
-                // memcached counts these keys as touched and not as looked up.
-                self.count(Count::CmdTouch);
-                self.count(if live { Count::TouchHits } else { Count::TouchMisses });
-            }
-            Err(error) => {
-                self.out.truncate(before);
-                reply::cache_error(&error, self.out);
-                return ControlFlow::Continue(false);
-            }
+        if let Err(error) = touched {
+            self.out.truncate(before);
+            reply::cache_error(&error, self.out);
+            return ControlFlow::Continue(false);
         }
         if position.last {
             self.out.extend_from_slice(b"END\r\n");
@@ -465,61 +452,33 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn delete(&mut self, key: &[u8], noreply: bool) {
-        let len = self.context.len_before_delete(key);
-        let deleted = self.context.cache.delete(key);
-        self.context.executed(latency::Command::Delete, 1);
-        if let Ok(found) = deleted {
-            self.context.deleted(key, DeleteCommand::Delete, found.then_some(len));
-        }
-        match deleted {
-            Ok(true) => {
-                self.count(Count::DeleteHits);
-                self.reply(b"DELETED\r\n", noreply);
-            }
-            Ok(false) => {
-                self.count(Count::DeleteMisses);
-                self.reply(b"NOT_FOUND\r\n", noreply);
-            }
+        let command = DeleteCommand::Delete;
+        let delete = Delete { key, command, compare: None, rest: Rest::Nothing };
+        match delete.execute(self.context) {
+            Ok(DeleteOutcome::Done) => self.reply(b"DELETED\r\n", noreply),
+            Ok(_) => self.reply(b"NOT_FOUND\r\n", noreply),
             Err(error) => self.failed(&error, noreply),
         }
     }
 
-    fn arithmetic(&mut self, key: &[u8], delta: u64, up: bool, noreply: bool) {
-        let (hits, misses) = match up {
-            true => (Count::IncrHits, Count::IncrMisses),
-            false => (Count::DecrHits, Count::DecrMisses),
-        };
-        let result = self.context.cache.arithmetic(key, delta, up);
-        self.context.executed(latency::Command::Arithmetic, 1);
-        match result {
-            Ok(Arithmetic::Changed { number, .. }) => {
-                self.count(hits);
-                self.context.counted(key, number, up);
-                if !noreply {
-                    number::append(number, self.out);
-                    self.out.extend_from_slice(b"\r\n");
-                }
+    fn arithmetic(&mut self, delta: &Delta<'_>, noreply: bool) {
+        match delta.execute(self.context) {
+            Ok(DeltaOutcome::Changed(_)) if noreply => {}
+            Ok(DeltaOutcome::Changed(Counter { number, .. })) => {
+                number::append(number, self.out);
+                self.out.extend_from_slice(b"\r\n");
             }
-            Ok(Arithmetic::NotFound) => {
-                self.count(misses);
-                self.reply(b"NOT_FOUND\r\n", noreply);
-            }
-            Ok(Arithmetic::NonNumeric) => self.reply(
+            Ok(DeltaOutcome::NonNumeric) => self.reply(
                 b"CLIENT_ERROR cannot increment or decrement non-numeric value\r\n",
                 noreply,
             ),
+            Ok(_) => self.reply(b"NOT_FOUND\r\n", noreply),
             Err(error) => self.failed(&error, noreply),
         }
     }
 
     fn touch(&mut self, key: &[u8], exptime: i64, noreply: bool) {
-        let touched = self.context.cache.touch(key, expiry(exptime, self.context.now));
-        self.context.executed(latency::Command::Touch, 1);
-        if let Ok(live) = touched {
-            self.count(Count::CmdTouch);
-            self.count(if live { Count::TouchHits } else { Count::TouchMisses });
-        }
-        match touched {
+        match self.context.touch(key, expiry(exptime, self.context.now)) {
             Ok(true) => self.reply(b"TOUCHED\r\n", noreply),
             Ok(false) => self.reply(b"NOT_FOUND\r\n", noreply),
             Err(error) => self.failed(&error, noreply),
@@ -527,15 +486,10 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn flush_all(&mut self, delay: i64, noreply: bool) {
-        if !self.context.host.allows(Restricted::FlushAll) {
-            return self.reply(b"CLIENT_ERROR flush_all not allowed\r\n", noreply);
-        }
-        let now = self.context.now;
-        let at = Some(expiry(delay, now)).filter(|&at| at > now);
-        self.count(Count::CmdFlush);
-        match self.context.cache.flush_all(at) {
-            Ok(()) => self.reply(b"OK\r\n", noreply),
-            Err(error) => self.failed(&error, noreply),
+        match self.context.flush_all(expiry(delay, self.context.now)) {
+            None => self.reply(b"CLIENT_ERROR flush_all not allowed\r\n", noreply),
+            Some(Ok(())) => self.reply(b"OK\r\n", noreply),
+            Some(Err(error)) => self.failed(&error, noreply),
         }
     }
 
