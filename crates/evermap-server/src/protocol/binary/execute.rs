@@ -9,11 +9,8 @@ use super::{CONTINUE, Pass, Request, Step};
 use crate::cache::{CacheError, StoreOutcome, Stored};
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
-use crate::protocol::ops::{
-    Counter, Delete, DeleteOutcome, Delta, DeltaOutcome, Rest, Store, Verb,
-};
+use crate::protocol::ops::{Counter, Delete, DeleteOutcome, Delta, DeltaOutcome, Store, Verb};
 use crate::protocol::{Context, Next, reply as text_reply, stats};
-use crate::watch::DeleteCommand;
 
 /// The expiry with which increment and decrement do not create an item.
 const NO_INITIAL_NUMBER: u32 = u32::MAX;
@@ -151,7 +148,7 @@ impl<'a> Pass<'a, '_> {
         let compare = Some(request.header.cas).filter(|&cas| cas != 0);
         // append and prepend have no extras, and do not need them.
         let (flags, expiry) = (extra_u32(request.extras, 0), self.expiry(request, 4));
-        Some(Store { compare, flags, expiry, ..Store::new(request.key, verb) })
+        Some(Store { key: request.key, verb, compare, flags, expiry, ..Store::default() })
     }
 
     fn store(&mut self, request: &Request<'_>, store: &Store<'_>, value: &[u8]) {
@@ -172,8 +169,7 @@ impl<'a> Pass<'a, '_> {
     fn delete(&mut self, request: &Request<'_>) {
         let Request { header, key, .. } = *request;
         let compare = Some(header.cas).filter(|&cas| cas != 0);
-        let command = DeleteCommand::Delete;
-        let delete = Delete { key, command, compare, rest: Rest::Nothing };
+        let delete = Delete { key, compare, ..Delete::default() };
         let deleted = delete.execute(self.context).map(|outcome| match outcome {
             DeleteOutcome::Done => (Status::Success, 0),
             DeleteOutcome::OtherVersion => (Status::Exists, 0),
@@ -188,9 +184,12 @@ impl<'a> Pass<'a, '_> {
         let Request { header, key, extras, quiet, .. } = *request;
         let creates = extra_u32(extras, 16) != NO_INITIAL_NUMBER;
         let delta = Delta {
+            key,
+            delta: extra_u64(extras, 0),
+            up,
             compare: Some(header.cas),
             create: creates.then(|| (extra_u64(extras, 8), self.expiry(request, 16))),
-            ..Delta::new(key, extra_u64(extras, 0), up)
+            ..Delta::default()
         };
         let status = match delta.execute(self.context) {
             Ok(DeltaOutcome::Changed(_)) if quiet => return,

@@ -2,7 +2,6 @@
 
 use super::reply::{append_code, append_number, append_repeated, append_ttl};
 use super::request::Request;
-use crate::latency::Command;
 use crate::number;
 use crate::protocol::line::Rejected;
 use crate::protocol::ops::{Counter, Delta, DeltaOutcome};
@@ -22,15 +21,16 @@ pub(super) fn check(request: &Request<'_>) -> Result<(), Rejected> {
 /// Executes ma.
 pub(super) fn execute(request: &Request<'_>, context: &Context<'_>, out: &mut Vec<u8>) {
     let (Request { key, plan, tokens }, now) = (request, context.now);
-    let up = !matches!(tokens.mode, Some(b'D' | b'-'));
     let delta = Delta {
+        key,
+        delta: tokens.delta.unwrap_or(1),
+        up: !matches!(tokens.mode, Some(b'D' | b'-')),
         compare: tokens.compare,
         new_cas: tokens.new_cas,
         create: plan.has(b'N').then(|| (tokens.initial, request.expiry_after(0, true, now))),
         expiry: request.ttl(now),
         wants_expiry: plan.has(b't'),
-        latency: Command::MetaArithmetic,
-        ..Delta::new(key, tokens.delta.unwrap_or(1), up)
+        meta: true,
     };
     match delta.execute(context) {
         // Only success is not worth a reply in quiet mode.

@@ -4,7 +4,6 @@ use super::reply::append_code;
 use super::request::Request;
 use crate::protocol::ops::{Delete, DeleteOutcome, Rest};
 use crate::protocol::{Context, reply};
-use crate::watch::DeleteCommand;
 
 /// Executes md.
 pub(super) fn execute(request: &Request<'_>, context: &Context<'_>, out: &mut Vec<u8>) {
@@ -22,7 +21,7 @@ pub(super) fn execute(request: &Request<'_>, context: &Context<'_>, out: &mut Ve
             new_cas: tokens.new_cas,
         },
     };
-    let delete = Delete { key, command: DeleteCommand::Meta, compare: tokens.compare, rest };
+    let delete = Delete { key, compare: tokens.compare, rest, meta: true };
     match delete.execute(context) {
         // Only success is not worth a reply in quiet mode.
         Ok(DeleteOutcome::Done) if plan.has(b'q') => {}

@@ -4,7 +4,6 @@ use super::reply::{append_number, append_repeated};
 use super::request::Request;
 use super::{Plan, WORDS_MAX};
 use crate::cache::{Side, StoreOutcome, Stored};
-use crate::latency::Command;
 use crate::protocol::line::{AfterReject, BAD_FORMAT, Rejected, Words, block};
 use crate::protocol::ops::{Store, Verb};
 
@@ -53,6 +52,8 @@ impl<'a> Set<'a> {
     pub(in crate::protocol) fn store(&self, now: u32) -> Store<'_> {
         let Request { key, plan, tokens } = &self.request;
         Store {
+            key,
+            verb: self.verb,
             // An item that is only added has no CAS id to compare.
             compare: tokens.compare.filter(|_| self.verb != Verb::Add),
             new_cas: tokens.new_cas,
@@ -61,8 +62,7 @@ impl<'a> Set<'a> {
             or_stale: plan.has(b'I'),
             create: self.request.vivify(now),
             wants_len: plan.has(b's'),
-            latency: Command::MetaSet,
-            ..Store::new(key, self.verb)
+            meta: true,
         }
     }
 

@@ -1,24 +1,27 @@
 //! delete and md.
 
 use crate::cache::{CacheError, Item, Marks, Update};
-use crate::latency;
+use crate::latency::Command;
 use crate::protocol::Context;
 use crate::stats::Count;
 use crate::watch::DeleteCommand;
 
-/// A command that deletes an item, or a part of it.
+/// A command that deletes an item, or a part of it. By default nothing is left, whatever there is.
+#[derive(Default)]
 pub(in crate::protocol) struct Delete<'a> {
     pub(in crate::protocol) key: &'a [u8],
-    pub(in crate::protocol) command: DeleteCommand,
     /// The CAS id that the item must have.
     pub(in crate::protocol) compare: Option<u64>,
     /// What is left of the item.
     pub(in crate::protocol) rest: Rest,
+    /// Whether it is md, which is counted apart.
+    pub(in crate::protocol) meta: bool,
 }
 
 /// What is left of an item.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(in crate::protocol) enum Rest {
+    #[default]
     Nothing,
     /// A new version, which is not marked as won.
     Version {
@@ -46,30 +49,25 @@ impl Delete<'_> {
         context: &Context<'_>,
     ) -> Result<DeleteOutcome, CacheError> {
         let len = context.len_before_delete(self.key);
-        context.executed(self.latency(), 1);
+        let (latency, command) = match self.meta {
+            true => (Command::MetaDelete, DeleteCommand::Meta),
+            false => (Command::Delete, DeleteCommand::Delete),
+        };
+        context.executed(latency, 1);
         let outcome = self.apply(context)?;
-        let (count, deleted) = match (outcome, self.command) {
+        let (count, deleted) = match outcome {
             // An item that is marked as stale is not deleted.
-            (DeleteOutcome::Done, _) if matches!(self.rest, Rest::Version { stale: true, .. }) => {
+            DeleteOutcome::Done if matches!(self.rest, Rest::Version { stale: true, .. }) => {
                 return Ok(outcome);
             }
-            (DeleteOutcome::Done, _) => (Count::DeleteHits, Some(len)),
+            DeleteOutcome::Done => (Count::DeleteHits, Some(len)),
             // memcached counts another version as a miss of md, and not at all of delete.
-            (DeleteOutcome::OtherVersion, DeleteCommand::Delete) => return Ok(outcome),
-            (DeleteOutcome::OtherVersion | DeleteOutcome::NotFound, _) => {
-                (Count::DeleteMisses, None)
-            }
+            DeleteOutcome::OtherVersion if !self.meta => return Ok(outcome),
+            DeleteOutcome::OtherVersion | DeleteOutcome::NotFound => (Count::DeleteMisses, None),
         };
-        context.deleted(self.key, self.command, deleted);
+        context.deleted(self.key, command, deleted);
         context.counters.add(count, 1);
         Ok(outcome)
-    }
-
-    fn latency(&self) -> latency::Command {
-        match self.command {
-            DeleteCommand::Delete => latency::Command::Delete,
-            DeleteCommand::Meta => latency::Command::MetaDelete,
-        }
     }
 
     fn apply(&self, context: &Context<'_>) -> Result<DeleteOutcome, CacheError> {

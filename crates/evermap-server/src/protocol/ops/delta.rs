@@ -1,12 +1,14 @@
 //! incr, decr and ma.
 
 use crate::cache::{Arithmetic, CacheError, Item, Marks, Update, apply_delta};
-use crate::latency;
+use crate::latency::Command;
 use crate::number;
 use crate::protocol::Context;
 use crate::stats::Count;
 
-/// A command that adds to a number, or subtracts from it.
+/// A command that adds to a number, or subtracts from it. By default it has no condition, creates no
+/// item and changes no expiry.
+#[derive(Default)]
 pub(in crate::protocol) struct Delta<'a> {
     pub(in crate::protocol) key: &'a [u8],
     pub(in crate::protocol) delta: u64,
@@ -21,8 +23,8 @@ pub(in crate::protocol) struct Delta<'a> {
     pub(in crate::protocol) expiry: Option<u32>,
     /// Whether the reply says when the item expired before.
     pub(in crate::protocol) wants_expiry: bool,
-    /// As what the latency is counted.
-    pub(in crate::protocol) latency: latency::Command,
+    /// Whether it is ma, whose latency is counted apart.
+    pub(in crate::protocol) meta: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,27 +46,12 @@ pub(in crate::protocol) struct Counter {
     pub(in crate::protocol) created: bool,
 }
 
-impl<'a> Delta<'a> {
-    /// Returns a command without a condition, which creates no item.
-    pub(in crate::protocol) fn new(key: &'a [u8], delta: u64, up: bool) -> Self {
-        Delta {
-            key,
-            delta,
-            up,
-            compare: None,
-            new_cas: None,
-            create: None,
-            expiry: None,
-            wants_expiry: false,
-            latency: latency::Command::Arithmetic,
-        }
-    }
-
+impl Delta<'_> {
     pub(in crate::protocol) fn execute(
         &self,
         context: &Context<'_>,
     ) -> Result<DeltaOutcome, CacheError> {
-        context.executed(self.latency, 1);
+        context.executed(if self.meta { Command::MetaArithmetic } else { Command::Arithmetic }, 1);
         let outcome = self.apply(context)?;
         let (hits, misses) = match self.up {
             true => (Count::IncrHits, Count::IncrMisses),

@@ -3,21 +3,24 @@
 use crate::cache::{
     CacheError, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest, Stored, Update,
 };
-use crate::latency;
+use crate::latency::Command;
 use crate::protocol::{Context, ITEM_OVERHEAD};
 use crate::stats::Count;
 use crate::watch::{StoreCommand, StoreStatus};
 
 /// What a storage command does with its value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::protocol) enum Verb {
+    #[default]
     Set,
     Add,
     Replace,
     Concat(Side),
 }
 
-/// A storage command without its value.
+/// A storage command without its value. By default it has no condition, and the item that it stores
+/// has no flags and never expires.
+#[derive(Default)]
 pub(in crate::protocol) struct Store<'a> {
     pub(in crate::protocol) key: &'a [u8],
     pub(in crate::protocol) verb: Verb,
@@ -35,27 +38,11 @@ pub(in crate::protocol) struct Store<'a> {
     pub(in crate::protocol) create: Option<u32>,
     /// Whether the reply says how long the value is after append and prepend.
     pub(in crate::protocol) wants_len: bool,
-    /// As what the latency is counted.
-    pub(in crate::protocol) latency: latency::Command,
+    /// Whether it is ms, whose latency is counted apart.
+    pub(in crate::protocol) meta: bool,
 }
 
-impl<'a> Store<'a> {
-    /// Returns a command without a condition, for an item without flags that never expires.
-    pub(in crate::protocol) fn new(key: &'a [u8], verb: Verb) -> Self {
-        Store {
-            key,
-            verb,
-            compare: None,
-            new_cas: None,
-            flags: 0,
-            expiry: 0,
-            or_stale: false,
-            create: None,
-            wants_len: false,
-            latency: latency::Command::Set,
-        }
-    }
-
+impl Store<'_> {
     /// Stores the value, which has arrived completely. Returns the result with the length that the
     /// value of the item has, which for append and prepend may be that of what was added, unless it
     /// is wanted.
@@ -68,7 +55,7 @@ impl<'a> Store<'a> {
         context: &Context<'_>,
     ) -> Result<(Stored, usize), CacheError> {
         context.counters.add(Count::CmdSet, 1);
-        context.executed(self.latency, 1);
+        context.executed(if self.meta { Command::MetaSet } else { Command::Set }, 1);
         let (stored, len) = match self.apply(value, context) {
             Ok(done) => done,
             Err(error) => {

@@ -14,7 +14,7 @@ use memchr::memchr;
 use super::exptime::expiry;
 use super::line::{AfterReject, Rejected, Words};
 use super::meta::Command;
-use super::ops::{Counter, Delete, DeleteOutcome, Delta, DeltaOutcome, Rest};
+use super::ops::{Counter, Delete, DeleteOutcome, Delta, DeltaOutcome};
 use super::refused::Refused;
 use super::session::Progress;
 use super::upload::{Upload, UploadProgress};
@@ -22,7 +22,6 @@ use super::{Context, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply, st
 use crate::cache::{Cache, CacheError, StoreOutcome};
 use crate::number;
 use crate::stats::Count;
-use crate::watch::DeleteCommand;
 use batch::{Batch, BatchOutcome, KeyContext};
 use dump::Dump;
 use parse::{Detail, Request, Stats, Storage};
@@ -217,7 +216,7 @@ impl<'a> Pass<'a, '_> {
             Request::Meta(command) => command.execute(self.context, self.out),
             Request::Delete { key, noreply } => self.delete(key, noreply),
             Request::Arithmetic { key, delta, up, noreply } => {
-                self.arithmetic(&Delta::new(key, delta, up), noreply);
+                self.arithmetic(&Delta { key, delta, up, ..Delta::default() }, noreply);
             }
             Request::Touch { key, exptime, noreply } => self.touch(key, exptime, noreply),
             Request::FlushAll { delay, noreply } => self.flush_all(delay, noreply),
@@ -452,9 +451,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn delete(&mut self, key: &[u8], noreply: bool) {
-        let command = DeleteCommand::Delete;
-        let delete = Delete { key, command, compare: None, rest: Rest::Nothing };
-        match delete.execute(self.context) {
+        match (Delete { key, ..Delete::default() }).execute(self.context) {
             Ok(DeleteOutcome::Done) => self.reply(b"DELETED\r\n", noreply),
             Ok(_) => self.reply(b"NOT_FOUND\r\n", noreply),
             Err(error) => self.failed(&error, noreply),

@@ -377,7 +377,7 @@ impl Storage<'_> {
         match self {
             &Storage::Text(Store { verb, compare, key, flags, exptime, .. }) => {
                 let expiry = expiry(exptime, now);
-                ops::Store { compare, flags, expiry, ..ops::Store::new(key, verb) }
+                ops::Store { key, verb, compare, flags, expiry, ..ops::Store::default() }
             }
             Storage::Meta(set) => set.store(now),
         }
