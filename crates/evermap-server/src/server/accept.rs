@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use mio::{Events, Poll, Token, Waker};
 
-use super::WhenFull;
+use super::config::WhenFull;
 use super::connections::{Peer, Registered, State};
 use super::listen::{Listener, Listening, Security};
-use super::shared::{ConnectionPermit, Shared};
+use super::mailbox::Mailbox;
+use super::permits::ConnectionPermit;
+use super::shared::Shared;
 use super::socket::Socket;
 use super::stream::Stream;
 use super::tls::{ClientCertificates, Tls};
-use super::worker::Mailbox;
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -126,7 +127,7 @@ impl Acceptor {
                 Some(Pause::Empty) => self.listeners[index].ready = false,
                 Some(Pause::Full) => return Wait::Event,
                 Some(Pause::Exhausted) => {
-                    self.shared.accept_pauses.fetch_add(1, Relaxed);
+                    self.shared.permits.count_pause();
                     return Wait::Retry;
                 }
             }
@@ -143,7 +144,7 @@ impl Acceptor {
             }
             let mut permit = None;
             if self.shared.config.when_full == WhenFull::Wait {
-                permit = self.shared.admit_or_wait();
+                permit = self.shared.permits.give_or_wait();
                 if permit.is_none() {
                     return Some(Pause::Full);
                 }
@@ -166,7 +167,7 @@ impl Acceptor {
     /// Assigns a connection to a worker, or rejects it if there are too many.
     fn admit(&self, listener: &OpenListener, socket: Socket, permit: Option<ConnectionPermit>) {
         self.shared.accepted.fetch_add(1, Relaxed);
-        match permit.or_else(|| self.shared.try_admit()) {
+        match permit.or_else(|| self.shared.permits.try_give()) {
             Some(permit) => self.assign(listener, socket, permit),
             None => {
                 self.shared.rejected.fetch_add(1, Relaxed);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::buffers::{ReadBuffer, ReadResult, ReplyBuffer};
 use super::connections::{Registered, State};
-use super::shared::ConnectionPermit;
+use super::permits::ConnectionPermit;
 use super::stream::Stream;
 use super::unread::Held;
 use crate::protocol::{Context, Next, Session};

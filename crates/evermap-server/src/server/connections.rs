@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::ListenAddress;
+use super::address::ListenAddress;
 use crate::watch::Transport;
 
 /// The open connections of a server, by file descriptor.

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::Config;
 use super::client::IdleLimits;
+use super::config::Config;
 
 /// The time that a TLS handshake may take, if idle clients may stay longer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(60);

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::io;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mio::Waker;
-
+use super::address::ListenAddress;
+use super::config::{Config, WhenFull};
 use super::connections::Connections;
+use super::permits::Permits;
 use super::tls::{ClientCertificates, TlsSettings, TlsVersion};
 use super::unread::Unread;
-use super::{Config, ListenAddress, WhenFull};
 use crate::cache::Cache;
 use crate::cumulative::{Cumulative, Offsets};
 use crate::latency::{Command, Latencies, LatencyTotals};
@@ -41,18 +41,11 @@ pub(super) struct Shared {
     baseline: Mutex<Totals>,
     /// What the cumulative statistics have beyond those of this process.
     offsets: Offsets,
-    connections: AtomicUsize,
-    /// Whether the acceptor waits until a connection is closed.
-    waits_for_close: AtomicBool,
-    /// Wakes the acceptor.
-    pub(super) acceptor: OnceLock<Arc<Waker>>,
+    pub(super) permits: Arc<Permits>,
     /// What the last `verbosity` command has set.
     verbosity: AtomicU32,
     pub(super) accepted: AtomicU64,
     pub(super) rejected: AtomicU64,
-    /// The number of times that accepting paused, because there were as many connections as
-    /// allowed, or the system had no descriptors or memory.
-    pub(super) accept_pauses: AtomicU64,
     /// The open connections.
     pub(super) open: Arc<Connections>,
     /// Sends events to watchers.
@@ -80,6 +73,7 @@ impl Shared {
         let uploads = Budget::new(config.upload_limit);
         let unread = Unread::new(config.reply_limit);
         let verbosity = config.verbosity;
+        let permits = Permits::new(config.max_connections);
         let counters = (0..config.threads).map(|_| Counters::default()).collect();
         let offsets = Offsets::new(config.earlier.clone());
         Ok(Shared {
@@ -94,13 +88,10 @@ impl Shared {
             extra_stats: Mutex::default(),
             baseline: Mutex::default(),
             offsets,
-            connections: AtomicUsize::new(0),
-            waits_for_close: AtomicBool::new(false),
-            acceptor: OnceLock::new(),
+            permits,
             verbosity: AtomicU32::new(verbosity),
             accepted: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
-            accept_pauses: AtomicU64::new(0),
             open: Arc::default(),
             hub,
             latencies,
@@ -116,41 +107,6 @@ impl Shared {
 
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Acquire)
-    }
-
-    pub(super) fn connections(&self) -> usize {
-        self.connections.load(Relaxed)
-    }
-
-    /// Returns a permit for a new connection, or `None` if there are too many.
-    pub(super) fn try_admit(self: &Arc<Self>) -> Option<ConnectionPermit> {
-        let max = self.config.max_connections;
-        // Sequentially consistent, for `admit_or_wait`.
-        let admitted =
-            self.connections.fetch_update(SeqCst, SeqCst, |now| (now < max).then_some(now + 1));
-        admitted.ok().map(|_| ConnectionPermit(self.clone()))
-    }
-
-    /// Returns a permit for a new connection, or `None` if there are too many. Then the acceptor is
-    /// woken when one is closed.
-    pub(super) fn admit_or_wait(self: &Arc<Self>) -> Option<ConnectionPermit> {
-        if let Some(permit) = self.try_admit() {
-            return Some(permit);
-        }
-        // A thread that closes a connection changes the number and then reads this flag. Here it is
-        // the other way round. All four are sequentially consistent, so that one of the two
-        // threads sees what the other did.
-        if !self.waits_for_close.swap(true, SeqCst) {
-            self.accept_pauses.fetch_add(1, Relaxed);
-        }
-        let permit = self.try_admit()?;
-        self.waits_for_close.store(false, SeqCst);
-        Some(permit)
-    }
-
-    /// Returns `false` while the acceptor waits until a connection is closed.
-    fn is_accepting(&self) -> bool {
-        !self.waits_for_close.load(Relaxed)
     }
 
     pub(super) fn set_stat(&self, name: &'static str, value: String) {
@@ -185,15 +141,15 @@ impl Shared {
             each("rusage_system", &Seconds(system));
         }
         each("max_connections", &self.config.max_connections);
-        each("curr_connections", &self.connections());
+        each("curr_connections", &self.permits.given());
         each("total_connections", &self.accepted.load(Relaxed));
         each("rejected_connections", &self.rejected.load(Relaxed));
         self.totals().each(each);
-        each("accepting_conns", &u8::from(self.is_accepting()));
-        each("listen_disabled_num", &self.accept_pauses.load(Relaxed));
+        each("accepting_conns", &u8::from(!self.permits.is_exhausted()));
+        each("listen_disabled_num", &self.permits.pauses());
         each("threads", &self.config.threads);
         // There is one object for each connection, and it exists as long as the connection.
-        each("connection_structures", &self.connections());
+        each("connection_structures", &self.permits.given());
         if let Some(tls) = &self.config.tls {
             each("time_since_server_cert_refresh", &tls.age().as_secs());
             each("evermap_tls_last_failure", &tls.last_failure().unwrap_or("none"));
@@ -210,23 +166,6 @@ impl Shared {
         each("evermap_unread_kicks", &self.unread.kicks());
         for (name, value) in &*self.extra_stats.lock().unwrap_or_else(PoisonError::into_inner) {
             each(name, value);
-        }
-    }
-}
-
-/// A permit for one open connection. It is returned when dropped.
-pub(super) struct ConnectionPermit(Arc<Shared>);
-
-impl Drop for ConnectionPermit {
-    fn drop(&mut self) {
-        // Sequentially consistent, for `admit_or_wait`.
-        self.0.connections.fetch_sub(1, SeqCst);
-        if self.0.waits_for_close.load(SeqCst)
-            && self.0.waits_for_close.swap(false, SeqCst)
-            && let Some(waker) = self.0.acceptor.get()
-        {
-            // Waking fails only if the event queue is closed, and then the acceptor has ended.
-            let _ = waker.wake();
         }
     }
 }
@@ -333,7 +272,7 @@ impl Host for Shared {
         *baseline = Totals::of(&self.counters);
         self.accepted.store(0, Relaxed);
         self.rejected.store(0, Relaxed);
-        self.accept_pauses.store(0, Relaxed);
+        self.permits.reset_pauses();
         drop(baseline);
         self.offsets.reset(|each| {
             self.own_general(each);

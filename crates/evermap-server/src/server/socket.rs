@@ -10,7 +10,7 @@ use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
 
-use super::ListenAddress;
+use super::address::ListenAddress;
 use super::connections::Peer;
 
 /// A socket that accepts connections.

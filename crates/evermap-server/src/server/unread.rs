@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::worker::Mailbox;
+use super::mailbox::Mailbox;
 
 /// The unread replies of all clients.
 pub(super) struct Unread {

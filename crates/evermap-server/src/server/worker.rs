@@ -1,8 +1,8 @@
 //! The threads that serve connections.
 
 use std::io::{self, ErrorKind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use mio::event::Event;
@@ -12,8 +12,9 @@ use super::buffers::{ReadBuffer, ReplyBuffer};
 use super::client::{Buffers, Client, IdleLimits, Turn};
 use super::connections::{Connection, Peer, Registered, State};
 use super::idle::IdleCheck;
-use super::shared::{ConnectionPermit, Shared};
-use super::stream::Stream;
+use super::mailbox::Mailbox;
+use super::permits::ConnectionPermit;
+use super::shared::Shared;
 use super::unread::Held;
 use crate::protocol::Context;
 use crate::stats::Count;
@@ -40,66 +41,6 @@ pub(super) struct Worker {
     idle_check: Option<IdleCheck>,
 }
 
-/// The queues through which a worker receives connections from the acceptor, and learns from the
-/// other workers which of its clients to disconnect.
-pub(super) struct Mailbox {
-    /// `None` after the worker has ended.
-    queue: Mutex<Option<Vec<(Stream, ConnectionPermit)>>>,
-    /// Tokens of clients that [hold too much](Client::holds_too_much).
-    disconnected: Mutex<Vec<usize>>,
-    /// The number of connections that the worker serves or that are in the queue.
-    load: AtomicUsize,
-    /// The number of times that the worker has waited for events.
-    pub(super) waits: AtomicU64,
-    pub(super) waker: Arc<Waker>,
-}
-
-impl Mailbox {
-    /// Returns the number of connections of the worker.
-    pub(super) fn load(&self) -> usize {
-        self.load.load(Relaxed)
-    }
-
-    /// Adds a connection. It is closed immediately if the worker has ended.
-    pub(super) fn deliver(&self, stream: Stream, permit: ConnectionPermit) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(queue) = &mut *queue {
-            queue.push((stream, permit));
-            self.load.fetch_add(1, Relaxed);
-            // Waking fails only if the event queue is closed, and then the worker has ended.
-            let _ = self.waker.wake();
-        }
-    }
-
-    /// Removes and returns the queued connections.
-    fn take(&self) -> Vec<(Stream, ConnectionPermit)> {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// Makes the worker disconnect a client, if it [holds too much](Client::holds_too_much): the
-    /// token may belong to another one by then.
-    pub(super) fn disconnect(&self, token: usize) {
-        self.disconnected.lock().unwrap_or_else(PoisonError::into_inner).push(token);
-        // Waking fails only if the event queue is closed, and then the worker has ended.
-        let _ = self.waker.wake();
-    }
-
-    /// Removes and returns the tokens of clients to disconnect.
-    fn take_disconnected(&self) -> Vec<usize> {
-        std::mem::take(&mut *self.disconnected.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Closes the queued connections and all that are delivered later.
-    fn close(&self) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        *queue = None;
-        // The mailbox with the highest load is chosen only if there is no other. This is stored
-        // under the lock, because a delivery at the same time would make the counter wrap to 0.
-        self.load.store(usize::MAX, Relaxed);
-    }
-}
-
 impl Drop for Worker {
     /// Runs also when the worker panics. Its clients are closed, and it gets no more.
     fn drop(&mut self) {
@@ -111,11 +52,7 @@ impl Worker {
     /// Creates a worker and its mailbox.
     pub(super) fn new(shared: Arc<Shared>, index: usize) -> io::Result<(Self, Arc<Mailbox>)> {
         let poll = Poll::new()?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        let queue = Mutex::new(Some(Vec::new()));
-        let (load, waits) = (AtomicUsize::new(0), AtomicU64::new(0));
-        let disconnected = Mutex::default();
-        let mailbox = Arc::new(Mailbox { queue, disconnected, load, waits, waker });
+        let mailbox = Arc::new(Mailbox::new(Waker::new(poll.registry(), WAKER)?));
         let idle_check = IdleCheck::new(&shared.config);
         let worker = Worker {
             shared,
@@ -290,7 +227,7 @@ impl Worker {
 
     /// Frees the token of a closed connection.
     fn release(&mut self, token: usize) {
-        self.mailbox.load.fetch_sub(1, Relaxed);
+        self.mailbox.release();
         self.free.push(token);
     }
 

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use rustix::net::sockopt::{socket_acceptconn, socket_type};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, getsockname};
 
-use super::{ListenAddress, Listener, Security};
+use super::{Listener, Security};
+use crate::server::address::ListenAddress;
 
 impl Listener {
     /// Takes a socket on which the program that created it listens already, as a service manager

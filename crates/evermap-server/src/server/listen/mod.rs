@@ -1,17 +1,16 @@
 //! What a server listens on: TCP ports and unix sockets, with and without TLS.
 
 mod inherited;
+mod socket_file;
 mod tcp;
 mod unix;
 
-use std::fmt::{self, Display};
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 
-use unix::SocketFile;
+use socket_file::SocketFile;
 
+use super::address::ListenAddress;
 use super::socket::AcceptingSocket;
 use super::tls::ClientCertificates;
 
@@ -29,15 +28,6 @@ pub struct Listener {
     listening: bool,
     /// The file of a unix socket that this process created.
     file: Option<SocketFile>,
-}
-
-/// The address of a [`Listener`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ListenAddress {
-    /// An address and a port.
-    Tcp(SocketAddr),
-    /// The path of a unix socket. It is empty if the socket has no name in the file system.
-    Unix(PathBuf),
 }
 
 /// Whether the connections of a [`Listener`] use TLS.
@@ -88,33 +78,6 @@ impl Listener {
             }
         };
         Ok(Listening { socket, _file: self.file })
-    }
-}
-
-impl ListenAddress {
-    /// Returns the address and port, or `None` for a unix socket.
-    pub fn tcp(&self) -> Option<SocketAddr> {
-        match self {
-            ListenAddress::Tcp(address) => Some(*address),
-            ListenAddress::Unix(_) => None,
-        }
-    }
-
-    /// Returns `true` if only processes of this host can connect.
-    pub fn is_local(&self) -> bool {
-        match self {
-            ListenAddress::Tcp(address) => address.ip().to_canonical().is_loopback(),
-            ListenAddress::Unix(_) => true,
-        }
-    }
-}
-
-impl Display for ListenAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ListenAddress::Tcp(address) => address.fmt(f),
-            ListenAddress::Unix(path) => path.display().fmt(f),
-        }
     }
 }
 

@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 
-use super::{ListenAddress, Listener, Security, listen_error};
+use super::{Listener, Security, listen_error};
+use crate::server::address::ListenAddress;
 
 impl Listener {
     /// Binds a socket to `address`. Port 0 stands for any free port. An IPv6 address stands for

@@ -9,7 +9,9 @@ use rustix::fs::{CWD, Mode, RenameFlags, fchmod, renameat_with};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::{ListenAddress, Listener, Security, listen_error};
+use super::socket_file::{SocketFile, identity};
+use super::{Listener, Security, listen_error};
+use crate::server::address::ListenAddress;
 
 impl Listener {
     /// Creates a socket at a path, and gives its file the permissions `mode`. Connecting needs the
@@ -144,33 +146,4 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
         Ok(()) | Err(Errno::AGAIN) => Err(Errno::ADDRINUSE.into()),
         Err(error) => Err(error.into()),
     }
-}
-
-/// The file of a unix socket. It is removed when dropped, unless another one has replaced it.
-#[derive(Debug)]
-pub(super) struct SocketFile {
-    path: PathBuf,
-    /// Device and inode.
-    identity: (u64, u64),
-}
-
-impl SocketFile {
-    fn of(path: PathBuf) -> io::Result<Self> {
-        let identity = identity(&path)?;
-        Ok(SocketFile { path, identity })
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
-            // If the directory does not allow it, the next start replaces the file.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    let file = std::fs::symlink_metadata(path)?;
-    Ok((file.dev(), file.ino()))
 }
