@@ -5,15 +5,16 @@
 
 mod http;
 mod process;
+mod stats;
 mod text;
 
-use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use crate::latency::{Command, LatencyTotals};
 
 pub use http::METRICS_CONNECTIONS_MAX;
 pub(crate) use http::{Responder, Stopper};
+use stats::{Stats, number};
 use text::{Label, Text, Type};
 
 /// Where the metrics come from.
@@ -30,8 +31,6 @@ pub(crate) trait Source: Send + Sync {
     /// Returns the latencies since the start of the server.
     fn latencies(&self) -> LatencyTotals;
 }
-
-type Stats = BTreeMap<String, String>;
 
 /// The metrics that are one statistic each: name, type, help and the statistic.
 const SINGLE: &[(&str, Type, &str, &str)] = {
@@ -185,12 +184,6 @@ pub(crate) fn render(source: &dyn Source) -> String {
     classes(source, &mut text);
     process::append(&stats, &mut text);
     text.into_string()
-}
-
-/// Returns a statistic if it is a number.
-fn number<'s>(stats: &'s Stats, name: &str) -> Option<&'s str> {
-    let value = stats.get(name)?;
-    value.parse::<f64>().is_ok_and(f64::is_finite).then_some(value.as_str())
 }
 
 fn commands(stats: &Stats, text: &mut Text) {

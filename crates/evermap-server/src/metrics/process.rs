@@ -2,8 +2,8 @@
 
 use std::fs;
 
+use super::stats::{Stats, number};
 use super::text::{Text, Type};
-use super::{Stats, number};
 
 /// Adds the metrics of the process. Those that the system does not report are left out.
 pub(super) fn append(stats: &Stats, text: &mut Text) {

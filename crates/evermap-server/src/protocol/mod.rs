@@ -193,3 +193,11 @@ pub enum Next {
     /// the session continues with [`resume`](Session::resume).
     Watch(Streams),
 }
+
+/// How far a protocol got with its input.
+#[derive(Debug)]
+struct Progress {
+    /// The number of bytes that the protocol does not need again.
+    consumed: usize,
+    next: Next,
+}

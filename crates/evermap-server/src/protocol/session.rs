@@ -3,7 +3,7 @@
 use super::auth::Login;
 use super::binary::{self, Binary};
 use super::text::Text;
-use super::{Binding, Context, Next, Reservation};
+use super::{Binding, Context, Next, Progress, Reservation};
 
 /// Processes the bytes of one client and produces the replies.
 #[derive(Default)]
@@ -169,12 +169,4 @@ impl Protocol {
             Protocol::Binary(binary) => binary.held_bytes(),
         }
     }
-}
-
-/// How far a protocol got with its input.
-#[derive(Debug)]
-pub(super) struct Progress {
-    /// The number of bytes that the protocol does not need again.
-    pub(super) consumed: usize,
-    pub(super) next: Next,
 }

@@ -6,10 +6,9 @@
 use super::{TOKEN_MAX, count_attempt, is_known};
 use crate::number::parse_u32;
 use crate::protocol::refused::Refused;
-use crate::protocol::session::Progress;
 use crate::protocol::text;
 use crate::protocol::upload::{Upload, UploadProgress};
-use crate::protocol::{Context, LINE_MAX, Next};
+use crate::protocol::{Context, LINE_MAX, Next, Progress};
 use memchr::memchr;
 
 /// The state of a session whose client has not authenticated.

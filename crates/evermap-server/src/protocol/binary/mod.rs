@@ -12,9 +12,8 @@ use std::ops::ControlFlow;
 
 use super::auth::sasl;
 use super::refused::Refused;
-use super::session::Progress;
 use super::upload::{Upload, UploadProgress};
-use super::{Context, KEY_MAX, Next};
+use super::{Context, KEY_MAX, Next, Progress};
 use batch::{Batch, BatchOutcome, Get};
 pub(super) use packet::REQUEST;
 use packet::{Command, HEADER_LEN, Header};

@@ -6,8 +6,8 @@ use crate::number;
 use crate::protocol::Context;
 use crate::stats::Count;
 
-/// A command that adds to a number, or subtracts from it. By default it has no condition, creates no
-/// item and changes no expiry.
+/// A command that adds to a number, or subtracts from it. By default it has no condition, creates
+/// no item and changes no expiry.
 #[derive(Default)]
 pub(in crate::protocol) struct Delta<'a> {
     pub(in crate::protocol) key: &'a [u8],

@@ -6,6 +6,9 @@ use crate::cache::size_class::{class_of, item_bytes};
 use crate::cache::{CacheError, Item};
 use crate::protocol::{Context, KEY_MAX, meta};
 
+/// The greatest number of a size class of memcached, whether or not it has items.
+pub(super) const CLASSES_MAX: usize = 63;
+
 /// A list that is being written, one [page](crate::Cache::page) of items after the other.
 ///
 /// Nothing but this is kept between two pages, so a client that stops reading keeps nothing in the

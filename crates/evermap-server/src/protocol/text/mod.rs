@@ -4,6 +4,7 @@
 mod batch;
 mod dump;
 mod parse;
+mod request;
 mod tuning;
 
 use std::fmt::Display;
@@ -16,15 +17,14 @@ use super::line::{AfterReject, Rejected, Words};
 use super::meta::Command;
 use super::ops::{Counter, Delete, DeleteOutcome, Delta, DeltaOutcome};
 use super::refused::Refused;
-use super::session::Progress;
 use super::upload::{Upload, UploadProgress};
-use super::{Context, KEY_LIST_MAX, LINE_MAX, Next, Restricted, binary, reply, stats};
+use super::{Context, KEY_LIST_MAX, LINE_MAX, Next, Progress, Restricted, binary, reply, stats};
 use crate::cache::{Cache, CacheError, StoreOutcome};
 use crate::number;
 use crate::stats::Count;
 use batch::{Batch, BatchOutcome, KeyContext};
 use dump::Dump;
-use parse::{Detail, Request, Stats, Storage};
+use request::{Detail, Request, Stats, Storage};
 
 /// The state of a session of the text protocol.
 #[derive(Default)]

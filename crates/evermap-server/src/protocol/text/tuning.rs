@@ -8,8 +8,8 @@ use std::ops::RangeInclusive;
 
 use crate::number::{parse_i64, parse_u32};
 use crate::protocol::line::{BAD_FORMAT, ERROR, Rejected, Words};
-use crate::protocol::text::dump::{Dump, Format};
-use crate::protocol::text::parse::{CLASSES_MAX, Request};
+use crate::protocol::text::dump::{CLASSES_MAX, Dump, Format};
+use crate::protocol::text::request::Request;
 
 type Parsed<'a> = Result<Request<'a>, Rejected>;
 
