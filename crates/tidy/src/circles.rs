@@ -1,14 +1,15 @@
 //! Modules of one crate that import each other.
 //!
 //! The unit is a top-level module: a file or a folder below `src`. Within a folder, files are one
-//! subject and may know each other. Code for tests, and imports behind a `cfg`, are not counted.
+//! subject and may know each other, unless a crate is checked [by files](of_files). Code for tests,
+//! and imports behind a `cfg`, are not counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::{files, source};
+use crate::{files, imports, source};
 
 /// For each module, the modules that it imports, with the file that does.
 type Imports = BTreeMap<String, BTreeMap<String, String>>;
@@ -28,12 +29,34 @@ pub struct Circle {
 ///
 /// Returns the first error of the file system.
 pub fn of_crate(src: &Path) -> io::Result<Vec<Circle>> {
+    Ok(circles(&imports(&texts(src)?)))
+}
+
+/// Returns the circles between the files of the crate at `src`.
+///
+/// # Errors
+///
+/// Returns the first error of the file system.
+pub fn of_files(src: &Path) -> io::Result<Vec<Circle>> {
+    let texts = texts(src)?;
+    let tests = all_test_files(&texts);
+    let code = |(file, text): &(String, String)| (file.clone(), production(text));
+    let texts: Vec<_> = texts.iter().filter(|(file, _)| !is_test(file, &tests)).map(code).collect();
+    Ok(circles(&imports::of_files(&texts)))
+}
+
+/// Returns the files below `src`, with what they hold.
+fn texts(src: &Path) -> io::Result<Vec<(String, String)>> {
     let mut texts = Vec::new();
     for path in files(src, "rs")? {
         let name = path.strip_prefix(src).unwrap_or(&path).display().to_string();
         texts.push((name, fs::read_to_string(&path)?));
     }
-    Ok(circles(&imports(&texts)))
+    Ok(texts)
+}
+
+fn all_test_files(texts: &[(String, String)]) -> BTreeSet<String> {
+    texts.iter().flat_map(|(file, text)| test_files(file, text)).collect()
 }
 
 /// Returns what the modules import. `texts` are the names of files below `src`, and what they hold.
@@ -41,8 +64,7 @@ fn imports(texts: &[(String, String)]) -> Imports {
     let modules: BTreeSet<&str> = texts.iter().filter_map(|(file, _)| module_of(file)).collect();
     let root = texts.iter().find(|(file, _)| file == "lib.rs");
     let exported = root.map(|(_, text)| exports(text)).unwrap_or_default();
-    let tests: BTreeSet<String> =
-        texts.iter().flat_map(|(file, text)| test_files(file, text)).collect();
+    let tests = all_test_files(texts);
 
     let mut imports = Imports::new();
     for (file, text) in texts {

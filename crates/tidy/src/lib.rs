@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`width`] | lines of Rust source that are longer than `max_width` in `rustfmt.toml` |
 //! | [`words`] | words in comments and documents for which there is a usual one |
-//! | [`circles`] | modules of one crate that import each other |
+//! | [`circles`] | modules, or files, of one crate that import each other |
 //!
 //! The checks run over this repository in `tests/tree.rs`.
 
@@ -14,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub mod circles;
+mod imports;
 pub mod source;
 pub mod width;
 pub mod words;
