@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr, ToSocketAddrs};
 
-use super::options::{Options, Port, Wrong};
+use super::options::{Options, Port};
+use super::wrong::Wrong;
 use crate::serve::endpoints::{Encryption, Endpoint};
 
 /// Returns what the options ask for. Nothing if a service manager may decide.

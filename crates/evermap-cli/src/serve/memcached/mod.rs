@@ -8,6 +8,7 @@ mod help;
 mod options;
 mod service;
 mod tuning;
+mod wrong;
 
 use std::ffi::OsString;
 use std::io::Write;

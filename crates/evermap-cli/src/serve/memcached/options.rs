@@ -1,11 +1,8 @@
 //! The options, as they are written.
 
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::num::NonZero;
 use std::path::PathBuf;
-use std::str::FromStr;
-use std::time::Duration;
 
 use evermap_server::protocol::{Binding, Restricted};
 use evermap_server::server::{ITEM_SIZE_LIMIT, ITEM_SIZE_MIN, THREADS_MAX};
@@ -13,12 +10,8 @@ use lexopt::{Arg, Parser};
 
 use super::help;
 use super::tuning::Tuning;
+use super::wrong::{Wrong, number};
 use crate::serve::options::{PORT, parse_mode};
-
-/// An option that cannot be understood. The text is one line.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct Wrong(pub(super) String);
 
 /// What the arguments ask for.
 pub(super) enum Action {
@@ -321,19 +314,6 @@ fn text(parser: &mut Parser) -> Result<String, Wrong> {
         .map_err(|value| Wrong(format!("\"{}\" is not valid UTF-8", value.to_string_lossy())))
 }
 
-/// Parses a number within bounds.
-pub(super) fn number<T: FromStr + PartialOrd + Display>(
-    letter: impl Display,
-    text: &str,
-    min: T,
-    max: T,
-) -> Result<T, Wrong> {
-    match text.parse::<T>() {
-        Ok(number) if (&min..=&max).contains(&&number) => Ok(number),
-        _ => Err(Wrong(format!("-{letter} {text}: must be a number from {min} to {max}"))),
-    }
-}
-
 fn port(text: &str) -> Result<Port, Wrong> {
     if text == "-1" {
         return Ok(Port::Any);
@@ -391,12 +371,5 @@ fn delimiter(text: &str) -> Result<char, Wrong> {
     match (characters.next(), characters.next()) {
         (Some(character), None) if character.is_ascii() => Ok(character),
         _ => Err(Wrong(format!("-D {text}: must be one character"))),
-    }
-}
-
-impl Tuning {
-    /// Returns the time after which idle clients are disconnected.
-    pub(super) fn idle_timeout(&self) -> Option<Duration> {
-        self.idle_seconds.filter(|&seconds| seconds > 0).map(|s| Duration::from_secs(s.into()))
     }
 }

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use evermap_server::server::{
     ClientCertificates, LOG_BUFFER_LIMIT, LOG_BUFFER_MIN, TlsSettings, TlsVersion, WhenFull,
 };
 
-use super::options::{Wrong, number};
+use super::wrong::{Wrong, number};
 
 /// What the options of `-o` say.
 #[derive(Debug, Default)]
 pub(super) struct Tuning {
-    pub(super) idle_seconds: Option<u32>,
+    idle_seconds: Option<u32>,
     pub(super) when_full: WhenFull,
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
@@ -111,6 +112,11 @@ const SILENT: [&str; 7] = [
 ];
 
 impl Tuning {
+    /// Returns the time after which idle clients are disconnected.
+    pub(super) fn idle_timeout(&self) -> Option<Duration> {
+        self.idle_seconds.filter(|&seconds| seconds > 0).map(|s| Duration::from_secs(s.into()))
+    }
+
     /// Adds options, with commas between them.
     pub(super) fn add(&mut self, list: &str) -> Result<(), Wrong> {
         for option in list.split(',').filter(|option| !option.is_empty()) {
