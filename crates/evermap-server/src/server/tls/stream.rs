@@ -86,14 +86,15 @@ impl TlsStream {
         }
         let emptied = observed.emptied;
         let processed = self.connection.process_new_packets();
+        if let Err(error) = &processed
+            && self.connection.is_handshaking()
+        {
+            // Before the peer, which may ask for the reason on another connection, knows of it.
+            self.failures.note(error);
+        }
         // After an error there is an alert that tells the peer the reason.
         let sent = self.send_taken();
-        processed.map_err(|error| {
-            if self.connection.is_handshaking() {
-                self.failures.note(&error);
-            }
-            io::Error::new(ErrorKind::InvalidData, error)
-        })?;
+        processed.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
         sent?;
         Ok(emptied)
     }
