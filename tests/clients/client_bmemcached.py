@@ -3,41 +3,10 @@
 import bmemcached
 from bmemcached.exceptions import MemcachedException
 
-from checks import BINARY, LARGE, TOO_LARGE, address, expect, run, until
+from checks import TOO_LARGE, address, expect, run
+from common import common, expect_stats
 
 client = bmemcached.Client(("%s:%d" % address(),), compression=None)
-
-
-def set_():
-    expect(client.set("set", b"1"), True)
-    expect(client.get("set"), b"1")
-    expect(client.get("set-absent"), None)
-    expect(client.set_multi({"set-1": b"1", "set-2": b"2"}), [])
-    expect(client.get("set-2"), b"2")
-
-
-def add():
-    client.delete("add")
-    expect(client.add("add", b"1"), True)
-    expect(client.add("add", b"2"), False)
-    expect(client.get("add"), b"1")
-
-
-def replace():
-    client.delete("replace")
-    expect(client.replace("replace", b"1"), False)
-    client.set("replace", b"1")
-    expect(client.replace("replace", b"2"), True)
-    expect(client.get("replace"), b"2")
-
-
-def cas():
-    client.set("cas", b"1")
-    value, token = client.gets("cas")
-    expect(value, b"1")
-    expect(client.cas("cas", b"2", token), True)
-    expect(client.cas("cas", b"3", token), False)
-    expect(client.get("cas"), b"2")
 
 
 def get_multi():
@@ -68,24 +37,6 @@ def delete():
     expect(client.get("delete"), None)
 
 
-def expiry():
-    client.set("expiry", b"1", time=1)
-    client.set("expiry-long", b"1", time=1000)
-    until("expiry", lambda: client.get("expiry") is None)
-    expect(client.get("expiry-long"), b"1")
-
-
-def flags():
-    for value in [b"bytes", "text", 5, {"a": [1, 2]}]:
-        client.set("flags", value)
-        expect(client.get("flags"), value)
-
-
-def large():
-    expect(client.set("large", LARGE), True)
-    expect(client.get("large"), LARGE)
-
-
 def too_large():
     try:
         stored = client.set("large", TOO_LARGE)
@@ -95,36 +46,21 @@ def too_large():
     expect(client.get("large"), None)
 
 
-def binary_value():
-    client.set("binary", BINARY)
-    expect(client.get("binary"), BINARY)
-
-
 def binary_key():
     key = "key with spaces\r\nand lines \u00e9"
     client.set(key, b"1")
     expect(client.get(key), b"1")
 
 
-def empty():
-    client.set("empty", b"")
-    expect(client.get("empty"), b"")
-
-
 def stats():
     (found,) = client.stats().values()
-    names = {name.decode() if isinstance(name, bytes) else name for name in found}
-    expect({"pid", "curr_items", "bytes", "get_hits", "evictions"} - names, set())
+    expect_stats(found)
 
 
-def flush():
-    client.set("flush", b"1")
-    expect(client.flush_all(), True)
-    expect(client.get("flush"), None)
-
-
-run({
-    "set": set_, "add": add, "replace": replace, "cas": cas, "get-multi": get_multi, "incr": incr, "decr": decr,
-    "delete": delete, "expiry": expiry, "flags": flags, "large": large, "too-large": too_large,
-    "binary-value": binary_value, "binary-key": binary_key, "empty": empty, "stats": stats, "flush": flush,
+# The client has no append and prepend.
+shared = common(client, client.set_multi, values=[b"bytes", "text", 5, {"a": [1, 2]}])
+del shared["append"], shared["prepend"]
+run(shared | {
+    "get-multi": get_multi, "incr": incr, "decr": decr, "delete": delete, "too-large": too_large,
+    "binary-key": binary_key, "stats": stats,
 })
