@@ -3,8 +3,8 @@
 //! A [`Session`] is the server's side of one connection. It receives bytes in pieces of any size
 //! and appends the replies to a buffer. The replies do not depend on where the bytes were cut. Each
 //! protocol is a module: the text protocol, the meta protocol, whose commands may come in between,
-//! and the binary protocol. The first byte of a connection decides which one it speaks, as far as
-//! [`Binding`] allows.
+//! and the binary protocol. What their commands do with items is in one more, which all share. The
+//! first byte of a connection decides which one it speaks, as far as [`Binding`] allows.
 //!
 //! A session holds a bounded number of bytes, whatever the client sends: at most [`KEY_LIST_MAX`]
 //! bytes of an unfinished line, or the part of one value that has arrived, or the requests that
