@@ -93,7 +93,7 @@ pub(crate) struct Del {
 impl Del {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
         let map = self.store.open()?;
-        let removed = map.remove(self.key.as_bytes())?;
+        let removed = map.delete(self.key.as_bytes())?;
         map.into_db().close()?;
         Ok(if removed { SUCCESS } else { NEGATIVE })
     }

@@ -195,7 +195,7 @@ impl History {
         };
         if let Some(verdict) = rejoin.verdict(away) {
             if rejoin.flushes(away) {
-                db.default_map().flush_all(None)?;
+                db.default_map().clear()?;
             }
             warn(format_args!("{path}: {verdict}"));
         }

@@ -137,7 +137,7 @@ impl Store for Opened {
     }
 
     fn remove(&self, key: &[u8]) -> Result<Found> {
-        Ok(if self.map.remove(key)? { Found::Present } else { Found::Absent })
+        Ok(if self.map.delete(key)? { Found::Present } else { Found::Absent })
     }
 
     fn scan(

@@ -10,6 +10,7 @@
 
 use std::fmt::{self, Display};
 use std::ops::ControlFlow;
+use std::time::{Duration, UNIX_EPOCH};
 
 use evermap::{Edit, Error, ErrorKind, Map, Meta, Outcome, UnreadRecord};
 
@@ -173,7 +174,7 @@ impl Cache for Map {
     }
 
     fn delete(&self, key: &[u8]) -> Result<bool, CacheError> {
-        Ok(self.remove(key)?)
+        Ok(Map::delete(self, key)?)
     }
 
     fn touch(&self, key: &[u8], expiry: u32) -> Result<bool, CacheError> {
@@ -181,7 +182,10 @@ impl Cache for Map {
     }
 
     fn flush_all(&self, at: Option<u32>) -> Result<(), CacheError> {
-        Ok(Map::flush_all(self, at.map(u64::from))?)
+        match at {
+            None => Ok(self.clear()?),
+            Some(at) => Ok(self.expire_all_at(UNIX_EPOCH + Duration::from_secs(at.into()))?),
+        }
     }
 
     fn page(

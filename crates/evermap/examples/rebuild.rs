@@ -27,7 +27,7 @@ const VALUE: usize = 256;
 /// The child: stores all records, reports that, and waits to be killed.
 fn fill(path: &str, records: u64) -> Result<(), Box<dyn Error>> {
     let map = Evermap::open(path, Options::new())?.default_map();
-    for number in map.len().value..records {
+    for number in map.len()..records {
         map.put(&key(number), &[7; VALUE])?;
     }
     map.put(&key(0), &[8; VALUE])?;

@@ -70,6 +70,10 @@ impl<M: Medium> Clone for Evermap<M> {
     }
 }
 
+// After a panic in the middle of a change, every operation fails with `Poisoned`.
+impl<M: Medium> std::panic::UnwindSafe for Evermap<M> {}
+impl<M: Medium> std::panic::RefUnwindSafe for Evermap<M> {}
+
 impl<M: Medium> std::fmt::Debug for Evermap<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Evermap").field("path", &self.file.origin.path).finish_non_exhaustive()

@@ -663,6 +663,44 @@ fn shown(key: &[u8]) -> String {
     shown
 }
 
+/// So that functions which return [`std::io::Result`] can use `?`.
+///
+/// ```
+/// use std::io;
+/// fn stored() -> io::Result<()> {
+///     let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+///     Ok(map.put("key", "value")?)
+/// }
+/// # stored().unwrap();
+/// let missing = evermap::Evermap::open("/no/file", evermap::Options::new().create(false));
+/// let error = io::Error::from(missing.unwrap_err());
+/// assert_eq!(error.kind(), io::ErrorKind::NotFound);
+/// ```
+impl From<Error> for std::io::Error {
+    #[cold]
+    fn from(error: Error) -> Self {
+        use std::io::ErrorKind as Kind;
+        let kind = match error.kind() {
+            ErrorKind::InvalidInput | ErrorKind::Config => Kind::InvalidInput,
+            ErrorKind::NotFound => Kind::NotFound,
+            ErrorKind::NoSpace => Kind::StorageFull,
+            ErrorKind::Damaged
+            | ErrorKind::Counter
+            | ErrorKind::Encoding
+            | ErrorKind::NotAStore
+            | ErrorKind::Suspect => Kind::InvalidData,
+            ErrorKind::WouldDeadlock => Kind::Deadlock,
+            ErrorKind::HeldUp | ErrorKind::InUse => Kind::ResourceBusy,
+            ErrorKind::ReadOnly => Kind::ReadOnlyFilesystem,
+            ErrorKind::NewerFormat | ErrorKind::FileSystem | ErrorKind::NotOrdered => {
+                Kind::Unsupported
+            }
+            _ => Kind::Other,
+        };
+        std::io::Error::new(kind, error)
+    }
+}
+
 impl From<evermap_pm::Error> for Error {
     #[cold]
     fn from(source: evermap_pm::Error) -> Self {

@@ -1,6 +1,6 @@
 //! What is stored in a map and what is read from it.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::clock::Clock;
 use crate::record::access::PriorAccess;
@@ -53,14 +53,69 @@ impl Marks {
     }
 }
 
+/// When a record expires: made from a [`Duration`] from now, a [`SystemTime`], or seconds since
+/// 1970, of which `None` is [never](Expiry::NEVER).
+///
+/// Expiries are whole seconds: a time within a second is the end of that second.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use evermap::Expiry;
+/// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+/// map.put("session", "alice")?;
+/// assert!(map.touch("session", Duration::from_secs(3600))?);
+/// assert!(map.touch("session", SystemTime::now() + Duration::from_secs(3600))?);
+/// assert!(map.touch("session", Expiry::NEVER)?);
+/// # Ok::<(), evermap::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expiry(Option<u64>);
+
+impl Expiry {
+    /// The record does not expire.
+    pub const NEVER: Expiry = Expiry(None);
+
+    /// Returns the expiry in seconds since 1970, or `None` if it is never.
+    pub fn seconds(self) -> Option<u64> {
+        self.0
+    }
+}
+
+impl From<Duration> for Expiry {
+    /// From now by the [clock of the system](Clock::system), at least one second.
+    fn from(after: Duration) -> Self {
+        let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+        Expiry(Some(Clock::system().now().saturating_add(seconds.max(1))))
+    }
+}
+
+impl From<SystemTime> for Expiry {
+    fn from(time: SystemTime) -> Self {
+        // What expired before 1970 has expired.
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Expiry(Some(since.as_secs().saturating_add(u64::from(since.subsec_nanos() > 0))))
+    }
+}
+
+impl From<u64> for Expiry {
+    fn from(seconds: u64) -> Self {
+        Expiry(Some(seconds))
+    }
+}
+
+impl From<Option<u64>> for Expiry {
+    fn from(seconds: Option<u64>) -> Self {
+        Expiry(seconds)
+    }
+}
+
 impl Meta {
     /// Returns metadata without flags that never expires.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns metadata that expires `after` from now by the [clock of the system](Clock::system),
-    /// in whole seconds, at least one.
+    /// Returns metadata that expires then, for example a [`Duration`] from now.
     ///
     /// ```
     /// use std::time::Duration;
@@ -69,8 +124,8 @@ impl Meta {
     /// map.put_with(b"session", b"alice", Meta::expiring(Duration::from_secs(3600)))?;
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    pub fn expiring(after: Duration) -> Self {
-        Self::new().with_expiry(Clock::system().now().saturating_add(after.as_secs().max(1)))
+    pub fn expiring(expiry: impl Into<Expiry>) -> Self {
+        Self::new().with_expiry(expiry)
     }
 
     /// Sets the flags.
@@ -80,12 +135,12 @@ impl Meta {
         self
     }
 
-    /// Sets when the record expires, in seconds since 1970, or that it never does. Storing a record
-    /// fails with [`Error::ExpiryTooLate`](crate::Error::ExpiryTooLate) if that is later than
+    /// Sets when the record expires. Storing a record fails with
+    /// [`Error::ExpiryTooLate`](crate::Error::ExpiryTooLate) if that is later than
     /// [`EXPIRY_MAX`](crate::EXPIRY_MAX).
     #[must_use]
-    pub fn with_expiry(mut self, expires_at: impl Into<Option<u64>>) -> Self {
-        self.expires_at = expires_at.into();
+    pub fn with_expiry(mut self, expiry: impl Into<Expiry>) -> Self {
+        self.expires_at = expiry.into().seconds();
         self
     }
 
@@ -135,6 +190,11 @@ impl<'a> Item<'a> {
     pub(crate) fn with_access(mut self, prior: PriorAccess) -> Self {
         (self.fetched, self.idle) = (prior.fetched, prior.idle);
         self
+    }
+
+    /// Returns when it expires, or `None` if it never does.
+    pub fn expiry(&self) -> Option<SystemTime> {
+        self.expires_at.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
     }
 
     /// Returns its flags, expiry and marks: what is stored beside the value.

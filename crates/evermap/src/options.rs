@@ -173,7 +173,7 @@ impl Options {
     /// let map = Evermap::open(&path, Options::new().read_only(true))?.default_map();
     /// let other = Evermap::open(&path, Options::new().read_only(true))?.default_map();
     /// assert_eq!(map.get(b"key")?, other.get(b"key")?);
-    /// assert!(matches!(map.remove(b"key"), Err(Error::ReadOnly)));
+    /// assert!(matches!(map.delete(b"key"), Err(Error::ReadOnly)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn read_only(mut self, read_only: bool) -> Self {
@@ -264,7 +264,7 @@ impl Options {
     /// for key in 0..1_000u32 {
     ///     map.put(&key.to_le_bytes(), &[0; 10_000])?;
     /// }
-    /// assert!(map.len().value < 420);
+    /// assert!(map.len() < 420);
     /// assert!(map.stat().evictions > 0);
     /// # Ok::<(), evermap::Error>(())
     /// ```

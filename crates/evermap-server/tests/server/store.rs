@@ -413,7 +413,7 @@ fn a_list_of_items_holds_nothing_while_the_client_does_not_read() {
         }
         if pauses == 1 {
             // What is removed is not shown any more.
-            (0..KEYS).for_each(|key| drop(map.remove(format!("key-{key}").as_bytes())));
+            (0..KEYS).for_each(|key| drop(map.delete(format!("key-{key}").as_bytes())));
         }
         if !session.resume(&mut out) {
             break;

@@ -120,7 +120,7 @@ impl Batch {
     /// assert_eq!(map.get(b"b")?.as_deref(), Some(&b"2"[..]));
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> &mut Self {
+    pub fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> &mut Self {
         self.put_with(key, value, Meta::default())
     }
 
@@ -133,8 +133,13 @@ impl Batch {
     /// assert_eq!(map.get_with(b"a", |item| item.flags)?, Some(7));
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    pub fn put_with(&mut self, key: &[u8], value: &[u8], meta: Meta) -> &mut Self {
-        self.part(key).change = Base::Put(value.to_vec(), meta).into();
+    pub fn put_with(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        meta: Meta,
+    ) -> &mut Self {
+        self.part(key.as_ref()).change = Base::Put(value.as_ref().to_vec(), meta).into();
         self
     }
 
@@ -152,8 +157,8 @@ impl Batch {
     /// assert_eq!(map.fetch_add(b"there", 0)?, 2);
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    pub fn add(&mut self, key: &[u8], delta: i64) -> &mut Self {
-        *self.part(key).change.added.get_or_insert(0) += i128::from(delta);
+    pub fn add(&mut self, key: impl AsRef<[u8]>, delta: i64) -> &mut Self {
+        *self.part(key.as_ref()).change.added.get_or_insert(0) += i128::from(delta);
         self
     }
 
@@ -167,8 +172,8 @@ impl Batch {
     /// assert!(!map.contains(b"old name")?);
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    pub fn remove(&mut self, key: &[u8]) -> &mut Self {
-        self.part(key).change = Base::Remove.into();
+    pub fn remove(&mut self, key: impl AsRef<[u8]>) -> &mut Self {
+        self.part(key.as_ref()).change = Base::Remove.into();
         self
     }
 
@@ -187,8 +192,8 @@ impl Batch {
     /// assert!(matches!(map.apply(&batch)?, Applied::Refused { key, .. } if key == b"lock"));
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    pub fn expect(&mut self, key: &[u8], cas: Option<u64>) -> &mut Self {
-        self.part(key).expected.push(cas);
+    pub fn expect(&mut self, key: impl AsRef<[u8]>, cas: Option<u64>) -> &mut Self {
+        self.part(key.as_ref()).expected.push(cas);
         self
     }
 

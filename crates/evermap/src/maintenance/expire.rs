@@ -212,7 +212,7 @@ impl<M: Medium> Evermap<M> {
     /// map.put(b"key", b"value")?;
     /// map.touch(b"key", Some(1))?;
     /// map.db().purge()?;
-    /// assert_eq!(map.len().value, 0);
+    /// assert_eq!(map.len(), 0);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///

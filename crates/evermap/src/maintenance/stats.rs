@@ -177,7 +177,7 @@ impl<M: Medium> Map<M> {
             medium: file.pool.medium().name(),
             map: self.name().map(str::to_owned),
             maps: self.db.map_count(),
-            records: self.len(),
+            records: self.records(),
             records_at_open: self.inner.counters.at_open(),
             record_bytes: self.bytes(),
             file_bytes: file.pool.medium().len(),

@@ -510,7 +510,7 @@ impl<M: Medium> Evermap<M> {
     pub(crate) fn map_count(&self) -> u64 {
         let Ok(mut table) = self.table() else { return 0 };
         let catalogue = self.catalogue(&mut table);
-        catalogue.ok().flatten().map_or(0, |catalogue| catalogue.len().value)
+        catalogue.ok().flatten().map_or(0, |catalogue| catalogue.len())
     }
 
     /// Makes all maps refuse operations. If the last shutdown was unclean, returns the headers of

@@ -55,6 +55,10 @@ impl<M: Medium> Clone for Map<M> {
     }
 }
 
+// As for `Evermap`.
+impl<M: Medium> std::panic::UnwindSafe for Map<M> {}
+impl<M: Medium> std::panic::RefUnwindSafe for Map<M> {}
+
 impl<M: Medium> std::fmt::Debug for Map<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Map").field("name", &self.name()).field("db", &self.db).finish()
@@ -97,24 +101,52 @@ impl<M: Medium> Map<M> {
         self.db
     }
 
-    /// How many records are stored: exact whenever no mutation is running, unless the store was
-    /// opened after an unclean shutdown and has not been swept yet. Counts records that expired or
-    /// were flushed until the background maintenance has removed them. O(1).
+    /// Returns the number of records. Counts those that expired or were [cleared](Map::clear) until
+    /// they are removed in the background, and until a file is swept after an unclean shutdown only
+    /// what was stored since: [`records`](Map::records) tells that. O(1).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// assert_eq!(map.len().value, 1);
-    /// assert_eq!(map.len().to_string(), "1");
+    /// map.put("key", "value")?;
+    /// assert_eq!(map.len(), 1);
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    #[allow(clippy::len_without_is_empty)] // "empty" would not say whether it is sure
-    pub fn len(&self) -> Count {
+    pub fn len(&self) -> u64 {
+        self.records().value
+    }
+
+    /// Returns `true` if no key is present. O(1) in most maps; O(number of those) if there are
+    /// records that expired or were cleared and are not removed yet.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// assert!(map.is_empty()?);
+    /// map.put("key", "value")?;
+    /// assert!(!map.is_empty()?);
+    /// map.clear()?;
+    /// assert!(map.is_empty()?);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`]. A damaged record is an error only if no other is found before it.
+    pub fn is_empty(&self) -> Result<bool> {
+        match self.keys().next() {
+            Some(key) => key.map(|_| false),
+            None => Ok(true),
+        }
+    }
+
+    /// Returns the number of records, as [`len`](Map::len) does, and whether it is exact: whenever
+    /// no mutation is running, unless the file was opened after an unclean shutdown and has not been
+    /// swept yet. O(1).
+    pub fn records(&self) -> Count {
         let (totals, exact) = self.inner.counters.totals();
         Count { value: totals.records, exact }
     }
 
-    /// How many bytes the blocks of all records take. Exact when [`len`](Map::len) is. O(1).
+    /// Returns the number of bytes in the blocks of all records. Exact when
+    /// [`records`](Map::records) is. O(1).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();

@@ -22,12 +22,12 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// See [`Map`]. [`Error::NotACounter`] for a value of another length, [`Error::Overflow`] if
     /// the sum does not fit an `i64`: nothing has changed then.
-    pub fn fetch_add(&self, key: &[u8], delta: i64) -> Result<i64> {
+    pub fn fetch_add(&self, key: impl AsRef<[u8]>, delta: i64) -> Result<i64> {
         let mut answer = Ok((0, 0));
-        let _outcome = self.modify_by(self.begin_change(key)?, |current| {
+        let _outcome = self.modify_by(self.begin_change(key.as_ref())?, |current| {
             // Called again if another thread was faster, so the result of an earlier call means
             // nothing.
-            answer = sum(key, current.map(|item| item.value), delta.into());
+            answer = sum(key.as_ref(), current.map(|item| item.value), delta.into());
             match answer {
                 Ok((_, sum)) => Edit::Value(sum.to_le_bytes().to_vec()),
                 Err(_) => Edit::Keep,
@@ -50,9 +50,9 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn append(&self, key: &[u8], data: &[u8]) -> Result<u64> {
-        self.modify_to(key, |current| {
-            Edit::Value([current.map_or(&[][..], |item| item.value), data].concat())
+    pub fn append(&self, key: impl AsRef<[u8]>, data: impl AsRef<[u8]>) -> Result<u64> {
+        self.modify_to(key.as_ref(), |current| {
+            Edit::Value([current.map_or(&[][..], |item| item.value), data.as_ref()].concat())
         })
     }
 
@@ -68,9 +68,9 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn prepend(&self, key: &[u8], data: &[u8]) -> Result<u64> {
-        self.modify_to(key, |current| {
-            Edit::Value([data, current.map_or(&[][..], |item| item.value)].concat())
+    pub fn prepend(&self, key: impl AsRef<[u8]>, data: impl AsRef<[u8]>) -> Result<u64> {
+        self.modify_to(key.as_ref(), |current| {
+            Edit::Value([data.as_ref(), current.map_or(&[][..], |item| item.value)].concat())
         })
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod atomic;
 pub(crate) mod commit;
+pub(crate) mod ends;
 pub(crate) mod find_many;
 pub(crate) mod losses;
 pub(crate) mod pages;

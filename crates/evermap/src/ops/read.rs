@@ -44,7 +44,7 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
         let mut value = Vec::new();
         Ok(self.get_into(key, &mut value)?.then_some(value))
     }
@@ -63,8 +63,8 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn get_into(&self, key: &[u8], out: &mut Vec<u8>) -> Result<bool> {
-        let key = self.key(key)?;
+    pub fn get_into(&self, key: impl AsRef<[u8]>, out: &mut Vec<u8>) -> Result<bool> {
+        let key = self.key(key.as_ref())?;
         let guard = self.enter()?;
         let Some((record, _)) = self.find_to_read(key, &guard)? else { return Ok(false) };
         self.accessed(&record);
@@ -84,8 +84,12 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn get_with<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
-        self.read_with(key, Self::accessed, read)
+    pub fn get_with<R>(
+        &self,
+        key: impl AsRef<[u8]>,
+        read: impl FnOnce(Item<'_>) -> R,
+    ) -> Result<Option<R>> {
+        self.read_with(key.as_ref(), Self::accessed, read)
     }
 
     /// Calls `read` with the whole record of `key`, as [`get_with`](Map::get_with) does, but does
@@ -105,8 +109,12 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn peek<R>(&self, key: &[u8], read: impl FnOnce(Item<'_>) -> R) -> Result<Option<R>> {
-        self.read_with(key, Self::prior_access, read)
+    pub fn peek<R>(
+        &self,
+        key: impl AsRef<[u8]>,
+        read: impl FnOnce(Item<'_>) -> R,
+    ) -> Result<Option<R>> {
+        self.read_with(key.as_ref(), Self::prior_access, read)
     }
 
     fn read_with<R>(
@@ -162,8 +170,8 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn contains(&self, key: &[u8]) -> Result<bool> {
-        let key = self.key(key)?;
+    pub fn contains(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let key = self.key(key.as_ref())?;
         let guard = self.enter()?;
         Ok(self.find(key, &guard)?.is_some())
     }

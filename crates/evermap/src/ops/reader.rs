@@ -57,8 +57,8 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn get_ref(&self, key: &[u8]) -> Result<Option<ValueRef<'_>>> {
-        let key = self.key(key)?;
+    pub fn get_ref(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueRef<'_>>> {
+        let key = self.key(key.as_ref())?;
         let guard = self.enter()?;
         let Some(mut value) = self.value_ref(key, &guard)? else { return Ok(None) };
         if value.is_borrowed() {
@@ -126,8 +126,8 @@ impl<M: Medium> Reader<'_, M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn get(&self, key: &[u8]) -> Result<Option<ValueRef<'_>>> {
-        self.store.value_ref(self.store.key(key)?, &self.guard)
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueRef<'_>>> {
+        self.store.value_ref(self.store.key(key.as_ref())?, &self.guard)
     }
 }
 

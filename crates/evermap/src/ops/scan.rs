@@ -187,6 +187,8 @@ pub struct Scan<'s, M: Medium = Mapped> {
     tree: &'s dyn OrderedIndex,
     cursor: Cursor<'s>,
     direction: Direction,
+    /// Whether that is the direction of `next_back`.
+    is_turned: bool,
     /// The end of the range at which the scan ends.
     until: Bound<Vec<u8>>,
     /// The maximum number of pairs that are still to be shown, those in `items` not counted.
@@ -263,6 +265,7 @@ impl<'s, M: Medium> Scan<'s, M> {
             tree,
             cursor,
             direction,
+            is_turned: false,
             until,
             limit: u64::MAX,
             keys: Run::new(),
@@ -290,11 +293,20 @@ impl<'s, M: Medium> Scan<'s, M> {
     /// # Ok::<(), evermap::Error>(())
     /// ```
     pub fn reverse(mut self) -> Self {
-        self.begin_again(match self.direction {
-            Direction::Ascending => Direction::Descending,
-            Direction::Descending => Direction::Ascending,
-        });
+        self.face(true);
+        self.is_turned = false;
         self
+    }
+
+    /// Goes on at the end at which `next` is, or with `turned` at the other end.
+    fn face(&mut self, turned: bool) {
+        if self.is_turned != turned {
+            self.begin_again(match self.direction {
+                Direction::Ascending => Direction::Descending,
+                Direction::Descending => Direction::Ascending,
+            });
+            self.is_turned = turned;
+        }
     }
 
     /// Limits the number of records that are still to be shown.
@@ -371,6 +383,7 @@ impl<'s, M: Medium> Scan<'s, M> {
         &mut self,
         mut each: impl FnMut(Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<()> {
+        self.face(false);
         if !self.items.is_empty() {
             self.begin_again(self.direction);
         }
@@ -389,6 +402,19 @@ impl<'s, M: Medium> Scan<'s, M> {
             && let Some(error) = self.losses.pop_front()
         {
             flow = each(Err(error));
+        }
+        Ok(())
+    }
+
+    /// Calls `each` with the keys in order, whether or not their records can be read, until it
+    /// fails. No guard is held meanwhile. The keys are those of the ordered index: some may have
+    /// been removed.
+    pub(crate) fn visit_keys(&mut self, mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        while self.fetch_keys()? {
+            while self.at < self.keys.len() {
+                each(self.keys.key(self.at))?;
+                self.at += 1;
+            }
         }
         Ok(())
     }
@@ -555,12 +581,8 @@ impl<'s, M: Medium> Scan<'s, M> {
     }
 }
 
-impl<M: Medium> Iterator for Scan<'_, M> {
-    type Item = Result<(Vec<u8>, Vec<u8>)>;
-
-    /// Returns the error of a damaged record, and goes on with the next. Returns any other error
-    /// once, for example if the store was closed, and then ends.
-    fn next(&mut self) -> Option<Self::Item> {
+impl<M: Medium> Scan<'_, M> {
+    fn step(&mut self) -> Option<Result<(Vec<u8>, Vec<u8>)>> {
         while !self.over {
             if !self.map.inner.is_open() {
                 // What was copied ahead is not shown any more, as if it had been looked up only
@@ -585,6 +607,40 @@ impl<M: Medium> Iterator for Scan<'_, M> {
             }
         }
         None
+    }
+}
+
+impl<M: Medium> Iterator for Scan<'_, M> {
+    type Item = Result<(Vec<u8>, Vec<u8>)>;
+
+    /// Returns the error of a damaged record, and goes on with the next. Returns any other error
+    /// once, for example if the store was closed, and then ends.
+    fn next(&mut self) -> Option<Self::Item> {
+        self.face(false);
+        self.step()
+    }
+}
+
+impl<M: Medium> DoubleEndedIterator for Scan<'_, M> {
+    /// Returns what comes last of what was not shown yet. O(log n) if [`next`](Iterator::next) was
+    /// called before, as `next` is then after this; otherwise O(1).
+    ///
+    /// ```
+    /// # use evermap::{Evermap, Options};
+    /// # let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
+    /// for key in ["a", "b", "c"] {
+    ///     map.put(key, "")?;
+    /// }
+    /// let mut scan = map.scan(..)?;
+    /// assert_eq!(scan.next_back().unwrap()?.0, b"c");
+    /// assert_eq!(scan.next().unwrap()?.0, b"a");
+    /// assert_eq!(scan.next_back().unwrap()?.0, b"b");
+    /// assert!(scan.next().is_none() && scan.next_back().is_none());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.face(true);
+        self.step()
     }
 }
 

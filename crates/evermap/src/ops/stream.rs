@@ -42,7 +42,7 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// [`Error::Source`] if reading `source` fails, [`Error::ValueLength`] if it ends too early;
     /// and those of a mutation, see [`Map`]. Nothing has changed then.
-    pub fn put_from(&self, key: &[u8], len: usize, mut source: impl Read) -> Result<()> {
+    pub fn put_from(&self, key: impl AsRef<[u8]>, len: usize, mut source: impl Read) -> Result<()> {
         let mut writer = self.value_writer(key, len, Meta::default())?;
         let mut piece = vec![0; len.min(PIECE)];
         while writer.remaining() > 0 {
@@ -74,18 +74,23 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn value_writer(&self, key: &[u8], len: usize, meta: Meta) -> Result<ValueWriter<'_, M>> {
+    pub fn value_writer(
+        &self,
+        key: impl AsRef<[u8]>,
+        len: usize,
+        meta: Meta,
+    ) -> Result<ValueWriter<'_, M>> {
         if len > VALUE_MAX {
             return Err(Error::ValueTooLong { len, max: VALUE_MAX });
         }
         let meta = (meta.flags, Control::of(&meta)?.encode());
-        let named = self.begin_change(key)?;
+        let named = self.begin_change(key.as_ref())?;
         let record = self.db.with_space(|| {
             let _guard = self.enter_writing()?;
-            self.ensure_room(self.db.file.pool.block_size(record_bytes(key.len(), len)))?;
+            self.ensure_room(self.db.file.pool.block_size(record_bytes(key.as_ref().len(), len)))?;
             PartialRecord::reserve(&self.db.file.pool, &self.db.file.partial, named.bytes, len)
         })?;
-        Ok(ValueWriter { store: self, key: key.to_vec(), meta, record: Some(record) })
+        Ok(ValueWriter { store: self, key: key.as_ref().to_vec(), meta, record: Some(record) })
     }
 
     /// Begins to read the value of `key` piece by piece, or returns `None` if the key is absent;
@@ -106,8 +111,8 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn value_reader(&self, key: &[u8]) -> Result<Option<ValueReader<'_, M>>> {
-        let key = self.key(key)?;
+    pub fn value_reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader<'_, M>>> {
+        let key = self.key(key.as_ref())?;
         let guard = self.enter()?;
         let Some(mut reader) = self.read_under(key, &guard)? else { return Ok(None) };
         reader.guard = Some(guard);
@@ -138,8 +143,8 @@ impl<M: Medium> Reader<'_, M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn stream(&self, key: &[u8]) -> Result<Option<ValueReader<'_, M>>> {
-        self.store.read_under(self.store.key(key)?, &self.guard)
+    pub fn stream(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader<'_, M>>> {
+        self.store.read_under(self.store.key(key.as_ref())?, &self.guard)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Mutations of one key.
 
+use std::time::SystemTime;
+
 use evermap_index::key::BytesRef;
 use evermap_index::record::HEAD;
 use evermap_index::{Guard, MutateMode};
@@ -10,7 +12,7 @@ use crate::ops::read::LiveRecord;
 use crate::record::access::PriorAccess;
 use crate::record::control::Control;
 use crate::record::{Record, encode_expiry};
-use crate::{Edit, Item, Map, Marks, Meta, Outcome, Result};
+use crate::{Edit, Expiry, Item, Map, Marks, Meta, Outcome, Result};
 
 impl<M: Medium> Map<M> {
     /// Binds `key` to `value`, whether or not it is present. Expected O(1).
@@ -24,7 +26,7 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+    pub fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.put_with(key, value, Meta::default()).map(drop)
     }
 
@@ -41,8 +43,14 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn put_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<u64> {
-        let outcome = self.store(key, value, meta, MutateMode::MayInsert, None, |_| true)?;
+    pub fn put_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        meta: Meta,
+    ) -> Result<u64> {
+        let outcome =
+            self.store(key.as_ref(), value.as_ref(), meta, MutateMode::MayInsert, None, |_| true)?;
         Ok(outcome.cas().expect("something was stored"))
     }
 
@@ -60,7 +68,11 @@ impl<M: Medium> Map<M> {
     /// See [`Map`]. If the old value is damaged, this returns
     /// [`Error::Damaged`](crate::Error::Damaged), and the key is bound to the new value
     /// nevertheless.
-    pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>> {
+    pub fn insert(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+    ) -> Result<Option<Vec<u8>>> {
         self.insert_with(key, value, Meta::default())
     }
 
@@ -68,10 +80,21 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`insert`](Map::insert).
-    pub fn insert_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Option<Vec<u8>>> {
+    pub fn insert_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        meta: Meta,
+    ) -> Result<Option<Vec<u8>>> {
         let mut old = OldValue::default();
-        let stored =
-            self.store(key, value, meta, MutateMode::MayInsert, Some(&mut old), |_| true)?;
+        let stored = self.store(
+            key.as_ref(),
+            value.as_ref(),
+            meta,
+            MutateMode::MayInsert,
+            Some(&mut old),
+            |_| true,
+        )?;
         Ok(old.of(stored))
     }
 
@@ -88,7 +111,7 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn try_insert(&self, key: &[u8], value: &[u8]) -> Result<Outcome> {
+    pub fn try_insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Outcome> {
         self.try_insert_with(key, value, Meta::default())
     }
 
@@ -96,8 +119,15 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn try_insert_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
-        self.store(key, value, meta, MutateMode::MayInsert, None, |found| found.is_none())
+    pub fn try_insert_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        meta: Meta,
+    ) -> Result<Outcome> {
+        self.store(key.as_ref(), value.as_ref(), meta, MutateMode::MayInsert, None, |found| {
+            found.is_none()
+        })
     }
 
     /// Returns the value of `key`; if it is absent, binds it to `value` first. Expected O(1).
@@ -111,13 +141,17 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn get_or_insert(&self, key: &[u8], value: &[u8]) -> Result<Vec<u8>> {
+    pub fn get_or_insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Vec<u8>> {
         let (mut old, meta) = (OldValue::default(), Meta::default());
-        let stored =
-            self.store(key, value, meta, MutateMode::MayInsert, Some(&mut old), |found| {
-                found.is_none()
-            })?;
-        Ok(old.of(stored).unwrap_or_else(|| value.to_vec()))
+        let stored = self.store(
+            key.as_ref(),
+            value.as_ref(),
+            meta,
+            MutateMode::MayInsert,
+            Some(&mut old),
+            |found| found.is_none(),
+        )?;
+        Ok(old.of(stored).unwrap_or_else(|| value.as_ref().to_vec()))
     }
 
     /// Binds `key` to `value` if it is present. Returns [`Outcome::Updated`] or
@@ -134,7 +168,7 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn replace(&self, key: &[u8], value: &[u8]) -> Result<Outcome> {
+    pub fn replace(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Outcome> {
         self.replace_with(key, value, Meta::default())
     }
 
@@ -142,8 +176,15 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn replace_with(&self, key: &[u8], value: &[u8], meta: Meta) -> Result<Outcome> {
-        self.store(key, value, meta, MutateMode::ExistingOnly, None, |found| found.is_some())
+    pub fn replace_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        meta: Meta,
+    ) -> Result<Outcome> {
+        self.store(key.as_ref(), value.as_ref(), meta, MutateMode::ExistingOnly, None, |found| {
+            found.is_some()
+        })
     }
 
     /// Binds `key` to `value` if its record has this CAS id. Returns [`Outcome::Updated`],
@@ -160,7 +201,12 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn compare_exchange(&self, key: &[u8], cas: u64, value: &[u8]) -> Result<Outcome> {
+    pub fn compare_exchange(
+        &self,
+        key: impl AsRef<[u8]>,
+        cas: u64,
+        value: impl AsRef<[u8]>,
+    ) -> Result<Outcome> {
         self.compare_exchange_with(key, cas, value, Meta::default())
     }
 
@@ -170,9 +216,9 @@ impl<M: Medium> Map<M> {
     /// See [`Map`].
     pub fn compare_exchange_with(
         &self,
-        key: &[u8],
+        key: impl AsRef<[u8]>,
         cas: u64,
-        value: &[u8],
+        value: impl AsRef<[u8]>,
         meta: Meta,
     ) -> Result<Outcome> {
         self.compare_exchange_unless(key, cas, Marks::NONE, value, meta)
@@ -195,13 +241,13 @@ impl<M: Medium> Map<M> {
     /// See [`Map`].
     pub fn compare_exchange_unless(
         &self,
-        key: &[u8],
+        key: impl AsRef<[u8]>,
         cas: u64,
         marks: Marks,
-        value: &[u8],
+        value: impl AsRef<[u8]>,
         meta: Meta,
     ) -> Result<Outcome> {
-        self.store(key, value, meta, MutateMode::ExistingOnly, None, |found| {
+        self.store(key.as_ref(), value.as_ref(), meta, MutateMode::ExistingOnly, None, |found| {
             found.is_some_and(|record| {
                 let has = || record.control().unwrap_or_default().marks;
                 record.cas() == cas && !has().intersects(marks)
@@ -267,20 +313,21 @@ impl<M: Medium> Map<M> {
         self.copy(key.bytes, &record, &mut old.0)
     }
 
-    /// Removes `key`. Returns `true` if it was present. Expected O(1).
+    /// Removes `key`, and does not look at its value. Returns `true` if it was present. Expected
+    /// O(1).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
-    /// assert!(map.remove(b"key")?);
-    /// assert!(!map.remove(b"key")?);
+    /// assert!(map.delete(b"key")?);
+    /// assert!(!map.delete(b"key")?);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
     /// See [`Map`]. A damaged record is removed too.
-    pub fn remove(&self, key: &[u8]) -> Result<bool> {
-        let key = self.begin_change(key)?;
+    pub fn delete(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let key = self.begin_change(key.as_ref())?;
         Ok(self.unbind(key, None, None)? == Outcome::Removed)
     }
 
@@ -289,16 +336,16 @@ impl<M: Medium> Map<M> {
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
-    /// assert_eq!(map.take(b"key")?, Some(b"value".to_vec()));
-    /// assert_eq!(map.take(b"key")?, None);
+    /// assert_eq!(map.remove(b"key")?, Some(b"value".to_vec()));
+    /// assert_eq!(map.remove(b"key")?, None);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
     /// See [`Map`]. If the value is damaged, this returns
     /// [`Error::Damaged`](crate::Error::Damaged), and the key is removed nevertheless.
-    pub fn take(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        let (key, mut old) = (self.begin_change(key)?, OldValue::default());
+    pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
+        let (key, mut old) = (self.begin_change(key.as_ref())?, OldValue::default());
         let outcome = self.unbind(key, Some(&mut old), None)?;
         Ok((outcome == Outcome::Removed).then_some(old.0))
     }
@@ -317,8 +364,8 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn remove_if(&self, key: &[u8], cas: u64) -> Result<Outcome> {
-        self.unbind(self.begin_change(key)?, None, Some(cas))
+    pub fn remove_if(&self, key: impl AsRef<[u8]>, cas: u64) -> Result<Outcome> {
+        self.unbind(self.begin_change(key.as_ref())?, None, Some(cas))
     }
 
     /// Removes the record of `key`, if it is `expected` to have a CAS id only the one with that.
@@ -354,22 +401,24 @@ impl<M: Medium> Map<M> {
         Ok(outcome)
     }
 
-    /// Changes when `key` expires (seconds since 1970; `None`: never), and nothing else. Returns
-    /// `true` if it is present. The CAS id stays. Expected O(1).
+    /// Changes when `key` expires, and nothing else. Returns `true` if it is present. The CAS id
+    /// stays. Expected O(1).
     ///
     /// ```
+    /// use std::time::{Duration, SystemTime};
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// assert!(map.touch(b"key", Some(1))?);
-    /// assert_eq!(map.get(b"key")?, None, "1970 is over");
+    /// map.put("key", "value")?;
+    /// assert!(map.touch("key", Duration::from_secs(60))?);
+    /// assert!(map.touch("key", SystemTime::now() - Duration::from_secs(60))?);
+    /// assert_eq!(map.get("key")?, None, "it has expired");
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn touch(&self, key: &[u8], expires_at: Option<u64>) -> Result<bool> {
-        let (key, expires_at) = (self.begin_change(key)?, encode_expiry(expires_at)?);
-        let guard = self.enter_writing()?;
+    pub fn touch(&self, key: impl AsRef<[u8]>, expiry: impl Into<Expiry>) -> Result<bool> {
+        let expires_at = encode_expiry(expiry.into().seconds())?;
+        let (key, guard) = (self.begin_change(key.as_ref())?, self.enter_writing()?);
         Ok(self.touch_under(key, expires_at, &guard)?.is_some())
     }
 
@@ -379,7 +428,8 @@ impl<M: Medium> Map<M> {
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
-    /// let length = map.get_and_touch(b"key", None, |item| item.value.len())?;
+    /// let hour = std::time::Duration::from_secs(3600);
+    /// let length = map.get_and_touch("key", hour, |item| item.value.len())?;
     /// assert_eq!(length, Some(5));
     /// # Ok::<(), evermap::Error>(())
     /// ```
@@ -388,12 +438,12 @@ impl<M: Medium> Map<M> {
     /// See [`Map`].
     pub fn get_and_touch<R>(
         &self,
-        key: &[u8],
-        expires_at: Option<u64>,
+        key: impl AsRef<[u8]>,
+        expiry: impl Into<Expiry>,
         read: impl FnOnce(Item<'_>) -> R,
     ) -> Result<Option<R>> {
-        let (key, expires_at) = (self.begin_change(key)?, encode_expiry(expires_at)?);
-        let guard = self.enter_writing()?;
+        let expires_at = encode_expiry(expiry.into().seconds())?;
+        let (key, guard) = (self.begin_change(key.as_ref())?, self.enter_writing()?);
         let touched = self.touch_under(key, expires_at, &guard)?;
         let Some(((record, control), prior)) = touched else { return Ok(None) };
         let mut value = Vec::new();
@@ -465,10 +515,10 @@ impl<M: Medium> Map<M> {
     /// See [`Map`].
     pub fn modify(
         &self,
-        key: &[u8],
+        key: impl AsRef<[u8]>,
         mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
     ) -> Result<Option<u64>> {
-        let key = self.begin_change(key)?;
+        let key = self.begin_change(key.as_ref())?;
         let outcome = self.modify_by(key, |item| {
             let _edit = self.begin_edit(key);
             edit(item)
@@ -492,7 +542,7 @@ impl<M: Medium> Map<M> {
     /// See [`Map`].
     pub fn fetch_modify(
         &self,
-        key: &[u8],
+        key: impl AsRef<[u8]>,
         mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
     ) -> Result<Option<Vec<u8>>> {
         let mut before = None;
@@ -615,22 +665,49 @@ impl<M: Medium> Map<M> {
         Ok(marked.map(|(_, cas)| Outcome::Kept { cas }))
     }
 
-    /// Makes everything absent that was stored so far: immediately, or at the first operation at or
-    /// after `at` (seconds since 1970). A later call replaces one that is pending. Survives a crash
-    /// like any other mutation. O(1); the space is reclaimed in the background.
+    /// Removes all records at once. Survives a crash like any other mutation. O(1); the space is
+    /// reclaimed in the background.
+    ///
+    /// An [`expire_all_at`](Map::expire_all_at) that is pending is called off.
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// map.flush_all(None)?;
-    /// assert_eq!(map.get(b"key")?, None);
+    /// map.put("key", "value")?;
+    /// map.clear()?;
+    /// assert_eq!(map.get("key")?, None);
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn flush_all(&self, at: Option<u64>) -> Result<()> {
-        let at = at.map(|at| encode_expiry(Some(at))).transpose()?;
+    pub fn clear(&self) -> Result<()> {
+        self.flush(None)
+    }
+
+    /// Makes all records expire at a time that will have been stored before it: the first operation
+    /// at or after it finds the map empty. A later call replaces one that is pending, as
+    /// [`clear`](Map::clear) does. Survives a crash like any other mutation. O(1).
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// use evermap::{Clock, Evermap, Options};
+    /// let clock = Clock::manual(1_000);
+    /// let map = Evermap::in_memory(Options::new().clock(clock.clone()))?.default_map();
+    /// map.put("key", "value")?;
+    /// map.expire_all_at(SystemTime::UNIX_EPOCH + Duration::from_secs(1_060))?;
+    /// assert!(map.contains("key")?);
+    /// clock.set(1_060);
+    /// assert!(!map.contains("key")?);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn expire_all_at(&self, time: SystemTime) -> Result<()> {
+        self.flush(Some(encode_expiry(Expiry::from(time).seconds())?))
+    }
+
+    fn flush(&self, at: Option<u32>) -> Result<()> {
         let (file, _guard) = (&self.db.file, self.enter_writing()?);
         if self.inner.flush.flush(file.pool.region(), &file.cas_counter, at, file.clock.now()) {
             self.has_flushed();

@@ -379,7 +379,7 @@ mod tests {
         let key = map.key(b"key").unwrap();
         let since = map.unbindings(key);
         map.put(key.bytes, b"").unwrap();
-        assert!(map.remove(key.bytes).unwrap());
+        assert!(map.delete(key.bytes).unwrap());
         map.notice(key, KeyEvent::Bound { since }, &map.enter().unwrap());
         assert_eq!(map.scan(..).unwrap().count(), 0);
         let mut problems = Vec::new();

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::counted;
-use crate::{Error, Iter, KeyRange, Map, Result, Scan};
+use crate::{Batch, Error, Item, Iter, KeyRange, Map, Meta, Outcome, Result, Scan};
 
 pub use key::{DecodeKey, EncodeKey};
 
@@ -37,8 +37,8 @@ impl<M: Medium> Map<M> {
 /// format, for which an `enum` of versions is one way.
 ///
 /// The types are not stored. Bytes that are not of the type are an error where they are met,
-/// [`Error::Undecodable`], and do not keep others from being read. All that this view lacks, as
-/// batches and expiry, can be done to the [map](TypedMap::map) itself.
+/// [`Error::Undecodable`], and do not keep others from being read. All that this view lacks can
+/// be done to the [map](TypedMap::map) itself.
 ///
 /// ```
 /// use evermap::{Evermap, Options, TypedMap};
@@ -128,20 +128,185 @@ impl<K: DecodeKey, V: Serialize + DeserializeOwned, M: Medium> TypedMap<K, V, M>
         K: Borrow<Q>,
     {
         let key = encoded(key);
-        let value = postcard::to_stdvec(value)
-            .map_err(|error| Error::unencodable(&key, type_name::<V>(), error.to_string()))?;
-        self.map.put(&key, &value)
+        self.map.put(&key, encoded_value(&key, value)?)
     }
 
-    /// Removes `key`; returns whether it was present. Expected O(1).
+    /// Binds `key` to `value` with flags and expiry, whatever was there. Returns the CAS id of the
+    /// new record.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use evermap::Meta;
+    /// # use evermap::{Evermap, Options, TypedMap};
+    /// # let map = Evermap::in_memory(Options::new())?.default_map();
+    /// let sessions: TypedMap<u64, String> = map.typed();
+    /// sessions.put_with(&7, &"ann".into(), Meta::expiring(Duration::from_secs(3600)))?;
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// See [`Map`].
-    pub fn remove<Q: EncodeKey + ?Sized>(&self, key: &Q) -> Result<bool>
+    /// See [`put`](TypedMap::put).
+    pub fn put_with<Q: EncodeKey + ?Sized>(&self, key: &Q, value: &V, meta: Meta) -> Result<u64>
     where
         K: Borrow<Q>,
     {
-        self.map.remove(&encoded(key))
+        let key = encoded(key);
+        self.map.put_with(&key, encoded_value(&key, value)?, meta)
+    }
+
+    /// Binds `key` to `value` if it is absent: see [`Map::try_insert`].
+    ///
+    /// ```
+    /// # use evermap::{Evermap, Options, TypedMap};
+    /// # let map = Evermap::in_memory(Options::new())?.default_map();
+    /// let owners: TypedMap<String, u32> = map.typed();
+    /// assert!(owners.try_insert("lock", &1)?.changed());
+    /// assert!(!owners.try_insert("lock", &2)?.changed());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`put`](TypedMap::put).
+    pub fn try_insert<Q: EncodeKey + ?Sized>(&self, key: &Q, value: &V) -> Result<Outcome>
+    where
+        K: Borrow<Q>,
+    {
+        self.try_insert_with(key, value, Meta::default())
+    }
+
+    /// [`try_insert`](TypedMap::try_insert) with flags and expiry.
+    ///
+    /// # Errors
+    /// See [`put`](TypedMap::put).
+    pub fn try_insert_with<Q: EncodeKey + ?Sized>(
+        &self,
+        key: &Q,
+        value: &V,
+        meta: Meta,
+    ) -> Result<Outcome>
+    where
+        K: Borrow<Q>,
+    {
+        let key = encoded(key);
+        self.map.try_insert_with(&key, encoded_value(&key, value)?, meta)
+    }
+
+    /// Returns the value of `key` with its CAS id, for
+    /// [`compare_exchange`](TypedMap::compare_exchange), or `None` if the key is absent.
+    ///
+    /// # Errors
+    /// See [`get`](TypedMap::get).
+    pub fn get_with_cas<Q: EncodeKey + ?Sized>(&self, key: &Q) -> Result<Option<(V, u64)>>
+    where
+        K: Borrow<Q>,
+    {
+        let key = encoded(key);
+        let read = |item: Item<'_>| Ok((decoded_value(&key, item.value)?, item.cas));
+        self.map.get_with(&key, read)?.transpose()
+    }
+
+    /// Binds `key` to `value` if its record has this CAS id: see [`Map::compare_exchange`].
+    ///
+    /// ```
+    /// # use evermap::{Evermap, Options, TypedMap};
+    /// # let map = Evermap::in_memory(Options::new())?.default_map();
+    /// let counts: TypedMap<String, u32> = map.typed();
+    /// counts.put("visits", &1)?;
+    /// let (count, cas) = counts.get_with_cas("visits")?.unwrap();
+    /// assert!(counts.compare_exchange("visits", cas, &(count + 1))?.changed());
+    /// assert!(!counts.compare_exchange("visits", cas, &(count + 1))?.changed());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`put`](TypedMap::put).
+    pub fn compare_exchange<Q: EncodeKey + ?Sized>(
+        &self,
+        key: &Q,
+        cas: u64,
+        value: &V,
+    ) -> Result<Outcome>
+    where
+        K: Borrow<Q>,
+    {
+        let key = encoded(key);
+        self.map.compare_exchange(&key, cas, encoded_value(&key, value)?)
+    }
+
+    /// Removes `key`, and returns the value that it had, or `None` if it was absent.
+    ///
+    /// # Errors
+    /// See [`get`](TypedMap::get) and [`Map::remove`]. The key is removed even if its value is not
+    /// of type `V`.
+    pub fn remove<Q: EncodeKey + ?Sized>(&self, key: &Q) -> Result<Option<V>>
+    where
+        K: Borrow<Q>,
+    {
+        let key = encoded(key);
+        self.map.remove(&key)?.map(|value| decoded_value(&key, &value)).transpose()
+    }
+
+    /// Adds to `batch` that `key` is bound to `value`. A batch that names maps is
+    /// [applied](crate::Evermap::apply) to the file, any other to [this map](Map::apply).
+    ///
+    /// ```
+    /// use evermap::Batch;
+    /// # use evermap::{Evermap, MapOptions, Options, TypedMap};
+    /// # let db = Evermap::in_memory(Options::new())?;
+    /// let jobs: TypedMap<u64, String> = db.map("jobs", MapOptions::new())?.typed();
+    /// let done: TypedMap<u64, u32> = db.map("done", MapOptions::new())?.typed();
+    /// jobs.put(&7, &"sweep".into())?;
+    /// let mut batch = Batch::new();
+    /// jobs.remove_in(&mut batch, &7);
+    /// done.put_in(&mut batch, &7, &1)?;
+    /// assert!(db.apply(&batch)?.is_done());
+    /// assert_eq!((jobs.get(&7)?, done.get(&7)?), (None, Some(1)));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unencodable`] if `value` refuses to be serialized.
+    pub fn put_in<Q: EncodeKey + ?Sized>(&self, batch: &mut Batch, key: &Q, value: &V) -> Result<()>
+    where
+        K: Borrow<Q>,
+    {
+        let key = encoded(key);
+        let value = encoded_value(&key, value)?;
+        batch.in_map(self.map.name()).put(&key, value);
+        Ok(())
+    }
+
+    /// Adds to `batch` that `key` is removed: see [`put_in`](TypedMap::put_in).
+    pub fn remove_in<Q: EncodeKey + ?Sized>(&self, batch: &mut Batch, key: &Q)
+    where
+        K: Borrow<Q>,
+    {
+        batch.in_map(self.map.name()).remove(encoded(key));
+    }
+
+    /// Returns the number of keys: see [`Map::len`].
+    pub fn len(&self) -> u64 {
+        self.map.len()
+    }
+
+    /// Returns `true` if no key is present: see [`Map::is_empty`].
+    ///
+    /// # Errors
+    /// See [`Map::is_empty`].
+    pub fn is_empty(&self) -> Result<bool> {
+        self.map.is_empty()
+    }
+
+    /// Removes `key`, and does not look at its value. Returns `true` if it was present. Expected
+    /// O(1).
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn delete<Q: EncodeKey + ?Sized>(&self, key: &Q) -> Result<bool>
+    where
+        K: Borrow<Q>,
+    {
+        self.map.delete(&encoded(key))
     }
 
     /// Returns all keys and values, in no particular order; see [`Map::iter`].
@@ -249,6 +414,11 @@ fn encoded<K: EncodeKey + ?Sized>(key: &K) -> Vec<u8> {
     let mut bytes = Vec::new();
     key.encode_key(&mut bytes);
     bytes
+}
+
+fn encoded_value<V: Serialize>(key: &[u8], value: &V) -> Result<Vec<u8>> {
+    postcard::to_stdvec(value)
+        .map_err(|error| Error::unencodable(key, type_name::<V>(), error.to_string()))
 }
 
 fn decoded_key<K: DecodeKey>(bytes: &[u8]) -> Result<K> {

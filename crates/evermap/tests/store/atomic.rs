@@ -149,7 +149,7 @@ fn nothing_is_computed_from_what_is_flushed() {
             // Long enough for a thread that does not wait.
             let _ = is_done.recv_timeout(Duration::from_millis(200));
         });
-        store.flush_all(None).unwrap();
+        store.clear().unwrap();
         let value = loop {
             match store.get(b"count").unwrap() {
                 Some(value) => break value,
@@ -215,14 +215,14 @@ fn a_replacement_that_begins_again_reports_what_it_finds_then() {
     map.put(b"key", b"old").unwrap();
     let (other, kept) = (map.clone(), memory.clone());
     memory.at_next_fence(move || {
-        other.flush_all(None).unwrap();
+        other.clear().unwrap();
         other.put(b"key", b"newer").unwrap();
         // The next fence makes the new CAS id of the replacement durable.
-        kept.at_next_fence(move || assert!(other.remove(b"key").unwrap()));
+        kept.at_next_fence(move || assert!(other.delete(b"key").unwrap()));
     });
     assert_eq!(map.replace(b"key", b"replacement").unwrap(), Outcome::Absent);
     assert_eq!(map.get(b"key").unwrap(), None);
-    assert_eq!(map.len().value, 0);
+    assert_eq!(map.len(), 0);
 }
 
 #[test]
@@ -236,8 +236,8 @@ fn old_values_are_returned() {
     assert_eq!(map.fetch_modify(b"key", edit).unwrap(), Some(b"2".to_vec()));
     assert_eq!(map.get_with(b"key", |item| item.flags).unwrap(), Some(7));
     assert_eq!(map.fetch_modify(b"none", |_| Edit::Keep).unwrap(), None);
-    assert_eq!(map.take(b"key").unwrap(), Some(b"4".to_vec()));
-    assert_eq!(map.take(b"key").unwrap(), None);
+    assert_eq!(map.remove(b"key").unwrap(), Some(b"4".to_vec()));
+    assert_eq!(map.remove(b"key").unwrap(), None);
     assert_eq!(map.insert_with(b"gone", b"1", common::meta(0, 1)).unwrap(), None);
     assert_eq!(map.insert(b"gone", b"2").unwrap(), None, "an expired record is absent");
 }
@@ -253,7 +253,7 @@ fn each_old_value_is_returned_once() {
             move || {
                 let next = |round: u32| (u64::from(me) << 32 | u64::from(round)).to_le_bytes();
                 let old = |round: u32| match round % 3 {
-                    0 => map.take(b"key").unwrap(),
+                    0 => map.remove(b"key").unwrap(),
                     _ => map.insert(b"key", &next(round)).unwrap(),
                 };
                 (0..ROUNDS).filter_map(old).collect()
@@ -263,7 +263,7 @@ fn each_old_value_is_returned_once() {
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
     let mut seen: Vec<Vec<u8>> = seen.into_iter().flatten().collect();
-    seen.extend(map.take(b"key").unwrap());
+    seen.extend(map.remove(b"key").unwrap());
     let stored = (0..ROUNDS).filter(|round| round % 3 != 0).count() * 3;
     assert_eq!(seen.len(), stored);
     seen.sort_unstable();

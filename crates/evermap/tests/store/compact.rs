@@ -56,7 +56,7 @@ fn what_moves_stays_the_same() {
     };
     let ids: Vec<_> = (0..KEYS).map(put).collect();
     for key in (0..KEYS).filter(|key| key % 10 != 0) {
-        store.remove(&key_of(key)).unwrap();
+        store.delete(&key_of(key)).unwrap();
     }
     store.touch(&key_of(0), Some(7777)).unwrap();
     let (records, before) = (store.stat().record_bytes, store.space().unwrap());
@@ -90,7 +90,7 @@ fn a_full_store_with_scattered_space_compacts_itself() {
         stored += 1;
     }
     for key in (0..stored).filter(|key| key % 8 != 0) {
-        store.remove(&key_of(key)).unwrap();
+        store.delete(&key_of(key)).unwrap();
     }
     for key in 0..100 {
         store.put(&key_of(stored + key), &[2; 3000]).unwrap();
@@ -138,7 +138,7 @@ fn space_that_a_reader_holds_up_is_waited_for() {
                 std::thread::sleep(std::time::Duration::from_millis(2));
             });
             reads.wait();
-            store.remove(&key_of(key)).unwrap();
+            store.delete(&key_of(key)).unwrap();
             over.store(true, Relaxed);
             put(stored + key).unwrap();
         });
@@ -167,7 +167,7 @@ fn records_move_beside_readers_and_writers() {
                     }
                     let stays = |key: u64| (key / 3 + round).is_multiple_of(8);
                     for key in mine().filter(|&key| !stays(key)) {
-                        assert!(store.remove(&key_of(key)).unwrap());
+                        assert!(store.delete(&key_of(key)).unwrap());
                     }
                     for key in mine() {
                         let expected = stays(key).then(|| value_of(&key_of(key), round, size));
@@ -193,7 +193,7 @@ fn it_happens_in_the_background() {
     (0..KEYS).for_each(|key| map.put(&key_of(key), &[1; 100]).unwrap());
     let full = map.space().unwrap().extent_bytes;
     for key in (0..KEYS).filter(|key| key % 10 != 0) {
-        map.remove(&key_of(key)).unwrap();
+        map.delete(&key_of(key)).unwrap();
     }
     while map.space().unwrap().extent_bytes > full / 2 {
         std::thread::sleep(std::time::Duration::from_millis(20));

@@ -88,7 +88,7 @@ fn readers_see_whole_values() {
                     for _ in 0..60_000 {
                         let key = key_of(random.below(KEYS));
                         if random.below(4) == 0 {
-                            map.remove(&key).unwrap();
+                            map.delete(&key).unwrap();
                         } else {
                             let len = random.below(2000) as usize;
                             map.put(&key, &value_of(&key, random.next(), len)).unwrap();
@@ -167,7 +167,7 @@ fn iteration_shows_what_stays_exactly_once() {
                     map.put(&key_of("moving", key), &cycle.to_le_bytes()).unwrap();
                 }
                 (0..10 * STABLE).for_each(|key| {
-                    map.remove(&key_of("moving", key)).unwrap();
+                    map.delete(&key_of("moving", key)).unwrap();
                 });
             }
         });
@@ -207,7 +207,7 @@ fn churn(store: &evermap::Map<Sim>, own: &mut Own, me: u64, random: &mut Random)
     let key = format!("{me}/{}", random.below(4_000)).into_bytes();
     match random.below(5) {
         0 | 1 => {
-            assert_eq!(store.remove(&key).unwrap(), own.remove(&key).is_some());
+            assert_eq!(store.delete(&key).unwrap(), own.remove(&key).is_some());
         }
         _ => {
             let version = random.next();
@@ -234,7 +234,7 @@ fn sweeping_under_load_ends_exact() {
         }
         drop(store);
         let store = memory.open(&options).unwrap();
-        assert!(!store.len().exact);
+        assert!(!store.records().exact);
         let swept = AtomicBool::new(false);
         thread::scope(|threads| {
             let (store, swept) = (&store, &swept);
@@ -254,7 +254,7 @@ fn sweeping_under_load_ends_exact() {
             swept.store(true, SeqCst);
         });
         let records: usize = owns.iter().map(Own::len).sum();
-        assert_eq!((store.len().value, store.len().exact), (records as u64, true));
+        assert_eq!((store.len(), store.records().exact), (records as u64, true));
         for (key, version) in owns.iter().flatten() {
             let value = store.get(key).unwrap().expect("acknowledged");
             assert_eq!(value, value_of(key, *version, value.len()));
@@ -276,7 +276,7 @@ fn inserts_beside_flushes_are_before_or_after() {
         threads.spawn(move || {
             while done.load(SeqCst) < 2 {
                 begun.fetch_add(1, SeqCst);
-                map.flush_all(None).unwrap();
+                map.clear().unwrap();
                 ended.fetch_add(1, SeqCst);
                 thread::yield_now();
             }
@@ -315,7 +315,7 @@ fn checks_beside_purges_are_sound() {
         for key in 0..round % 20 {
             map.put(&key.to_le_bytes(), b"value").unwrap();
         }
-        map.flush_all(None).unwrap();
+        map.clear().unwrap();
         let report = map.db().check(true).unwrap();
         assert!(report.is_sound(), "{report}");
     }
@@ -346,7 +346,7 @@ fn closing_under_load_loses_nothing() {
                     })
                 })
                 .collect();
-            while map.len().value < 5_000 * (round + 1) {
+            while map.len() < 5_000 * (round + 1) {
                 thread::yield_now();
             }
             map.into_db().close().unwrap();

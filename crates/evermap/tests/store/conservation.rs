@@ -345,7 +345,7 @@ fn flush(map: &Map, ledger: &Ledger, tallying: &RwLock<()>, mut random: Random) 
         ledger.set(0, ANNOUNCED);
         map.put(CANARY, b"alive").unwrap();
         ledger.set(0, FLUSHING);
-        map.flush_all(None).unwrap();
+        map.clear().unwrap();
         ledger.begin_anew();
         ledger.set(0, 0);
     }
@@ -369,7 +369,7 @@ fn settle(map: &Map, ledger: &Ledger, ids: &mut Ids) {
         _ => {}
     }
     ledger.set(0, 0);
-    map.remove(CANARY).unwrap();
+    map.delete(CANARY).unwrap();
     let names: Vec<_> = (0..ACCOUNTS).map(account).collect();
     assert_eq!(sum_of(map, &names), 0, "a part of a transfer is present");
     let sides = SIDES.map(|side| sum_of(&map.db().map(side, MapOptions::new()).unwrap(), &names));
@@ -415,7 +415,7 @@ fn settle(map: &Map, ledger: &Ledger, ids: &mut Ids) {
             }
         }
         for thread in 0..THREADS {
-            map.remove(&place_of(thread, thing)).unwrap();
+            map.delete(&place_of(thread, thing)).unwrap();
         }
     }
     ledger.begin_anew();
@@ -454,7 +454,7 @@ fn kill_again_and_again(index: IndexKind, name: &str, kills: u64) {
         if round % 3 == 2 {
             let report = map.db().check(true).unwrap();
             assert!(report.is_sound(), "{report}");
-            assert!(map.len().exact);
+            assert!(map.records().exact);
         }
     }
     assert!(ids.len() as u64 > kills * 100, "{} CAS ids in {kills} rounds", ids.len());

@@ -37,7 +37,7 @@ fn a_put_waits_three_times() {
     let updates = fences(&medium, &store, put);
     assert!(updates[updates.len() * 99 / 100] <= 2, "updates: {:?}", updates.last());
     let removals = fences(&medium, &store, |store, number| {
-        assert!(store.remove(&key_of(number)).unwrap());
+        assert!(store.delete(&key_of(number)).unwrap());
     });
     assert!(removals[removals.len() * 95 / 100] <= 1, "removals: {:?}", removals.last());
     let lookups = fences(&medium, &store, |store, number| {

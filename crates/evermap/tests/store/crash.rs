@@ -254,11 +254,11 @@ impl Live {
             10 => store.replace_with(name, &value, meta).map(Outcome::stored),
             11 => store.compare_exchange_with(name, cas, &value, meta).map(Outcome::stored),
             12 => store.remove_if(name, cas).map(Outcome::stored),
-            13 => store.take(name).map(|_| None),
+            13 => store.remove(name).map(|_| None),
             // Without the marks that it may have: it is to be this version.
             14 | 15 => store.modify(name, |_| Edit::MarkedValue(value.clone(), Marks::NONE)),
             17 => store.modify(name, |_| Edit::Remove),
-            18 => store.remove(name).map(|_| None),
+            18 => store.delete(name).map(|_| None),
             // Expired by its new expiry, which counts as removed.
             19 => store.touch(name, Some(999)).map(|_| None),
             _ => store.get(name).map(|_| None),
@@ -375,7 +375,7 @@ impl Live {
                     Applied::Done(outcomes) => Ok(outcomes[0].stored()),
                     refused => panic!("{refused:?}"),
                 },
-                _ => map.remove(name).map(|_| None),
+                _ => map.delete(name).map(|_| None),
             });
         self.answered(history, number, before, done)
     }
@@ -389,7 +389,7 @@ impl Live {
 
     fn flush_map(&self, history: &History, map: u64) -> Result<(), String> {
         let Some(store) = self.map_of(keys_of(map).start)? else { return Ok(()) };
-        self.remove_all(history, keys_of(map), |_| store.flush_all(None))
+        self.remove_all(history, keys_of(map), |_| store.clear())
     }
 
     /// Calls `remove`, which removes these keys together.
@@ -570,7 +570,10 @@ impl Live {
 
     /// A flush is the removal of every key, all at once.
     fn flush(&self, history: &History, at: Option<u64>) -> Result<(), String> {
-        self.remove_all(history, 0..self.keys, |live| live.store.flush_all(at))
+        self.remove_all(history, 0..self.keys, |live| match at {
+            None => live.store.clear(),
+            Some(at) => live.store.expire_all_at(common::time_at(at)),
+        })
     }
 
     fn steps(&self, history: &History, rng: &mut Rng, ops: u64) -> Result<(), String> {
@@ -590,7 +593,7 @@ impl Live {
         let report = self.store.db().check(true).map_err(text)?;
         ordered::scan_agrees(&self.store)?;
         self.limit_holds()?;
-        if report.is_sound() && self.store.len().exact { Ok(()) } else { Err(text(report)) }
+        if report.is_sound() && self.store.records().exact { Ok(()) } else { Err(text(report)) }
     }
 }
 

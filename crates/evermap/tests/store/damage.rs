@@ -271,7 +271,7 @@ fn build(path: &Path, stop: &str, index: IndexKind) -> Template {
             }
         }
         for number in (0..KEYS).filter(|number| number % 7 == stage) {
-            map.remove(&key_of(number)).unwrap();
+            map.delete(&key_of(number)).unwrap();
         }
         remove_in_other_ways(&map, stage).unwrap();
         let named = named(&map).unwrap();
@@ -543,7 +543,7 @@ impl Tally {
                 put_since.insert(number, 20_000 + number);
             }
         }
-        let _ = map.remove(&key_of(11));
+        let _ = map.delete(&key_of(11));
         let _ = map.touch(&key_of(12), Some(5000));
         let _ = map.db().purge();
         let _ = map.db().compact();
@@ -786,7 +786,7 @@ fn with_removed(options: &Options) -> common::Kept {
     let memory = common::Kept::new(1 << 20);
     let store = memory.open(options).unwrap();
     (0..100u64).for_each(|key| store.put(&key.to_le_bytes(), b"old").unwrap());
-    (0..20u64).for_each(|key| assert!(store.remove(&key.to_le_bytes()).unwrap()));
+    (0..20u64).for_each(|key| assert!(store.delete(&key.to_le_bytes()).unwrap()));
     (20..40u64).for_each(|key| store.put(&key.to_le_bytes(), b"new").unwrap());
     store.into_db().close().unwrap();
     memory

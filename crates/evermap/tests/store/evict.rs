@@ -91,7 +91,7 @@ fn agrees_with_a_model(index: IndexKind, seed: u64, limit: u64) {
                 }
             }
             5 => {
-                map.remove(&key).unwrap();
+                map.delete(&key).unwrap();
                 model.remove(&number);
             }
             6 => assert!(map.db().evict_if_due().unwrap() < 40_000),
@@ -113,7 +113,7 @@ fn agrees_with_a_model(index: IndexKind, seed: u64, limit: u64) {
     }
     let stat = map.stat();
     assert!(stat.evictions > 1_000 && stat.evicted_unfetched <= stat.evictions);
-    assert_eq!(map.len().value, model.len() as u64);
+    assert_eq!(map.len(), model.len() as u64);
     for &number in model.keys() {
         let key = key_of(number);
         assert!(is_value_of(&key, &map.get(&key).unwrap().expect("not evicted")));
@@ -133,7 +133,7 @@ fn evictions_are_counted() {
     let present = (0..50_000).filter(|&number| map.contains(&key_of(number)).unwrap()).count();
     let stat = map.stat();
     assert_eq!(stat.evictions, 50_000 - present as u64);
-    assert_eq!((stat.evicted_unfetched, map.len().value), (stat.evictions, present as u64));
+    assert_eq!((stat.evicted_unfetched, map.len()), (stat.evictions, present as u64));
     assert_eq!(stat.purged, 0);
     assert!(present > 8_000, "{present} records of about 150 bytes in {}", 2 * MIB);
 }
@@ -221,15 +221,15 @@ fn large_values_find_space_or_are_refused() {
         map.put(b"large", &vec![7; len]).unwrap();
         assert!(used(&map) <= limit);
         assert_eq!(map.get(b"large").unwrap().map(|value| value.len()), Some(len));
-        map.remove(b"large").unwrap();
+        map.delete(b"large").unwrap();
     }
     fill();
-    let (records, evictions) = (map.len().value, map.stat().evictions);
+    let (records, evictions) = (map.len(), map.stat().evictions);
     for len in [16 << 20, 100 << 20] {
         let error = map.put(b"huge", &vec![7; len]).unwrap_err();
         assert!(error.is_no_space(), "{error}");
     }
-    assert!(map.len().value + 2 > records && map.stat().evictions <= evictions + 2);
+    assert!(map.len() + 2 > records && map.stat().evictions <= evictions + 2);
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn a_stop_in_the_middle_of_evicting_loses_nothing_else() {
         assert!((listed..=listed + 130).contains(&gone), "{gone} gone, {listed} listed");
         assert!(counted <= gone, "{counted} counted");
         stored.retain(|key| map.contains(key).unwrap());
-        assert_eq!(map.len().value, stored.len() as u64);
+        assert_eq!(map.len(), stored.len() as u64);
         for key in &stored {
             assert!(is_value_of(key, &map.get(key).unwrap().unwrap()));
         }
@@ -443,7 +443,7 @@ fn named_maps_and_the_catalogue_are_not_evicted() {
     assert!(map.stat().evictions > 50_000);
     assert_eq!(map.db().maps().unwrap().len(), 3);
     for store in &maps {
-        assert_eq!(store.len().value, 500);
+        assert_eq!(store.len(), 500);
         (0..500).for_each(|number| {
             assert_eq!(store.get(&key_of(number)).unwrap(), Some(vec![3; 300]));
         });
@@ -488,14 +488,14 @@ fn a_lower_limit_is_reached_in_the_background() {
     while used(&map) > 12 * MIB || space_of(&path) > 12 * MIB {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    let left = map.len().value;
+    let left = map.len();
     assert!(left > 50_000, "{left} records left");
     map.into_db().close().unwrap();
     let map = common::open_file(&path, cache(8 * MIB)).unwrap();
     while used(&map) > 8 * MIB || space_of(&path) > 8 * MIB {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    assert!(map.len().value > 30_000, "{}", map.len());
+    assert!(map.len() > 30_000, "{}", map.len());
     map.put(b"key", b"value").unwrap();
     let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
@@ -513,7 +513,7 @@ fn a_cache_takes_the_capacity_of_its_file_as_its_limit() {
     }
     let limit = map.stat().memory_limit.unwrap();
     assert!((MIB..2 * MIB).contains(&limit), "{limit}");
-    assert!(map.contains(&key_of(99)).unwrap() && map.len().value >= 3);
+    assert!(map.contains(&key_of(99)).unwrap() && map.len() >= 3);
 }
 
 /// Threads store and read while the thread in the background evicts.
@@ -560,11 +560,11 @@ fn threads_share_a_cache() {
 fn readers_do_not_empty_a_cache() {
     let (_memory, map) = kept(4 * MIB);
     (0..60_000).for_each(|number| map.put(&key_of(number), &[1; 100]).unwrap());
-    let before = map.len().value;
+    let before = map.len();
     let reader = map.reader().unwrap();
     let refused = (0..60_000u64).find_map(|number| map.put(&key_of(number), &[2; 100]).err());
     assert!(refused.is_some_and(|error| error.is_no_space() || matches!(error, Error::HeldUp(_))));
-    assert!(map.len().value > before * 8 / 10, "{} of {before}", map.len());
+    assert!(map.len() > before * 8 / 10, "{} of {before}", map.len());
     drop(reader);
     (0..60_000).for_each(|number| map.put(&key_of(number), &[2; 100]).unwrap());
 }
@@ -766,7 +766,7 @@ fn what_finds_no_place_in_the_file_evicts_nothing() {
             }
             Err(error) => assert!(error.is_no_space(), "{error}"),
         }
-        map.remove(b"large").unwrap();
+        map.delete(b"large").unwrap();
     }
     assert!(stored > 5 && refused > 5, "{stored} stored, {refused} refused");
     churn_within(capacity, &map, limit, 5, 10_000);
@@ -785,7 +785,7 @@ fn a_limit_that_is_lowered_by_much_needs_no_writes() {
             assert!(std::time::Instant::now() < end, "{space} of {low}, {} used", used(map));
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        assert!(map.len().value > 0);
+        assert!(map.len() > 0);
     };
     for len in [200_000, 1_000] {
         let map = common::open_file(&path, cache(high)).unwrap();

@@ -46,7 +46,7 @@ fn a_clean_shutdown_leaves_everything_in_order() {
             let key = format!("{key}").into_bytes();
             map.put(&key, &value_of(&key, round, 100)).unwrap();
         }
-        (expected, bytes, cas) = (map.len(), map.bytes(), map.stat().next_cas);
+        (expected, bytes, cas) = (map.records(), map.bytes(), map.stat().next_cas);
         assert_eq!(expected.value, 500 * (round + 1));
         if round % 2 == 0 {
             map.into_db().close().unwrap();
@@ -85,12 +85,12 @@ fn write_until_killed() {
         let cas = match random.below(8) {
             0 => {
                 writeln!(out, "try {name} -").unwrap();
-                map.remove(key).unwrap();
+                map.delete(key).unwrap();
                 None
             }
             1 if version % 50 == 0 => {
                 writeln!(out, "try * -").unwrap();
-                map.flush_all(None).unwrap();
+                map.clear().unwrap();
                 None
             }
             _ => {
@@ -166,7 +166,7 @@ fn a_kill_loses_nothing_and_repeats_no_id() {
         if round % 3 == 2 {
             let report = map.db().check(true).unwrap();
             assert!(report.is_sound(), "{report}");
-            assert!(map.len().exact);
+            assert!(map.records().exact);
         }
         map.into_db().close().unwrap();
     }
@@ -202,7 +202,7 @@ fn a_pending_flush_survives_a_kill() {
     assert_eq!(map.get(b"early").unwrap(), None);
     map.db().recover().unwrap();
     map.db().purge().unwrap();
-    assert_eq!(map.len(), Count { value: 1, exact: true });
+    assert_eq!(map.records(), Count { value: 1, exact: true });
 }
 
 #[test]
@@ -210,9 +210,9 @@ fn set_a_flush_and_hang() {
     let Some(path) = child::asked_for("files::set_a_flush_and_hang") else { return };
     let map = common::open_file(path, options().clock(Clock::manual(1000))).unwrap();
     map.put(b"flushed", b"value").unwrap();
-    map.flush_all(None).unwrap();
+    map.clear().unwrap();
     map.put(b"early", b"value").unwrap();
-    map.flush_all(Some(2000)).unwrap();
+    map.expire_all_at(common::time_at(2000)).unwrap();
     println!("ready");
     loop {
         std::thread::park();
@@ -319,7 +319,7 @@ fn limits_are_enforced_by_errors() {
     };
     assert!(too_long(map.put(&long, b"").map(|()| true)));
     assert!(too_long(map.get(&long).map(|value| value.is_some())));
-    assert!(too_long(map.remove(&long)));
+    assert!(too_long(map.delete(&long)));
     assert!(too_long(map.touch(&long, None)));
     assert!(too_long(map.get_many(&[&long], |_, _| ControlFlow::Continue(())).map(|()| true)));
     assert!(too_long(map.modify(&long, |_| evermap::Edit::Keep).map(|cas| cas.is_some())));
@@ -339,7 +339,7 @@ fn limits_are_enforced_by_errors() {
     let big = value_of(b"big", 1, 65 << 20);
     map.put(b"big", &big).unwrap();
     assert!(map.get(b"big").unwrap().is_some_and(|value| value == big));
-    assert_eq!(map.len().value, 4);
+    assert_eq!(map.len(), 4);
     assert!(map.db().check(true).unwrap().is_sound());
 }
 
@@ -365,10 +365,10 @@ fn the_memory_limit_holds() {
     assert!(count > 900);
     assert!(map.put(&0u32.to_le_bytes(), &[8; 1000]).unwrap_err().is_no_space());
     assert_eq!(map.get(&0u32.to_le_bytes()).unwrap(), Some(vec![7; 1000]));
-    (0..count).for_each(|key| assert!(map.remove(&key.to_le_bytes()).unwrap()));
+    (0..count).for_each(|key| assert!(map.delete(&key.to_le_bytes()).unwrap()));
     assert_eq!(map.bytes().value, 0);
     assert_eq!(fill(), count);
-    map.flush_all(None).unwrap();
+    map.clear().unwrap();
     map.db().purge().unwrap();
     assert_eq!(fill(), count);
     assert!(map.db().check(true).unwrap().is_sound());
@@ -399,7 +399,7 @@ fn a_quarter_of_a_mebibyte_is_enough() {
     let report = map.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");
     // A full store can be emptied and filled again.
-    (0..count).for_each(|key| assert!(map.remove(&key.to_le_bytes()).unwrap()));
+    (0..count).for_each(|key| assert!(map.delete(&key.to_le_bytes()).unwrap()));
     (0..count).for_each(|key| map.put(&key.to_le_bytes(), &[key as u8; 100]).unwrap());
     assert!(whole(&map));
 }
@@ -435,10 +435,10 @@ fn fork_and_look() {
         fine &= !is_borrowed();
         fine &= writer.write_all(&[2; 5]).is_err();
         fine &= forked(map.put(b"key", b"child").map(|()| true));
-        fine &= forked(map.remove(b"key"));
+        fine &= forked(map.delete(b"key"));
         fine &= forked(map.touch(b"key", Some(1)));
         fine &= forked(map.modify(b"key", |_| evermap::Edit::Remove).map(|_| true));
-        fine &= forked(map.flush_all(None).map(|()| true));
+        fine &= forked(map.clear().map(|()| true));
         fine &= forked(map.db().purge().map(|_| true));
         fine &= forked(map.scan(..).map(|_| true));
         fine &= forked(scan.next().unwrap().map(|_| true));

@@ -92,12 +92,12 @@ fn space_ends_anywhere() {
             let gone = random.below(4);
             model.retain(|&number, _| {
                 let goes = number % 4 <= gone;
-                assert!(!goes || store.remove(&key_of(number)).unwrap());
+                assert!(!goes || store.delete(&key_of(number)).unwrap());
                 !goes
             });
             check(&store, &model);
         }
-        model.keys().for_each(|&number| assert!(store.remove(&key_of(number)).unwrap()));
+        model.keys().for_each(|&number| assert!(store.delete(&key_of(number)).unwrap()));
         model.clear();
         assert!(fill(&store, &mut model, &mut next, 100) > 300, "space must become free");
     }
@@ -112,7 +112,7 @@ fn scattered_free_space_is_put_together() {
     fill(&store, &mut model, &mut next, 3_000);
     let gone: Vec<u64> = model.keys().copied().filter(|number| number % 400 >= 100).collect();
     for number in gone {
-        assert!(store.remove(&key_of(number)).unwrap());
+        assert!(store.delete(&key_of(number)).unwrap());
         model.remove(&number);
     }
     let (key, len) = (key_of(next), 1_500_000);
@@ -198,7 +198,7 @@ fn a_full_disk_loses_nothing() {
         // takes them.
         model.retain(|&number, _| {
             let goes = number % 5 != 0 || number < next / 2;
-            assert!(!goes || map.remove(&key_of(number)).unwrap());
+            assert!(!goes || map.delete(&key_of(number)).unwrap());
             !goes
         });
         let count = fill(&map, &mut model, &mut next, 200);
@@ -271,7 +271,7 @@ fn the_limit_holds_between_a_kill_and_the_sweep() {
         assert!(bytes + stored * each <= limit, "{stored} records of {each} bytes over {bytes}");
         assert!(stored * each >= bytes / 4, "refused too early, after {stored} records");
         // Removals make space, and each map has its own limit.
-        (0..10).for_each(|key| assert!(store.remove(&key_of(key)).unwrap()));
+        (0..10).for_each(|key| assert!(store.delete(&key_of(key)).unwrap()));
         (0..10).for_each(|key| store.put(&key_of(key), &[1; 100]).unwrap());
         let users = store.db().map("users", MapOptions::new().max_bytes(1 << 20)).unwrap();
         users.put(b"two", &[1; 100_000]).unwrap();

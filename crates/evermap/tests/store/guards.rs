@@ -180,7 +180,7 @@ const CHANGING: &[(&str, Operation)] = &[
     ("insert", |map| map.try_insert(KEY, b"other").map(drop)),
     ("update", |map| map.replace(KEY, b"other").map(drop)),
     ("compare_exchange", |map| map.compare_exchange(KEY, 1, b"other").map(drop)),
-    ("remove", |map| map.remove(KEY).map(drop)),
+    ("remove", |map| map.delete(KEY).map(drop)),
     ("remove_if", |map| map.remove_if(KEY, 1).map(drop)),
     ("touch", |map| map.touch(KEY, Some(u64::from(u32::MAX))).map(drop)),
     ("get_and_touch", |map| map.get_and_touch(KEY, Some(u64::from(u32::MAX)), |_| ()).map(drop)),
@@ -207,13 +207,13 @@ const OTHERS: &[(&str, Operation)] = &[
     ("scan_relaxed", |map| map.scan_relaxed(..)?.try_for_each(|pair| pair.map(drop))),
     ("build_ordered", |map| map.build_ordered(1)),
     ("put another", |map| map.put(b"yet another", b"value")),
-    ("remove another", |map| map.remove(b"yet another").map(drop)),
+    ("remove another", |map| map.delete(b"yet another").map(drop)),
     ("apply to another", |map| map.apply(Batch::new().put(b"yet another", b"1")).map(drop)),
     ("the key of another map", |map| map.db().map("third", MapOptions::new())?.put(KEY, b"value")),
     ("map", |map| map.db().map("third", MapOptions::new()).map(drop)),
     ("maps", |map| map.db().maps().map(drop)),
     ("drop_map", |map| map.db().drop_map("dropped").map(drop)),
-    ("flush_all", |map| map.flush_all(None)),
+    ("clear", |map| map.clear()),
     ("space", |map| map.space().map(drop)),
     ("summary", |map| {
         map.stat();
@@ -359,7 +359,7 @@ fn a_walk_shows_what_is_there_throughout_exactly_once() {
                     match other % 10 {
                         0 => drop(
                             store
-                                .remove(&other.to_be_bytes())
+                                .delete(&other.to_be_bytes())
                                 .unwrap()
                                 .then(|| removed.push(other)),
                         ),
@@ -449,5 +449,5 @@ fn a_reader_that_is_forgotten_holds_writers_up() {
     assert!(closed < small + (8 << 20), "{small} before, {closed} when closed");
     let map = common::open_file(&path, Options::new()).unwrap();
     assert!(map.stat().clean_open && map.db().check(true).unwrap().is_sound());
-    assert_eq!(map.len().value, 1000);
+    assert_eq!(map.len(), 1000);
 }

@@ -46,7 +46,7 @@ fn write_without_end() {
             map.put(&key.to_le_bytes(), &value_of(*key)).unwrap();
         }
         // Old records go too.
-        map.remove(&(keys[0] % FIRST).to_le_bytes()).unwrap();
+        map.delete(&(keys[0] % FIRST).to_le_bytes()).unwrap();
         println!("stored");
     }
     loop {

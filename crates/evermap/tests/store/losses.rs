@@ -143,7 +143,7 @@ fn removals_meanwhile_are_no_losses() {
             let removed = round * 7;
             std::thread::scope(|scope| {
                 let remover = scope.spawn(|| {
-                    (removed..RECORDS).for_each(|number| assert!(map.remove(&key(number)).unwrap()))
+                    (removed..RECORDS).for_each(|number| assert!(map.delete(&key(number)).unwrap()))
                 });
                 while !remover.is_finished() {
                     shown_whole(&map);
@@ -194,7 +194,7 @@ fn what_is_dead_or_not_counted_is_no_loss() {
 
     // A flush hides all of them, and the next opening removes them.
     let map = Evermap::open(&path, options).unwrap().default_map();
-    map.flush_all(None).unwrap();
+    map.clear().unwrap();
     assert_eq!(shown_whole(&map), (0, 0));
     map.into_db().close().unwrap();
     read(&path, 0);

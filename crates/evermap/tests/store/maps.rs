@@ -57,21 +57,21 @@ fn maps_are_independent_of_each_other() {
     }
     for (version, map) in [&store, &one, &two].into_iter().enumerate() {
         assert_filled(map, 0..500, version as u64);
-        assert_eq!(map.len().value, 500);
+        assert_eq!(map.len(), 500);
     }
     assert_eq!(store.db().maps().unwrap(), ["one", "two"]);
     assert_eq!((store.name(), one.name()), (None, Some("one")));
     let again = two.db().map("one", existing()).unwrap();
     again.put(b"new", b"value").unwrap();
     assert_eq!(one.get(b"new").unwrap().as_deref(), Some(&b"value"[..]), "it is the same map");
-    assert!(one.remove(b"new").unwrap());
+    assert!(one.delete(b"new").unwrap());
     let stat = one.stat();
     assert_eq!((stat.map.as_deref(), stat.maps, stat.records.value), (Some("one"), 2, 500));
     // No CAS id is assigned twice, not even in different maps.
     let [a, b] = [&one, &two].map(|map| map.put_with(b"k", b"v", Meta::default()).unwrap());
     assert_ne!(a, b);
     // A flush concerns one map, and so does a batch without names of maps.
-    one.flush_all(None).unwrap();
+    one.clear().unwrap();
     assert_eq!(one.iter().count(), 0);
     assert_filled(&store, 0..500, 0);
     let mut batch = Batch::new();
@@ -82,7 +82,7 @@ fn maps_are_independent_of_each_other() {
     // Expired records of every map are purged.
     two.put_with(b"gone", b"", common::meta(0, 1)).unwrap();
     store.db().purge().unwrap();
-    assert_eq!((one.len().value, two.len().value), (0, 502));
+    assert_eq!((one.len(), two.len()), (0, 502));
     assert_sound(&store);
 }
 
@@ -157,7 +157,7 @@ fn maps_are_kept_by_every_kind_of_shutdown() {
                 store = memory.open(&options).unwrap();
             }
             if round % 2 == 1 {
-                assert!(!store.db().map("map 1", existing()).unwrap().len().exact);
+                assert!(!store.db().map("map 1", existing()).unwrap().records().exact);
                 if round == 3 {
                     // A clean shutdown before the sweep: counts that were saved earlier are not
                     // valid.
@@ -173,7 +173,7 @@ fn maps_are_kept_by_every_kind_of_shutdown() {
                 let (map, keys) =
                     (store.db().map(name, existing()).unwrap(), 200 * (1 + number as u64));
                 assert_filled(&map, 0..keys, 7);
-                assert_eq!((map.len().value, map.len().exact), (keys, true), "{kind} {round}");
+                assert_eq!((map.len(), map.records().exact), (keys, true), "{kind} {round}");
             }
             assert_sound(&store);
         }
@@ -214,8 +214,8 @@ fn operations_on_a_dropped_map_return_an_error() {
     let is_dropped = |error: Error| matches!(error, Error::Dropped { name } if name == "map");
     assert!(is_dropped(map.get(b"key 1").unwrap_err()));
     assert!(is_dropped(map.put(b"key 1", b"").unwrap_err()));
-    assert!(is_dropped(map.remove(b"key 1").unwrap_err()));
-    assert!(is_dropped(map.flush_all(None).unwrap_err()));
+    assert!(is_dropped(map.delete(b"key 1").unwrap_err()));
+    assert!(is_dropped(map.clear().unwrap_err()));
     assert!(is_dropped(map.apply(Batch::new().add(b"n", 1)).unwrap_err()));
     assert!(is_dropped(map.get_together(&["n"], |_, _| ControlFlow::Continue(())).unwrap_err()));
     assert!(is_dropped(map.for_each(|_| ControlFlow::Continue(())).unwrap_err()));
@@ -349,7 +349,7 @@ fn no_space_for_maps(order: Order) {
                 Ok(_) => made.push(name),
                 Err(error) => assert!(error.is_no_space(), "{error}"),
             }
-            let _ = store.remove(&number.to_le_bytes());
+            let _ = store.delete(&number.to_le_bytes());
         }
         assert!(!made.is_empty(), "{kind}");
         assert_eq!(store.db().maps().unwrap().len(), made.len() + 1);
@@ -422,7 +422,7 @@ fn maps_are_created_and_dropped_during_a_sweep() {
         assert_eq!(store.stat().sweep, SweepState::NotNeeded);
         for (name, &version) in &expected {
             let map = store.db().map(name, existing()).unwrap();
-            assert_eq!((map.len().value, map.len().exact), (600, true));
+            assert_eq!((map.len(), map.records().exact), (600, true));
             assert_filled(&map, 0..600, version);
         }
         assert_sound(&store);
@@ -458,7 +458,7 @@ fn threads_create_and_drop_the_same_maps() {
                     };
                     let key = key_of(random.below(50));
                     let used = match random.below(4) {
-                        0 => map.remove(&key).map(drop),
+                        0 => map.delete(&key).map(drop),
                         1 => {
                             let mut batch = Batch::new();
                             for number in 0..3 {
@@ -534,7 +534,7 @@ fn damage_concerns_one_map() {
     let bad = store.db().map("bad", MapOptions::new()).unwrap();
     fill(&bad, 0..100, 2);
     // A flush in the distant future, by which the descriptor is found.
-    bad.flush_all(Some(u64::from(u32::MAX))).unwrap();
+    bad.expire_all_at(common::time_at(u64::from(u32::MAX))).unwrap();
     store.db().clone().close().unwrap();
     drop(store);
     let offset = |word: u64| word & ((1 << 48) - 1);
@@ -694,7 +694,7 @@ fn walks_pass_over_maps_that_are_dropped() {
     let walks: [Walk; 4] = [
         |store| {
             let report = store.db().check(true).unwrap();
-            assert_eq!(report.records - 1, store.len().value + 500, "{report}");
+            assert_eq!(report.records - 1, store.len() + 500, "{report}");
         },
         |store| _ = store.db().purge().unwrap(),
         |store| _ = store.db().compact().unwrap(),
@@ -710,7 +710,7 @@ fn walks_pass_over_maps_that_are_dropped() {
         fill(&kept, 0..500, 2);
         // Something to compact.
         (0..3000).filter(|number| number % 8 != 0).for_each(|number| {
-            store.remove(&key_of(number)).unwrap();
+            store.delete(&key_of(number)).unwrap();
         });
         let (db, dropped) = (store.db().clone(), Arc::new(AtomicBool::new(false)));
         let done = dropped.clone();
@@ -739,7 +739,7 @@ fn records_of_all_maps_move_together() {
         fill(&maps[number as usize % 3], number..number + 1, 4);
     }
     for number in (0..9000).filter(|number| number % 10 != 0) {
-        assert!(maps[number as usize % 3].remove(&key_of(number)).unwrap());
+        assert!(maps[number as usize % 3].delete(&key_of(number)).unwrap());
     }
     let cas = |map: &Map<Sim>| {
         let mut ids = BTreeMap::new();
@@ -779,14 +779,14 @@ fn expired_records_are_removed_from_all_maps() {
     }
     let flushed = store.db().map("flushed", MapOptions::new()).unwrap();
     fill(&flushed, 0..30, 1);
-    flushed.flush_all(Some(2000)).unwrap();
+    flushed.expire_all_at(common::time_at(2000)).unwrap();
     store.into_db().close().unwrap();
     let store = memory.open(&options).unwrap();
     assert_eq!(store.db().purge().unwrap(), 0);
     assert_eq!(store.db().purge_if_due().unwrap(), 0);
     clock.set(2000);
     assert_eq!(store.db().purge_if_due().unwrap(), 50);
-    assert_eq!(store.db().map("mortal", existing()).unwrap().len().value, 30);
-    assert_eq!(store.db().map("flushed", existing()).unwrap().len().value, 0);
+    assert_eq!(store.db().map("mortal", existing()).unwrap().len(), 30);
+    assert_eq!(store.db().map("flushed", existing()).unwrap().len(), 0);
     assert_sound(&store);
 }

@@ -188,11 +188,11 @@ fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock,
             model.stored(key, value, meta, right, outcome);
         }
         7 => {
-            assert_eq!(store.remove(key).unwrap(), before.is_some());
+            assert_eq!(store.delete(key).unwrap(), before.is_some());
             model.entries.remove(key);
         }
         8 => {
-            let old = store.take(key).unwrap();
+            let old = store.remove(key).unwrap();
             assert_eq!(old, model.entries.remove(key).map(|entry| entry.value));
         }
         9 => {
@@ -220,7 +220,10 @@ fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock,
         }
         14 if random.below(200) == 0 => {
             let at = (random.below(2) == 0).then(|| model.now + random.below(20));
-            store.flush_all(at).unwrap();
+            match at {
+                None => store.clear().unwrap(),
+                Some(at) => store.expire_all_at(common::time_at(at)).unwrap(),
+            }
             model.flush_due = Some(at.unwrap_or(model.now));
         }
         _ => {
@@ -370,7 +373,7 @@ impl Maps {
     fn purge(&self) {
         self.first().db().purge().unwrap();
         for (store, model) in self.stores.iter().zip(&self.models) {
-            assert_eq!(store.len().value, model.entries.len() as u64);
+            assert_eq!(store.len(), model.entries.len() as u64);
             ordered::assert_keys_are_counted(store);
         }
     }
@@ -412,7 +415,7 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
         }
         if random.below(2) == 0 {
             maps.first().db().recover().unwrap();
-            assert!(maps.stores.iter().all(|store| store.len().exact));
+            assert!(maps.stores.iter().all(|store| store.records().exact));
         }
         maps.compare();
         if random.below(3) == 0 {
@@ -423,7 +426,7 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
     }
     for (store, model) in maps.stores.iter().zip(&maps.models) {
         for key in model.entries.keys() {
-            assert!(store.remove(key).unwrap());
+            assert!(store.delete(key).unwrap());
         }
     }
     maps.first().db().purge().unwrap();
@@ -433,7 +436,7 @@ fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
     // The records of the catalogue.
     assert_eq!(report.records, named as u64);
     for store in &maps.stores {
-        assert_eq!((store.len().value, store.bytes().value), (0, 0));
+        assert_eq!((store.len(), store.bytes().value), (0, 0));
     }
 }
 

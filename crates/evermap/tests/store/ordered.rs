@@ -1,7 +1,7 @@
 //! Scans: against a model, beside writers, while the ordered index is built, and after every kind
 //! of shutdown.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::ops::ControlFlow;
 use std::sync::Barrier;
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
-use evermap::{Clock, Error, KeyRange, Map, Options, Order, OrderedState, OrderedUpdates};
+use evermap::{Clock, Error, Evermap, KeyRange, Map, Options, Order, OrderedState, OrderedUpdates};
 use evermap_index::testkit::tier;
 use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, PmU64};
@@ -123,7 +123,7 @@ pub(crate) fn assert_keys_are_counted<M: Medium>(store: &Map<M>) {
         assert_eq!(before.unreadable, 0);
         drop(store.scan(..).unwrap());
         let ordered = store.stat().ordered.unwrap();
-        assert_eq!((ordered.keys, ordered.notices_waiting), (store.len().value, 0));
+        assert_eq!((ordered.keys, ordered.notices_waiting), (store.len(), 0));
     }
 }
 
@@ -189,6 +189,72 @@ fn a_scan_without_an_ordered_index_is_an_error() {
     assert!(map.stat().ordered.is_none() && map.stat().ordered.is_none());
 }
 
+/// Both ends of a scan meet, with a limit too, and what is damaged has its place.
+#[test]
+fn a_scan_goes_on_at_both_ends() {
+    let store = Evermap::in_memory(Options::new().ordered(true)).unwrap().default_map();
+    let all: Vec<Pair> = (0..300).map(|number| (key_of(number), vec![number as u8; 900])).collect();
+    all.iter().for_each(|(key, value)| store.put(key, value).unwrap());
+    let mut random = Random::new(7);
+    for round in 0..40 {
+        let (from, to) = (random.below(150) as usize, 150 + random.below(150) as usize);
+        let limit = if round % 2 == 0 { usize::MAX } else { random.below(200) as usize };
+        let mut scan = store.scan(&all[from].0[..]..&all[to].0[..]).unwrap().limit(limit as u64);
+        let mut expected: VecDeque<&Pair> = all[from..to].iter().collect();
+        let is_reversed = round % 5 == 0;
+        if is_reversed {
+            scan = scan.reverse();
+            expected = expected.into_iter().rev().collect();
+        }
+        for _ in 0..limit.min(expected.len()) {
+            let pair = if random.below(4) == 0 { scan.next_back() } else { scan.next() };
+            let pair = pair.expect("there are more").unwrap();
+            let at = if expected.front() == Some(&&pair) { 0 } else { expected.len() - 1 };
+            assert_eq!(expected.remove(at), Some(&pair), "round {round}");
+        }
+        assert!(scan.next().is_none() && scan.next_back().is_none(), "round {round}");
+    }
+    assert_eq!(store.first().unwrap().as_ref(), all.first());
+    assert_eq!(store.last().unwrap().as_ref(), all.last());
+}
+
+/// Threads that take keys from both ends get each of them once.
+#[test]
+fn each_key_is_popped_once() {
+    let store = Evermap::in_memory(Options::new().ordered(true)).unwrap().default_map();
+    (0..2000).for_each(|number| store.put(key_of(number), number.to_le_bytes()).unwrap());
+    let pop_all = |at_front: bool| {
+        let mut popped = Vec::new();
+        loop {
+            let pair = if at_front { store.pop_first() } else { store.pop_last() };
+            let Some((key, value)) = pair.unwrap() else { return popped };
+            let number = u64::from_le_bytes(value.try_into().unwrap());
+            assert_eq!(key, key_of(number));
+            popped.push(number);
+        }
+    };
+    let mut popped = std::thread::scope(|scope| {
+        let threads = [true, false, true].map(|at_front| scope.spawn(move || pop_all(at_front)));
+        threads.map(|thread| thread.join().unwrap()).concat()
+    });
+    popped.sort_unstable();
+    assert!(popped.into_iter().eq(0..2000));
+    assert!(store.is_empty().unwrap());
+}
+
+#[test]
+fn ranges_are_removed() {
+    let store = Evermap::in_memory(Options::new().ordered(true)).unwrap().default_map();
+    (0..500).for_each(|number| store.put(key_of(number), b"").unwrap());
+    let (low, high) = (key_of(100), key_of(300));
+    assert_eq!(store.remove_range(&low[..]..&high[..]).unwrap(), 200);
+    assert_eq!(store.remove_range(&low[..]..&high[..]).unwrap(), 0);
+    assert_eq!(store.len(), 300);
+    assert_eq!(store.remove_prefix("").unwrap(), 300);
+    assert!(store.is_empty().unwrap());
+    common::assert_sound(&store);
+}
+
 #[test]
 fn a_closed_store_ends_scans() {
     let map = common::in_memory(volatile(OrderedUpdates::default())).unwrap();
@@ -227,7 +293,7 @@ fn keys_that_stay_are_seen_exactly_once() {
                         if stays(number) || random.below(2) == 0 {
                             map.put(&key, &value_of(&key, round, 30)).unwrap();
                         } else {
-                            map.remove(&key).unwrap();
+                            map.delete(&key).unwrap();
                         }
                         if round % 5_000 == 0 {
                             map.db().compact().unwrap();
@@ -278,7 +344,7 @@ fn a_scan_sees_what_was_acknowledged() {
                         let key = format!("{me}/{}", random.below(40)).into_bytes();
                         let value = value_of(&key, version, 20);
                         match random.below(3) {
-                            0 => assert_eq!(map.remove(&key).unwrap(), mine.remove(&key).is_some()),
+                            0 => assert_eq!(map.delete(&key).unwrap(), mine.remove(&key).is_some()),
                             _ => {
                                 map.put(&key, &value).unwrap();
                                 mine.insert(key, value);
@@ -343,7 +409,7 @@ fn threads_that_undo_each_other_leave_a_tree_that_agrees() {
                         std::hint::spin_loop();
                     }
                     let attempts = 0..200;
-                    attempts.take_while(|_| !map.remove(&key_of(number)).unwrap()).for_each(drop);
+                    attempts.take_while(|_| !map.delete(&key_of(number)).unwrap()).for_each(drop);
                 }
             });
         });
@@ -399,7 +465,7 @@ fn the_tree_is_built_beside_writers() {
                     while !built.load(SeqCst) || changes < 5_000 {
                         let key = key_of(random.below(keys + 5_000));
                         match random.below(3) {
-                            0 => drop(store.remove(&key).unwrap()),
+                            0 => drop(store.delete(&key).unwrap()),
                             _ => store.put(&key, &value_of(&key, changes, 30)).unwrap(),
                         };
                         changes += 1;
@@ -441,7 +507,7 @@ fn a_file_is_scanned_after_opening_with_and_without() {
         for number in 0..3_000 {
             let key = key_of(number * 7 % 5_000 + round * 400);
             if number % 4 == 0 {
-                assert_eq!(map.remove(&key).unwrap(), expected.remove(&key).is_some());
+                assert_eq!(map.delete(&key).unwrap(), expected.remove(&key).is_some());
             } else {
                 let value = value_of(&key, round, 60);
                 map.put(&key, &value).unwrap();
@@ -499,8 +565,8 @@ fn purged_keys_leave_the_tree() {
         assert_eq!(store.scan(..).unwrap().limit(1).next().unwrap().unwrap().1, b"again");
         assert_eq!(store.db().purge().unwrap(), 999);
         assert_keys_are_counted(&store);
-        assert_eq!(store.len().value, 1_001);
-        store.flush_all(None).unwrap();
+        assert_eq!(store.len(), 1_001);
+        store.clear().unwrap();
         assert_eq!(store.scan(..).unwrap().count(), 0);
         store.put(b"after", b"the flush").unwrap();
         store.db().purge().unwrap();

@@ -40,7 +40,7 @@ fn scans_need_nothing_to_be_built() {
         let named = store.db().map("named", MapOptions::new()).unwrap();
         put(&store, 0..2000);
         put(&named, 500..600);
-        (0..2000).step_by(2).for_each(|number| assert!(store.remove(&key_of(number)).unwrap()));
+        (0..2000).step_by(2).for_each(|number| assert!(store.delete(&key_of(number)).unwrap()));
         let batch = (3000..3010).fold(Batch::new(), |mut batch, number| {
             batch.put(&key_of(number), &value_of(&key_of(number), number, 20));
             batch.remove(&key_of(number - 2999));
@@ -80,7 +80,7 @@ fn a_file_without_order_is_filled_beside_writers() {
     let store = memory.open(&options(Order::Persistent)).unwrap();
     assert_eq!(store.stat().persistent_order, Some(OrderedState::Pending));
     put(&store, 3000..3500);
-    store.remove(&key_of(7)).unwrap();
+    store.delete(&key_of(7)).unwrap();
     // Killed before anything was filled.
     let store = memory.open(&options(Order::None)).unwrap();
     assert_eq!(store.stat().persistent_order, Some(OrderedState::Pending));
@@ -88,7 +88,7 @@ fn a_file_without_order_is_filled_beside_writers() {
     thread::scope(|threads| {
         threads.spawn(|| put(&writer, 3500..6000));
         threads.spawn(move || {
-            (1000..2000).for_each(|number| assert!(remover.remove(&key_of(number)).unwrap()));
+            (1000..2000).for_each(|number| assert!(remover.delete(&key_of(number)).unwrap()));
         });
         store.build_ordered(1).unwrap();
     });
@@ -111,7 +111,7 @@ fn threads_that_undo_each_other_leave_an_order_that_agrees() {
                     for round in 0..4000 {
                         let number = round * 7 % 13;
                         match (round + thread) % 3 {
-                            0 => drop(store.remove(&key_of(number)).unwrap()),
+                            0 => drop(store.delete(&key_of(number)).unwrap()),
                             _ => put(&store, [number]),
                         }
                     }
@@ -140,7 +140,7 @@ fn a_full_file_has_all_of_its_keys_in_order() {
             scan_agrees(&store).unwrap();
             assert_sound(&store);
             for number in round * 100_000..round * 100_000 + stored {
-                assert!(store.remove(&key_of(number)).unwrap());
+                assert!(store.delete(&key_of(number)).unwrap());
             }
             assert_eq!(store.scan(..).unwrap().count(), 0);
             assert_sound(&store);
@@ -261,7 +261,7 @@ fn a_sweep_beside_writers_misses_no_key() {
                     threads.spawn(move || {
                         for step in 0.. {
                             let number = (thread * 7919 + step * 31 + round) % 6000;
-                            match store.remove(&key_of(number)).unwrap() {
+                            match store.delete(&key_of(number)).unwrap() {
                                 true if step % 3 == 0 => {}
                                 _ => put(&store, [number]),
                             }

@@ -78,7 +78,7 @@ fn reading_changes_no_byte_of_the_file() {
         assert!(map.get_ref(&key_of(7)).unwrap().unwrap()[..] == value(7)[..]);
         let report = map.db().check(true).unwrap();
         assert!(report.is_sound(), "{index}: {report}");
-        assert!(map.len().exact && map.stat().clean_open);
+        assert!(map.records().exact && map.stat().clean_open);
         map.into_db().close().unwrap();
         assert!(std::fs::read(&path).unwrap() == before, "{index}");
         assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), time);
@@ -120,13 +120,13 @@ fn whatever_would_change_something_is_refused() {
     type Change<'a> = Box<dyn Fn() -> evermap::Result<()> + 'a>;
     let changes: [(&str, Change<'_>); 16] = [
         ("put", Box::new(|| map.put(key, b"x"))),
-        ("remove", Box::new(|| map.remove(key).map(drop))),
-        ("remove of nothing", Box::new(|| map.remove(b"none").map(drop))),
+        ("remove", Box::new(|| map.delete(key).map(drop))),
+        ("remove of nothing", Box::new(|| map.delete(b"none").map(drop))),
         ("touch", Box::new(|| map.touch(key, None).map(drop))),
         ("append", Box::new(|| map.append(key, b"x").map(drop))),
         ("modify", Box::new(|| map.modify(key, |_| evermap::Edit::Remove).map(drop))),
         ("batch", Box::new(|| map.apply(Batch::new().put(key, b"x")).map(drop))),
-        ("flush_all", Box::new(|| map.flush_all(None))),
+        ("clear", Box::new(|| map.clear())),
         ("put_from", Box::new(|| map.put_from(key, 1, &b"x"[..]))),
         ("value_writer", Box::new(|| map.value_writer(key, 1, evermap::Meta::new()).map(drop))),
         ("purge", Box::new(|| map.db().purge().map(drop))),
@@ -156,7 +156,7 @@ fn write_until_killed(path: &str) -> ! {
     for round in 0u64.. {
         let key = key_of(round * 7919 % (4 * RECORDS));
         match round % 11 {
-            0 => drop(map.remove(&key).unwrap()),
+            0 => drop(map.delete(&key).unwrap()),
             1 => drop(map.apply(Batch::new().put(&key, b"1").put(b"both", &key)).unwrap()),
             2 => users.put(&key, &[7; 3000]).unwrap(),
             _ => map.put(&key, &value_of(&key, round, 200)).unwrap(),
@@ -201,8 +201,8 @@ fn a_store_that_was_killed_is_read_and_left_as_it_is() {
             assert!(round >= acknowledged, "{index}: {round} of {acknowledged}");
             if recovers {
                 map.db().recover().unwrap();
-                assert!(map.len().exact);
-                assert_eq!(map.len().value as usize, map.iter().count());
+                assert!(map.records().exact);
+                assert_eq!(map.len() as usize, map.iter().count());
             }
             let found: Vec<_> = map.iter().map(|pair| pair.unwrap().0).collect();
             let scanned = map.scan(..).unwrap().filter(Result::is_ok).count();

@@ -46,7 +46,7 @@ fn key_of(key: u64) -> Vec<u8> {
 fn reuse(store: &Map<Sim>) {
     let fillers = (0..300u32).map(u32::to_le_bytes);
     fillers.clone().for_each(|key| store.put(&key, &[0xee; LEN]).unwrap());
-    fillers.for_each(|key| assert!(store.remove(&key).unwrap()));
+    fillers.for_each(|key| assert!(store.delete(&key).unwrap()));
 }
 
 /// Borrows a value during `change`, which another thread makes to `map`, until `is_made` returns
@@ -93,7 +93,7 @@ fn a_borrowed_value_stays_through_every_change_of_its_key() {
     type Change = fn(&Map<Sim>);
     let changes: [(&str, Change); 7] = [
         ("put", |map| map.put(KEY, &[1; LEN]).unwrap()),
-        ("remove", |map| assert!(map.remove(KEY).unwrap())),
+        ("remove", |map| assert!(map.delete(KEY).unwrap())),
         ("append", |map| assert!(map.append(KEY, b"more").unwrap() > 0)),
         ("modify", |map| {
             let _ = map.modify(KEY, |_| evermap::Edit::Value(vec![2; LEN])).unwrap();
@@ -119,13 +119,13 @@ fn a_borrowed_value_stays_when_its_record_expires_or_is_flushed() {
         clock.set(NOW + 10);
         store.db().purge().unwrap();
     };
-    held_through("expiry", &store, &store, expire, || store.len().value == 0);
+    held_through("expiry", &store, &store, expire, || store.len() == 0);
     let (store, _) = self::store();
     let flush = || {
-        store.flush_all(None).unwrap();
+        store.clear().unwrap();
         store.db().purge().unwrap();
     };
-    held_through("flush", &store, &store, flush, || store.len().value == 0);
+    held_through("flush", &store, &store, flush, || store.len() == 0);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_borrowed_value_stays_when_its_record_is_moved() {
         store.put(&key_of(key), &value_of(&key_of(key), 1, 70)).unwrap();
     }
     for key in (0..3000).filter(|key| key % 10 != 0) {
-        store.remove(&key_of(key)).unwrap();
+        store.delete(&key_of(key)).unwrap();
     }
     let reader = store.reader().unwrap();
     let all: Vec<_> = (0..3000).step_by(10).collect();
@@ -195,7 +195,7 @@ fn a_borrowed_value_stays_through_a_sweep() {
     let store = memory.open(&promised()).unwrap();
     let held = store.get_ref(KEY).unwrap().unwrap();
     assert!(held.is_borrowed());
-    store.remove(KEY).unwrap();
+    store.delete(KEY).unwrap();
     thread::scope(|threads| {
         let sweeping = threads.spawn(|| store.db().recover().unwrap());
         for key in 0..300 {

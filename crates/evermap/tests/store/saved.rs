@@ -45,7 +45,7 @@ fn a_clean_shutdown_saves_the_keys() {
         for (store, expected) in [&store, &named].into_iter().zip(&mut expected) {
             if round == 2 {
                 // The tree is not used, and nothing changes.
-                assert_eq!(store.len().value, expected.len() as u64);
+                assert_eq!(store.len(), expected.len() as u64);
                 continue;
             }
             let stat = built(store);
@@ -55,7 +55,7 @@ fn a_clean_shutdown_saves_the_keys() {
             for _ in 0..1000 {
                 let key = key_of(random.below(3000));
                 if random.below(3) == 0 {
-                    assert_eq!(store.remove(&key).unwrap(), expected.remove(&key).is_some());
+                    assert_eq!(store.delete(&key).unwrap(), expected.remove(&key).is_some());
                 } else {
                     store.put(&key, &value_of(&key, round, 30)).unwrap();
                     expected.insert(key, round);
@@ -87,7 +87,7 @@ fn saved_keys_are_used_only_if_nothing_came_after() {
     store.into_db().close().unwrap();
     // Without the tree, whatever changes.
     let store = memory.open(&options().ordered(false)).unwrap();
-    assert!(store.remove(&key_of(7)).unwrap());
+    assert!(store.delete(&key_of(7)).unwrap());
     assert_sound(&store);
     store.into_db().close().unwrap();
     let store = memory.open(&options()).unwrap();
@@ -150,7 +150,7 @@ fn damaged_keys_are_read_from_the_hash_index() {
             let store = memory.open(&options()).unwrap();
             let stat = built(&store);
             used += u64::from(stat.from_saved);
-            assert_eq!(stat.keys, store.len().value);
+            assert_eq!(stat.keys, store.len());
             store.into_db().close().unwrap();
             let store = memory.open(&options()).unwrap();
             store.db().recover().unwrap();
@@ -171,7 +171,7 @@ fn saved_keys_are_freed_if_space_is_needed() {
         store.put(&key, &value_of(&key, number, 300))
     };
     let full = (3..).find(|&number| put(&store, number).is_err()).unwrap();
-    (full - 2000..full).for_each(|number| assert!(store.remove(&key_of(number)).unwrap()));
+    (full - 2000..full).for_each(|number| assert!(store.delete(&key_of(number)).unwrap()));
     store.db().compact().unwrap();
     store.into_db().close().unwrap();
     assert_ne!(memory.word(ROOT), 0, "they are saved");

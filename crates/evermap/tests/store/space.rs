@@ -222,7 +222,7 @@ fn churn_does_not_enlarge_the_file_for_ever() {
         let key = random.below(4000);
         let kept = &mut sizes[key as usize];
         if random.below(4) == 0 {
-            store.remove(&key.to_le_bytes()).unwrap();
+            store.delete(&key.to_le_bytes()).unwrap();
             *kept = 0;
         } else {
             // The common sizes shift.

@@ -256,7 +256,7 @@ fn every_operation_that_meets_damage_counts() {
             count(map.contains(&key).err());
         }
         count(map.put(&1u32.to_le_bytes(), b"value").err());
-        count(map.remove(&2u32.to_le_bytes()).err());
+        count(map.delete(&2u32.to_le_bytes()).err());
         count(map.get_many(&[3u32.to_le_bytes()], |_, _| ControlFlow::Continue(())).err());
         // A walk reads all of a page before it shows any of it.
         let failed: Vec<_> = map.iter().filter_map(Result::err).filter(Error::is_damaged).collect();
@@ -290,7 +290,7 @@ fn all_space_can_be_allocated_at_opening() {
     let path = directory.path().join("map");
     let map = open(&path, OnSuspect::Refuse).unwrap();
     (0..5000u32).for_each(|key| map.put(&key.to_le_bytes(), &[7; 1000]).unwrap());
-    (0..5000u32).for_each(|key| assert!(map.remove(&key.to_le_bytes()).unwrap()));
+    (0..5000u32).for_each(|key| assert!(map.delete(&key.to_le_bytes()).unwrap()));
     map.into_db().close().unwrap();
     let holes = || {
         let file = std::fs::metadata(&path).unwrap();

@@ -59,7 +59,7 @@ fn keys_can_be_borrowed() {
     map.put("a", &1).unwrap();
     assert_eq!(map.get(&"a".to_owned()).unwrap(), Some(1));
     assert!(map.contains("a").unwrap() && !map.contains("b").unwrap());
-    assert!(map.remove("a").unwrap() && !map.remove("a").unwrap());
+    assert!(map.delete("a").unwrap() && !map.delete("a").unwrap());
     assert_eq!(map.clone().get("a").unwrap(), None);
 }
 
@@ -94,7 +94,7 @@ fn bytes_of_another_type_are_an_error_of_that_key_only() {
         assert!(matches!(found[..], [Ok(1), Err(Error::Undecodable { .. }), Ok(3)]), "{found:?}");
     }
     store.put(&[0, 2, 9], &[0]).unwrap();
-    store.remove(&[0, 2]).unwrap();
+    store.delete(&[0, 2]).unwrap();
     let errors: Vec<_> = map.iter().filter_map(Result::err).collect();
     assert!(matches!(&errors[..], [Error::Undecodable { what: "key", .. }]), "{errors:?}");
 }

@@ -32,7 +32,7 @@ fn sparse(options: &Options, expires_at: u64) -> (Kept, Map<Sim>) {
         store.put_with(&key_of(number), &[7; 200], meta).unwrap();
     }
     for number in (0..KEYS).filter(|number| number % 20 != 0) {
-        store.remove(&key_of(number)).unwrap();
+        store.delete(&key_of(number)).unwrap();
     }
     (memory, store)
 }
@@ -123,8 +123,8 @@ fn putting_or_removing_the_key_repairs_it() {
     type Repair = fn(&Map<Sim>, &[u8]);
     let repairs: [Repair; 4] = [
         |store, key| store.put(key, b"new").unwrap(),
-        |store, key| assert!(!store.remove(key).unwrap()),
-        |store, key| assert!(store.take(key).unwrap().is_none()),
+        |store, key| assert!(!store.delete(key).unwrap()),
+        |store, key| assert!(store.remove(key).unwrap().is_none()),
         |store, key| assert!(store.apply(Batch::new().put(key, b"new")).unwrap().is_done()),
     ];
     for repair in repairs {
@@ -172,7 +172,7 @@ fn damage_in_many_places_makes_a_file_suspect() {
     assert!(store.stat().suspect);
     // Not before it is repaired.
     assert!(!store.db().check(true).unwrap().is_sound());
-    (0..300).for_each(|number| assert!(store.remove(&key_of(number)).is_ok()));
+    (0..300).for_each(|number| assert!(store.delete(&key_of(number)).is_ok()));
     store.db().recover().unwrap();
     let report = store.db().check(true).unwrap();
     assert!(report.is_sound(), "{report}");

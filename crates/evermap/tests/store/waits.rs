@@ -25,7 +25,7 @@ type Operation = fn(&Evermap, u64) -> Result<()>;
 const OPERATIONS: &[(&str, Operation)] = &[
     ("put", put),
     ("put under a reader", put_under_a_reader),
-    ("flush", |db, _| db.default_map().flush_all(None)),
+    ("clear", |db, _| db.default_map().clear()),
     ("purge", |db, _| db.purge().map(drop)),
     ("expire", expire),
     ("check", |db, _| db.check(false).map(drop)),
@@ -46,7 +46,7 @@ fn put(db: &Evermap, number: u64) -> Result<()> {
     let map = db.default_map();
     let put = map.put(&number.to_be_bytes(), &[7; 500]);
     if put.is_err() && number.is_multiple_of(3) {
-        map.flush_all(None)?;
+        map.clear()?;
     }
     put
 }

@@ -86,7 +86,7 @@ fn an_index_whose_records_were_removed_in_their_order_is_sound() {
         let (_memory, store) = killed(&options(kind), THERE);
         let keys: Vec<_> = store.iter().map(|item| item.unwrap().0).collect();
         for some in keys.chunks(keys.len() / STOPS) {
-            some.iter().for_each(|key| assert!(store.remove(key).unwrap()));
+            some.iter().for_each(|key| assert!(store.delete(key).unwrap()));
             let report = store.db().check(true).unwrap();
             assert!(report.is_sound(), "{kind}: {report}");
         }

@@ -508,7 +508,7 @@ mod tests {
             |_| {},
             // A newer record is not evicted by mistake.
             |map| map.put(b"key", b"newer").unwrap(),
-            |map| assert!(map.remove(b"key").unwrap()),
+            |map| assert!(map.delete(b"key").unwrap()),
             // It is read, so it is not to go any more.
             |map| assert!(map.get(b"key").unwrap().is_some()),
         ];

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, SystemTime};
 
 use evermap::{Evermap, IndexKind, Map, Meta, Options};
 use evermap_index::testkit::Tier;
@@ -292,4 +293,9 @@ pub(crate) fn is_value_of(key: &[u8], value: &[u8]) -> bool {
     let Some(rest) = value.strip_prefix(key) else { return false };
     let Some(version) = rest.first_chunk::<8>() else { return false };
     value_of(key, u64::from_le_bytes(*version), value.len()) == value
+}
+
+/// Returns the time this many seconds after the beginning of 1970.
+pub(crate) fn time_at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }

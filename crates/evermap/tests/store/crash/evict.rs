@@ -189,7 +189,7 @@ impl Live {
         for key in keys().filter(|key| key % 4 != first % 4) {
             let before = self.version(key)?;
             let number = history.map.begin(&self.sim, key, MapOp::Remove);
-            let removed = self.store.remove(&key_of(key));
+            let removed = self.store.delete(&key_of(key));
             self.answered(history, number, before, removed.map(|_| None))?;
         }
         if rng.one_in(2) {
@@ -230,7 +230,7 @@ impl Live {
         let number = history.map.begin(&self.sim, key, op);
         let done = match choice {
             0..=4 => self.store.put_with(name, &value, Meta::default()).map(Some),
-            5 => self.store.remove(name).map(|_| None),
+            5 => self.store.delete(name).map(|_| None),
             _ => self.store.get(name).map(|_| None),
         };
         self.attribute(history, number)?;
