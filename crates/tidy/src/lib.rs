@@ -5,6 +5,7 @@
 //! | [`width`] | lines of Rust source that are longer than `max_width` in `rustfmt.toml` |
 //! | [`words`] | words in comments and documents for which there is a usual one |
 //! | [`circles`] | modules of one crate that import each other |
+//! | [`links`] | links of documents to files, headings and names that do not exist |
 //!
 //! The checks run over this repository in `tests/tree.rs`.
 
@@ -14,6 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub mod circles;
+pub mod links;
 pub mod source;
 pub mod width;
 pub mod words;
