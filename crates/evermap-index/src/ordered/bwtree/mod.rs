@@ -52,7 +52,7 @@
 //! * **Deltas have blocks of their own**. The published code takes them from a block in front of
 //!   the base node, by a counter that a crash takes back.
 //! * **Searches do not walk the deltas.** A base node knows its deltas, a delta its base node, and
-//!   the node above where the base node probably is: see `docs/p-bwtree.md`.
+//!   the node above where the base node probably is: see `docs/design/p-bwtree.md`.
 //! * **Any byte string is a key.** Entries of leaf nodes have twenty bits of it that tell it apart,
 //!   others the first eight bytes.
 
