@@ -50,7 +50,20 @@ pub use typed::{DecodeKey, EncodeKey, TypedIter, TypedMap};
 #[doc = include_str!("limits.md")]
 pub mod limits {}
 
-/// The README's example has to work as it stands.
+/// The examples of the README and of the guides have to work as they stand.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/use/maps.md")]
+    struct Maps;
+    #[doc = include_str!("../../../docs/use/batches.md")]
+    struct Batches;
+    #[doc = include_str!("../../../docs/use/ordered.md")]
+    struct Ordered;
+    #[doc = include_str!("../../../docs/use/eviction.md")]
+    struct Eviction;
+    #[cfg(feature = "serde")]
+    #[doc = include_str!("../../../docs/use/typed.md")]
+    struct Typed;
+}
