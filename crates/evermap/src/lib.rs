@@ -55,6 +55,8 @@ pub mod limits {}
 mod documents {
     #[doc = include_str!("../../../README.md")]
     struct Readme;
+    #[doc = include_str!("../README.md")]
+    struct Package;
     #[doc = include_str!("../../../docs/use/maps.md")]
     struct Maps;
     #[doc = include_str!("../../../docs/use/batches.md")]
