@@ -65,6 +65,8 @@ mod documents {
     struct Ordered;
     #[doc = include_str!("../../../docs/use/eviction.md")]
     struct Eviction;
+    #[doc = include_str!("../../../docs/use/patterns.md")]
+    struct Patterns;
     #[cfg(feature = "serde")]
     #[doc = include_str!("../../../docs/use/typed.md")]
     struct Typed;
