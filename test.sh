@@ -75,6 +75,8 @@ programs() {
     "$EVERMAP" lab run micro \
         --index dash-eh,dash-lh,cceh,level,p-clht,line-hash,papaya,dashmap,scc-hashmap \
         --keys 30000 --threads 2 --rounds 1 --patience 0 --retries 0 --no-limits
+    step "files, read by the offsets of docs/file-format.md"
+    tests/file-format/run.sh
     step "a killed server, a real client"
     tests/churn/run.sh --short
     step "a killed server, clients of all protocols, with and without eviction"

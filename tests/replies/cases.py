@@ -72,7 +72,7 @@ _OLDER = {
     "ms K 9|flush_all|get @": ("CLIENT_ERROR bad command line format|END|", "the data is dropped"),
 }
 
-# What is answered differently on purpose: see docs/memcached.md.
+# What is answered differently on purpose: see docs/use/memcached-differences.md.
 _OURS = {
     "set @ 0 2147483648 1|x|get @": ("STORED|VALUE @ 0 1|x|END|", "an expiry after 2038"),
     "mg @ N30 h|mg @ h": ("HD h0 W|HD h0 Z|", "who creates an item has not read it"),

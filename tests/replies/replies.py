@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sends the same requests to Evermap and to memcached, and compares the replies byte by byte.
 
-The reference of docs/memcached.md is memcached 1.6.45; Debian's is older. So a few replies differ from both or from the
+The reference of docs/use/memcached.md is memcached 1.6.45; Debian's is older. So a few replies differ from both or from the
 older one only: those are listed here with the reason, and what Evermap replies is checked. A difference that is not
 listed is an error, and so is one that is listed and does not exist.
 

@@ -6,8 +6,8 @@
 //! alike: `segment` (where a record can be), `bucket` or `lock`, `recover` and `check` (what these
 //! do inside a segment), and `structure` or `split` (what splits and merges do there).
 //!
-//! Ordered indexes are in [`ordered`]. The crate `evermap-papers` has more indexes of both kinds, to
-//! be studied and compared.
+//! Ordered indexes are in [`ordered`]. The crate `evermap-papers` has more indexes of both kinds,
+//! to be studied and compared.
 //!
 //! Modules beside the folders are shared by several indexes: [`key`] (representations of keys and
 //! hashing) and [`record`] (variable-length keys in the heap). Others are for implementers of

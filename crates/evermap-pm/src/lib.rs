@@ -18,6 +18,9 @@
 //! Positions in a region are 48-bit *offsets*, never addresses. Every offset, length and count that
 //! was read from a region is checked before it is used.
 
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("Evermap needs 64-bit Linux: its guarantees rest on Linux's files and mappings");
+
 pub mod cell;
 pub mod clock;
 pub mod epoch;

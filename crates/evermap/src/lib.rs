@@ -51,7 +51,24 @@ pub use typed::{DecodeKey, EncodeKey, TypedIter, TypedMap};
 #[doc = include_str!("limits.md")]
 pub mod limits {}
 
-/// The README's example has to work as it stands.
+/// The examples of the README and of the guides have to work as they stand.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../README.md")]
+    struct Package;
+    #[doc = include_str!("../../../docs/use/maps.md")]
+    struct Maps;
+    #[doc = include_str!("../../../docs/use/batches.md")]
+    struct Batches;
+    #[doc = include_str!("../../../docs/use/ordered.md")]
+    struct Ordered;
+    #[doc = include_str!("../../../docs/use/eviction.md")]
+    struct Eviction;
+    #[doc = include_str!("../../../docs/use/patterns.md")]
+    struct Patterns;
+    #[cfg(feature = "serde")]
+    #[doc = include_str!("../../../docs/use/typed.md")]
+    struct Typed;
+}

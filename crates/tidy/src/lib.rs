@@ -5,6 +5,7 @@
 //! | [`width`] | lines of Rust source that are longer than `max_width` in `rustfmt.toml` |
 //! | [`words`] | words in comments and documents for which there is a usual one |
 //! | [`circles`] | modules, or files, of one crate that import each other |
+//! | [`links`] | links of documents to files, headings and names that do not exist |
 //!
 //! The checks run over this repository in `tests/tree.rs`.
 
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 pub mod circles;
 mod imports;
+pub mod links;
 pub mod source;
 pub mod width;
 pub mod words;

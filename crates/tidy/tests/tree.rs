@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tidy::{Finding, circles, files, source, width, words};
+use tidy::{Finding, circles, files, links, source, width, words};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -65,6 +65,73 @@ fn comments_and_documents_use_usual_words() {
     for (path, text) in texts("md") {
         for (index, line) in text.lines().enumerate() {
             check(&path, index + 1, line);
+        }
+    }
+    assert_none(&findings);
+}
+
+#[test]
+fn links_lead_to_files_headings_and_names_that_exist() {
+    let mut findings = Vec::new();
+    // Documents of the source are part of its documentation, whose links rustdoc checks.
+    let documents = texts("md").into_iter().filter(|(path, _)| !is_in_src(path));
+    for (path, text) in documents {
+        for link in links::links(&text) {
+            if let Some(message) = problem_of(&path, &text, &link) {
+                findings.push(Finding { path: path.clone(), line: link.line, message });
+            }
+        }
+    }
+    assert_none(&findings);
+}
+
+fn is_in_src(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == "src")
+}
+
+/// Returns what is wrong with a link of the document `path`.
+fn problem_of(path: &Path, text: &str, link: &links::Link<'_>) -> Option<String> {
+    let target = match link.path {
+        "" => path.to_owned(),
+        other => links::resolve(path.parent().expect("a file"), other),
+    };
+    let full = root().join(&target);
+    if !full.exists() {
+        return Some(format!("there is no {}", target.display()));
+    }
+    if !link.heading.is_empty() && target.extension().is_some_and(|found| found == "md") {
+        let there = if link.path.is_empty() { text.to_owned() } else { read(&full) };
+        if !links::headings(&there).iter().any(|heading| heading == link.heading) {
+            return Some(format!("{} has no heading #{}", target.display(), link.heading));
+        }
+    }
+    let name = links::promised_name(link).filter(|name| !links::has_word(&read(&full), name));
+    name.map(|name| format!("{} has no {name}", target.display()))
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn comments_and_scripts_name_documents_that_exist() {
+    let mut findings = Vec::new();
+    // Its tests have examples of both.
+    let own = Path::new("crates/tidy");
+    for extension in ["rs", "py", "sh", "toml", "yml", "yaml"] {
+        for (path, text) in texts(extension).into_iter().filter(|(path, _)| !path.starts_with(own))
+        {
+            for (index, line) in text.lines().enumerate() {
+                findings.extend(
+                    links::named_documents(line)
+                        .filter(|document| !root().join(document).exists())
+                        .map(|document| Finding {
+                            path: path.clone(),
+                            line: index + 1,
+                            message: format!("there is no {document}"),
+                        }),
+                );
+            }
         }
     }
     assert_none(&findings);

@@ -1,7 +1,7 @@
 //! Hash indexes, and for implementers what several of them share: [`segmented`] (the engine of
-//! indexes that are made of segments), [`directory`] (of extendible hashing), [`hash_prefix`] (which
-//! hashes a segment serves), [`walk_order`] (in which order walks show records), [`probe`] and
-//! [`vacancy`].
+//! indexes that are made of segments), [`directory`] (of extendible hashing), [`hash_prefix`]
+//! (which hashes a segment serves), [`walk_order`] (in which order walks show records), [`probe`]
+//! and [`vacancy`].
 
 mod changes;
 pub mod clht;

@@ -183,7 +183,7 @@ impl<'m> LeafRef<'m> {
     }
 
     /// Returns the length of the key in bytes.
-    pub fn len(&self) -> usize {
+    pub fn key_len(&self) -> usize {
         self.length
     }
 

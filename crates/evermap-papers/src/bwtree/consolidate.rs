@@ -165,7 +165,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Compares the keys of two entries, of which the second one has a record.
     fn compare_entries(&self, one: &Entry, other: &Entry, leaf: &LeafRef<'_>) -> Result<Order> {
         Ok(match one.head.cmp(&other.head) {
-            Order::Equal if one.at == 0 => 0.cmp(&leaf.len()),
+            Order::Equal if one.at == 0 => 0.cmp(&leaf.key_len()),
             Order::Equal => self.record(one.at)?.compare_leaf(self.medium(), leaf),
             order => order,
         })

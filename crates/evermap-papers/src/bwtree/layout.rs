@@ -156,9 +156,9 @@ impl Link {
 pub const RECORD_HEADER: u64 = 16;
 
 pod! {
-    /// The first words of a record. A [`Leaf`](evermap_index::ordered::leaf::Leaf) follows, which has the
-    /// key, and the word that it is bound to: in nodes that are not leaf nodes, the id of the child
-    /// for the keys from this one on.
+    /// The first words of a record. A [`Leaf`](evermap_index::ordered::leaf::Leaf) follows, which
+    /// has the key, and the word that it is bound to: in nodes that are not leaf nodes, the id of
+    /// the child for the keys from this one on.
     ///
     /// ```text
     /// byte  0  next   what the node was before: see `Link`; only used while this is a delta

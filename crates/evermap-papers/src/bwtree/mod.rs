@@ -29,8 +29,8 @@
 //! | the root is split | the words of the new node, of the old one, of the root, and of the tree |
 //! | a node is merged | the words of the node above, of both nodes, and of the node above again |
 //!
-//! The first three meet the first condition of [`recipe`](evermap_index::recipe), splits and merges the
-//! second: after each store, every key is found, and any writer that meets a change that is not
+//! The first three meet the first condition of [`recipe`](evermap_index::recipe), splits and merges
+//! the second: after each store, every key is found, and any writer that meets a change that is not
 //! complete completes it. It never has to, so it needs no space for its own change.
 //!
 //! What is different from the published code, and why:
@@ -52,7 +52,7 @@
 //! * **Deltas have blocks of their own**. The published code takes them from a block in front of
 //!   the base node, by a counter that a crash takes back.
 //! * **Searches do not walk the deltas.** A base node knows its deltas, a delta its base node, and
-//!   the node above where the base node probably is: see `docs/p-bwtree.md`.
+//!   the node above where the base node probably is: see `docs/design/p-bwtree.md`.
 //! * **Any byte string is a key.** Entries of leaf nodes have twenty bits of it that tell it apart,
 //!   others the first eight bytes.
 

@@ -16,8 +16,8 @@ use super::node::{Bounds, Entry};
 type Read<'m> = (LeafRef<'m>, LeafState, u64);
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
-    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). A page has the pairs of one node. If
-    /// other threads change what it is to show, it is read again, with fewer pairs.
+    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). A page has the pairs of one
+    /// node. If other threads change what it is to show, it is read again, with fewer pairs.
     pub(super) fn read_page(
         &self,
         from: Bound<&[u8]>,

@@ -81,7 +81,7 @@ pub type DashLh<
 > = Dash<K, M, Linear<M, F, T>, B, S, N>;
 
 /// Mistakes of other implementations that tests can enable: see [`Medium::mutant`].
-/// `docs/dash-lh.md` describes them.
+/// `docs/design/dash-lh.md` describes them.
 pub const MUTANTS: &[&str] = &["DA-1", "DA-2", "DA-6", "DA-8", "DA-9", "DA-10", "DA-11", "DA-14"];
 
 /// The number of segments that come into use together.

@@ -1,7 +1,7 @@
 //! One test for each mistake of other implementations of Dash-LH, and tests of what is specific to
 //! linear hashing.
 //!
-//! The numbers are those of `docs/dash-lh.md`.
+//! The numbers are those of `docs/design/dash-lh.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;

@@ -16,8 +16,8 @@ use super::layout::RECORDS;
 const PAGE: usize = 64;
 
 impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
-    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what a page
-    /// is to show, it is read again, of one node.
+    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what
+    /// a page is to show, it is read again, of one node.
     pub(super) fn read_page(
         &self,
         from: Bound<&[u8]>,

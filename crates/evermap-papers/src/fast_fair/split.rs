@@ -5,8 +5,8 @@
 //! node. In between, both have them, and searches may find them in either. The node above is told
 //! afterwards, without any lock of the two; until then searches reach the new node from the old
 //! one. If that never happens (the process dies, there is no space), the next thread that changes
-//! something there and has to go right does it: the second condition of [`recipe`](evermap_index::recipe).
-//! The published code leaves the node where it is for ever.
+//! something there and has to go right does it: the second condition of
+//! [`recipe`](evermap_index::recipe). The published code leaves the node where it is for ever.
 
 use evermap_index::FOUND_LATE;
 use evermap_index::fresh::Fresh;
@@ -44,7 +44,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         let m = self.medium();
         let at = m.load(&node.records()[Self::MIDDLE].at);
         let low = match node.level {
-            0 => LeafRef::at(m, at)?.len(),
+            0 => LeafRef::at(m, at)?.key_len(),
             // The least key of the child, which has its own place.
             _ => 0,
         };

@@ -43,10 +43,10 @@ impl<'k> Search<'k> {
     /// Returns the first bit at which the key differs from the one of a leaf, and its value in this
     /// key. Returns `None` if the keys are equal.
     pub(super) fn difference<M: Medium>(&self, m: &M, leaf: &LeafRef<'_>) -> Option<(u32, bool)> {
-        let words = self.key.len().max(leaf.len()).div_ceil(8);
+        let words = self.key.len().max(leaf.key_len()).div_ceil(8);
         (0..words).chain([LENGTH]).find_map(|at| {
             let other = match at {
-                LENGTH => leaf.len() as u64,
+                LENGTH => leaf.key_len() as u64,
                 _ => leaf.word_of_key(m, at),
             };
             let differ = self.word(at) ^ other;

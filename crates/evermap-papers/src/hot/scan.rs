@@ -154,8 +154,8 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
 }
 
 impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
-    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what a page
-    /// is to show, it is read again, with fewer pairs.
+    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what
+    /// a page is to show, it is read again, with fewer pairs.
     pub(super) fn read_page(
         &self,
         from: Bound<&[u8]>,

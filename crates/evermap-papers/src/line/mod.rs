@@ -19,8 +19,8 @@
 //! * **A record is in one of two lines**: its home line, or a second one that its tag determines.
 //!   If both are full, an insert first tries to move a record of either line to its second line,
 //!   before the segment is split.
-//! * **One version per lookup**, that of the home line, as in [`dash`](evermap_index::hash::dash). A lookup
-//!   reads the second line only if the filter in the home line does not exclude the key.
+//! * **One version per lookup**, that of the home line, as in [`dash`](evermap_index::hash::dash).
+//!   A lookup reads the second line only if the filter in the home line does not exclude the key.
 //! * **Splits are committed by the directory**, as in Dash-EH: no persistent word refers to a
 //!   segment that is not committed.
 //! * **The generation is in the directory entries**, above the offset. A lookup removes the current

@@ -3,8 +3,8 @@
 //! A key that goes on after its slice has a leaf, as long as it is the only one with this slice.
 //! For a second one there is a layer, a tree of the next slices of both; and if these are equal
 //! too, one more layer below it, and so on. All of them are written before the store to the entry,
-//! which commits the change: the first condition of [`recipe`](evermap_index::recipe). A layer stays, even
-//! if all of its keys are removed.
+//! which commits the change: the first condition of [`recipe`](evermap_index::recipe). A layer
+//! stays, even if all of its keys are removed.
 
 use evermap_index::fresh::Fresh;
 use evermap_index::index::{Action, Change};

@@ -239,8 +239,8 @@ impl<'m, M: Medium> Walk<'m, M> {
 }
 
 impl<M: Medium> Masstree<M> {
-    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what a page
-    /// is to show, it is read again, with fewer pairs.
+    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what
+    /// a page is to show, it is read again, with fewer pairs.
     pub(super) fn read_page(
         &self,
         from: Bound<&[u8]>,

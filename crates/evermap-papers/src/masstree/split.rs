@@ -4,8 +4,8 @@
 //! reference to the new node, which has the upper half of the entries, and the permutation without
 //! these. If only the first is durable when the process dies, both nodes have the upper half. Then
 //! the first thread that comes to the old node completes the split, before it reads the node or
-//! follows the reference: the third condition of [`recipe`](evermap_index::recipe). So nothing is ever
-//! changed in the new node while the old one has copies.
+//! follows the reference: the third condition of [`recipe`](evermap_index::recipe). So nothing is
+//! ever changed in the new node while the old one has copies.
 //!
 //! The level above is told afterwards, without any lock of the two; until then searches reach the
 //! new node from the old one. If that never happens (the process dies, there is no space), the next

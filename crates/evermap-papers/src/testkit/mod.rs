@@ -1,4 +1,5 @@
-//! The structures of this crate, and the other indexes, ready for the conformance kit and for crashes.
+//! The structures of this crate, and the other indexes, ready for the conformance kit and for
+//! crashes.
 
 mod crashable;
 pub mod tiny;

@@ -1,5 +1,5 @@
-//! The structures of this crate with geometries that are so small that some hundred operations cause
-//! every structural change.
+//! The structures of this crate with geometries that are so small that some hundred operations
+//! cause every structural change.
 
 use evermap_index::hash::dash;
 use evermap_index::key::Quotient;

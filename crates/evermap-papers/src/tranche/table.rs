@@ -219,7 +219,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         Groups(self.medium())
     }
 
-    /// Creates an empty table and publishes it: see [`Persistent::create`](evermap_index::Persistent).
+    /// Creates an empty table and publishes it: see
+    /// [`Persistent::create`](evermap_index::Persistent).
     pub(super) fn create(pool: Arc<Pool<M>>, cell: &PmU64, config: Config) -> Result<Self> {
         pool.region().ensure_writable()?;
         let state = State::new(config.initial_depth, Self::GEOMETRY).ok_or_else(|| {

@@ -187,8 +187,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         result
     }
 
-    /// The same in the [order](evermap_index::hash::walk_order) for callers that may insert what they are
-    /// shown, and only with records.
+    /// The same in the [order](evermap_index::hash::walk_order) for callers that may insert what
+    /// they are shown, and only with records.
     pub(super) fn walk_scattered<R>(
         &self,
         mut read: impl FnMut(&Stored<'_>) -> Result<R>,

@@ -1,6 +1,7 @@
 //! Mistakes of other implementations of Level hashing, with one test for each.
 //!
-//! The numbers are those of `docs/level.md`, which also lists the pitfalls that cannot occur here.
+//! The numbers are those of `docs/design/level.md`, which also lists the pitfalls that cannot occur
+//! here.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;

@@ -1,6 +1,7 @@
 //! Changes of several keys that happen together or not at all.
 //!
-//! The steps of [`Map::apply`], and why each of them is right, are described in `docs/batches.md`.
+//! The steps of [`Map::apply`], and why each of them is right, are described in
+//! `docs/design/batches.md`.
 
 pub(crate) mod intent;
 pub(crate) mod reservations;

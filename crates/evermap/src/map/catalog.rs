@@ -4,7 +4,7 @@
 //! of each to the offset of its [descriptor](crate::map::header). So the change of one word of the
 //! catalogue's index creates a map, and of another drops it; before the one and after the other,
 //! everything of the map is unreachable. The steps, and why each of them is right, are described in
-//! `docs/maps.md`.
+//! `docs/design/maps.md`.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

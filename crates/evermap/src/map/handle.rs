@@ -138,8 +138,8 @@ impl<M: Medium> Map<M> {
     }
 
     /// Returns the number of records, as [`len`](Map::len) does, and whether it is exact: whenever
-    /// no mutation is running, unless the file was opened after an unclean shutdown and has not been
-    /// swept yet. O(1).
+    /// no mutation is running, unless the file was opened after an unclean shutdown and has not
+    /// been swept yet. O(1).
     pub fn records(&self) -> Count {
         let (totals, exact) = self.inner.counters.totals();
         Count { value: totals.records, exact }

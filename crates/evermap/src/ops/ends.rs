@@ -78,9 +78,9 @@ impl<M: Medium> Map<M> {
     /// Removes the keys in `range`. Returns the number of those that were removed. Needs
     /// [`Options::ordered`](crate::Options::ordered). O(n log n) in their number.
     ///
-    /// Each key is removed by itself: readers and a crash can meet any part of it, and a key that is
-    /// inserted meanwhile may stay. A [`Batch`](crate::Batch) removes a few keys all at once, and
-    /// [`clear`](Map::clear) all keys of the map.
+    /// Each key is removed by itself: readers and a crash can meet any part of it, and a key that
+    /// is inserted meanwhile may stay. A [`Batch`](crate::Batch) removes a few keys all at once,
+    /// and [`clear`](Map::clear) all keys of the map.
     ///
     /// ```
     /// use evermap::{Evermap, Options};

@@ -88,7 +88,7 @@ impl From<bool> for Order {
 /// Which threads update the ordered index when keys are bound and unbound.
 ///
 /// All give the guarantees of [`scan`](Map::scan). What they cost is described in
-/// `docs/ordered.md`.
+/// `docs/design/ordered.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OrderedUpdates {

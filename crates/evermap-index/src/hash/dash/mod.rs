@@ -96,7 +96,7 @@ pub struct Dash<K: Key, M: Medium, E, const B: usize, const S: usize, const N: u
 const INITIAL_DEPTH_MAX: u32 = 20;
 
 /// Mistakes of other implementations that tests can enable in Dash-EH: see [`Medium::mutant`].
-/// `docs/dash.md` describes them.
+/// `docs/design/dash.md` describes them.
 pub const EH_MUTANTS: &[&str] = &[
     "DA-1", "DA-2", "DA-3", "DA-4", "DA-5", "DA-6", "DA-7", "DA-8", "DA-9", "DA-10", "DA-11",
     "DA-14", "DA-15", "DA-16",

@@ -147,6 +147,12 @@ impl<T> Make<T> {
     }
 }
 
+impl<T> Default for Make<T> {
+    fn default() -> Self {
+        Make::new()
+    }
+}
+
 impl<T: PersistentOrdered<Sim> + 'static> OrderedSubject for Make<T> {
     type Index = T;
 

@@ -1,8 +1,8 @@
 //! Tests of P-CLHT alone: mistakes of other implementations, with one test for each, and what the
 //! conformance kit does not cover.
 //!
-//! Numbers beginning with PC are those of `docs/clht.md`, which also lists the pitfalls that cannot
-//! occur here.
+//! Numbers beginning with PC are those of `docs/design/clht.md`, which also lists the pitfalls that
+//! cannot occur here.
 
 mod gaps;
 mod lookups;

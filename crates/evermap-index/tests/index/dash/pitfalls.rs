@@ -1,6 +1,7 @@
 //! Mistakes of other implementations of Dash, with one test for each.
 //!
-//! The numbers are those of `docs/dash.md`, which also lists the pitfalls that cannot occur here.
+//! The numbers are those of `docs/design/dash.md`, which also lists the pitfalls that cannot occur
+//! here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -108,8 +108,8 @@ fn figures_of<const T: usize, const G: usize, const C: u32>(depth: u32, fill: f6
 }
 
 /// Nearly every lookup reads one tranche, and displaced records are few, up to the fill at which
-/// the table grows. The bounds are those of the simulation in `docs/two-misses.md`, with a margin
-/// for chance.
+/// the table grows. The bounds are those of the simulation in `docs/measured/two-misses.md`, with a
+/// margin for chance.
 #[test]
 fn lookups_read_one_tranche() {
     for (fill, displaced, hit, miss) in

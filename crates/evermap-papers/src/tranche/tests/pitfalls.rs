@@ -1,4 +1,4 @@
-//! The pitfalls that `docs/two-misses.md` lists, each in a state that shows it.
+//! The pitfalls that `docs/design/two-misses.md` lists, each in a state that shows it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

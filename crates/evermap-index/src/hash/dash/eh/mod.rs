@@ -11,7 +11,7 @@
 //! * **Splits are committed by the directory** and never redone. No persistent word refers to a
 //!   segment that is not committed; moved records are removed from the old segment after the
 //!   commit. The paper's protocol needs a state machine and a redo, in which its code loses data
-//!   (see `docs/dash.md`).
+//!   (see `docs/design/dash.md`).
 //! * **Keys with equal hashes** are stored in a chain when the stash is full, instead of doubling
 //!   the directory without end.
 //! * Two sibling segments that together fill at most a quarter of one are merged into a new
