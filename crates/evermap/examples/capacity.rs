@@ -121,7 +121,7 @@ fn ask(map: &Map, seed: u64, begin: Instant, counts: &Counts, stop: &AtomicBool)
         let key = (below(keys) + asked / 64).to_be_bytes();
         asked += 1;
         counts.gets.fetch_add(1, Relaxed);
-        if map.get_with(&key, |_| ()).is_ok_and(|found| found.is_some()) {
+        if map.get_with(key, |_| ()).is_ok_and(|found| found.is_some()) {
             counts.hits.fetch_add(1, Relaxed);
             continue;
         }
@@ -132,7 +132,7 @@ fn ask(map: &Map, seed: u64, begin: Instant, counts: &Counts, stop: &AtomicBool)
             7..=9 => 20_000 + below(3) * 17_000,
             _ => below(2 * usual as u64),
         };
-        if map.put(&key, &vec![2; len as usize]).is_err() {
+        if map.put(key, vec![2; len as usize]).is_err() {
             counts.refused.fetch_add(1, Relaxed);
         }
     }

@@ -85,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
             };
             let put = |range: Range<u64>| {
-                range.for_each(|number| map.put(&key(number), &value).expect("put"));
+                range.for_each(|number| map.put(key(number), &value).expect("put"));
             };
             note(0, phase(records, threads, put));
             note(1, phase(records, threads, put));
@@ -94,7 +94,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 2,
                 phase(records, threads, |range| {
                     range.for_each(|number| {
-                        drop(black_box(map.get(&scattered(number)).expect("get")))
+                        drop(black_box(map.get(scattered(number)).expect("get")))
                     });
                 }),
             );
@@ -138,8 +138,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 6,
                 phase(records / 4, threads, |range| {
                     for number in range {
-                        drop(black_box(map.get(&scattered(number)).expect("get")));
-                        map.put(&key(records + number), &value).expect("put");
+                        drop(black_box(map.get(scattered(number)).expect("get")));
+                        map.put(key(records + number), &value).expect("put");
                     }
                 }),
             );

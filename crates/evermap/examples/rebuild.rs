@@ -28,9 +28,9 @@ const VALUE: usize = 256;
 fn fill(path: &str, records: u64) -> Result<(), Box<dyn Error>> {
     let map = Evermap::open(path, Options::new())?.default_map();
     for number in map.len()..records {
-        map.put(&key(number), &[7; VALUE])?;
+        map.put(key(number), [7; VALUE])?;
     }
-    map.put(&key(0), &[8; VALUE])?;
+    map.put(key(0), [8; VALUE])?;
     println!("{FILLED}");
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
@@ -76,7 +76,7 @@ fn read(map: &Map, records: u64, over: &AtomicBool) -> evermap::Result<(f64, Vec
         let number = ((u128::from(state) * u128::from(records)) >> 64) as u64;
         value.clear();
         let start = Instant::now();
-        let found = map.get_into(&key(number), &mut value)?;
+        let found = map.get_into(key(number), &mut value)?;
         nanos.push(start.elapsed().as_nanos().try_into().unwrap_or(u32::MAX));
         assert!(found, "record {number} is missing");
         black_box(&value);

@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let map = Evermap::open(path, Options::new())?.default_map();
     for name in ["insert", "overwrite"] {
         phase(name, records, threads, |range| {
-            range.for_each(|number| map.put(&key(number), &value).expect("put"));
+            range.for_each(|number| map.put(key(number), &value).expect("put"));
         });
     }
     let scattered = |number: u64| key(number.wrapping_mul(7_919) % records);
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut out = Vec::new();
         for number in range {
             out.clear();
-            assert!(map.get_into(&scattered(number), &mut out).expect("get"));
+            assert!(map.get_into(scattered(number), &mut out).expect("get"));
         }
     });
     phase("get_many", records, threads, |range| {

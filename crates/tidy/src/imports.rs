@@ -65,7 +65,7 @@ impl Crate {
         let words: BTreeSet<&str> = body.split(|found| !is_of_name(found)).collect();
         for (declaration, exports) in declarations {
             for (imported, name) in expand(declaration) {
-                let target = self.at_root(path, &imported);
+                let target = self.absolute(path, &imported);
                 // Who only passes a name on does not use it.
                 if let Some(target) = &target
                     && (!exports || words.contains(name.as_str()))
@@ -87,7 +87,7 @@ impl Crate {
                 .filter(|word| !word.is_empty())
                 .map(str::to_owned)
                 .collect();
-            uses.extend(self.at_root(path, &segments));
+            uses.extend(self.absolute(path, &segments));
         }
         if let Some(module) = self.0.get_mut(path) {
             (module.names, module.uses) = (names, uses);
@@ -96,7 +96,7 @@ impl Crate {
 
     /// Returns a path that a module writes, from the root of the crate; `None` if it leads to
     /// another crate, or begins with a name of the module itself.
-    fn at_root(&self, module: &Path, path: &[String]) -> Option<Path> {
+    fn absolute(&self, module: &Path, path: &[String]) -> Option<Path> {
         let (first, rest) = path.split_first()?;
         let mut from = module.clone();
         let mut rest = rest;

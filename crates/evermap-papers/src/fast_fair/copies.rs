@@ -132,6 +132,6 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Returns the word of a leaf, once it is durable, if its key has eight bytes.
     pub(super) fn whole_word(&self, at: u64) -> Result<Option<u64>> {
         let leaf = LeafRef::at(self.medium(), at)?;
-        Ok((leaf.len() == WHOLE).then(|| leaf.word(self.medium())))
+        Ok((leaf.key_len() == WHOLE).then(|| leaf.word(self.medium())))
     }
 }

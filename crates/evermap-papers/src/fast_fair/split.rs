@@ -76,7 +76,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
                     LeafRef::write(m, block, &leaf.key(m), 0);
                     Rest::Leaf(block).word()
                 });
-                (rest.unwrap_or(Rest::Length(leaf.len()).word()), NO_CHILD, Self::MIDDLE)
+                (rest.unwrap_or(Rest::Length(leaf.key_len()).word()), NO_CHILD, Self::MIDDLE)
             }
             level => {
                 let child = self.node_as_it_is(at, Some(level - 1))?;

@@ -66,7 +66,7 @@ impl<M: Medium> Masstree<M> {
     fn depth_of_difference(&self, target: &Target<'_>, other: &LeafRef<'_>) -> Result<usize> {
         let common = other.common(self.medium(), target.key);
         // If one of the keys is the beginning of the other, they differ at its last slice.
-        let shorter = other.len().min(target.key.len());
+        let shorter = other.key_len().min(target.key.len());
         let depth = common.min(shorter.saturating_sub(1)) / SLICE;
         if depth > target.depth {
             return Ok(depth);

@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
 fn a_get_copies_the_value_into_the_reply_only() {
     const LEN: usize = 1 << 20;
     let map = Evermap::in_memory(Options::new().capacity(4 << 30)).unwrap().default_map();
-    map.put(b"key", &vec![b'v'; LEN]).unwrap();
+    map.put(b"key", vec![b'v'; LEN]).unwrap();
     let gets = [&b"get key\r\n"[..], b"gets key\r\n"].map(<[u8]>::to_vec);
     let binary = [GET, GETKQ].map(|opcode| request(opcode, "key", "").bytes());
     for request in gets.into_iter().chain(binary) {

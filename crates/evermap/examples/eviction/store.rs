@@ -67,7 +67,7 @@ impl Policy for Store {
         let expiry =
             (request.ttl > 0).then(|| BEGIN + now / self.per_second + u64::from(request.ttl));
         let (key, value) = (request.key.to_le_bytes(), &self.value[..request.len as usize]);
-        let stored = self.map.put_with(&key, value, Meta::new().with_expiry(expiry));
+        let stored = self.map.put_with(key, value, Meta::new().with_expiry(expiry));
         stored.expect("a cache stores everything that fits");
     }
 }

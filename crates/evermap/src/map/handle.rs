@@ -111,6 +111,7 @@ impl<M: Medium> Map<M> {
     /// assert_eq!(map.len(), 1);
     /// # Ok::<(), evermap::Error>(())
     /// ```
+    #[allow(clippy::len_without_is_empty)] // it can fail
     pub fn len(&self) -> u64 {
         self.records().value
     }

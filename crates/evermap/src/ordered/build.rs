@@ -233,7 +233,7 @@ mod tests {
             let db = Evermap::create_medium(medium, Identity::default(), &options).unwrap();
             let map = db.default_map();
             for number in 0..10_000 {
-                map.put(&key_of(number), b"before").unwrap();
+                map.put(key_of(number), b"before").unwrap();
             }
             // As if it had been opened now.
             drop(map);
@@ -247,8 +247,8 @@ mod tests {
             assert_eq!(ordered.stat().keys_read, 10_000);
             for number in 0..changes {
                 match number % 2 {
-                    0 => assert!(map.delete(&key_of(number / 2)).unwrap()),
-                    _ => map.put(&key_of(10_000 + number), b"meanwhile").unwrap(),
+                    0 => assert!(map.delete(key_of(number / 2)).unwrap()),
+                    _ => map.put(key_of(10_000 + number), b"meanwhile").unwrap(),
                 }
             }
             let dropped = ordered.shards.iter().any(NoticeShard::has_dropped);

@@ -115,7 +115,7 @@ impl<K: DecodeKey, V: Serialize + DeserializeOwned, M: Medium> TypedMap<K, V, M>
     where
         K: Borrow<Q>,
     {
-        self.map.contains(&encoded(key))
+        self.map.contains(encoded(key))
     }
 
     /// Binds `key` to `value`, whatever was there. Expected O(length of the value).
@@ -285,6 +285,7 @@ impl<K: DecodeKey, V: Serialize + DeserializeOwned, M: Medium> TypedMap<K, V, M>
     }
 
     /// Returns the number of keys: see [`Map::len`].
+    #[allow(clippy::len_without_is_empty)] // it can fail
     pub fn len(&self) -> u64 {
         self.map.len()
     }
@@ -306,7 +307,7 @@ impl<K: DecodeKey, V: Serialize + DeserializeOwned, M: Medium> TypedMap<K, V, M>
     where
         K: Borrow<Q>,
     {
-        self.map.delete(&encoded(key))
+        self.map.delete(encoded(key))
     }
 
     /// Returns all keys and values, in no particular order; see [`Map::iter`].

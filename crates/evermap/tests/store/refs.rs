@@ -119,13 +119,13 @@ fn a_borrowed_value_stays_when_its_record_expires_or_is_flushed() {
         clock.set(NOW + 10);
         store.db().purge().unwrap();
     };
-    held_through("expiry", &store, &store, expire, || store.len() == 0);
+    held_through("expiry", &store, &store, expire, || store.records().value == 0);
     let (store, _) = self::store();
     let flush = || {
         store.clear().unwrap();
         store.db().purge().unwrap();
     };
-    held_through("flush", &store, &store, flush, || store.len() == 0);
+    held_through("flush", &store, &store, flush, || store.records().value == 0);
 }
 
 #[test]

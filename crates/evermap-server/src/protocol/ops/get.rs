@@ -13,6 +13,9 @@ pub(in crate::protocol) struct Get<'a> {
     pub(in crate::protocol) new_cas: Option<u64>,
 }
 
+/// Returns the expiry and the marks that an item is to have, given whether it was created.
+type Found<'f> = dyn FnMut(&Item<'_>, bool) -> Result<(u32, Marks), CacheError> + 'f;
+
 impl Get<'_> {
     /// Looks the item up. Calls `found` with the item, and whether it was created, and gives it the
     /// expiry and the marks that `found` returns, unless it was created. Returns whether there is
@@ -24,7 +27,7 @@ impl Get<'_> {
     /// If the cache fails, or with the error that `found` returns.
     pub(in crate::protocol) fn execute(
         &self,
-        found: &mut dyn FnMut(&Item<'_>, bool) -> Result<(u32, Marks), CacheError>,
+        found: &mut Found<'_>,
         context: &Context<'_>,
     ) -> Result<bool, CacheError> {
         let mut live = false;

@@ -136,7 +136,7 @@ mod tests {
         let options = crate::Options::new().memory_limit(64 << 20).evict(true);
         let db = Evermap::in_memory(options).unwrap();
         let limit = || db.stat().memory_limit.unwrap();
-        db.default_map().put(b"key", &[1; 100_000]).unwrap();
+        db.default_map().put(b"key", [1; 100_000]).unwrap();
         db.take_what_there_is();
         let lowered = limit();
         assert!(lowered < 8 << 20, "{lowered}");
