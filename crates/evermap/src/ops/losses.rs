@@ -62,7 +62,7 @@ impl<M: Medium> Map<M> {
     #[cold]
     pub(crate) fn incomplete(&self, met: u64, readable: u64) -> Option<Error> {
         let records = self.unchanged_records().filter(|records| met < *records)?;
-        // What is being removed is counted after it is unbound, under the same guard. Who walks over
+        // What is being removed is counted after it is unbound, under the same guard. A walk over
         // the catalogue holds the lock under which it changes, and must not wait for guards.
         let settled = self.db.file.read_only
             || self.inner.is_catalogue()
