@@ -200,7 +200,7 @@ fn what_is_dead_or_not_counted_is_no_loss() {
     read(&path, 0);
 }
 
-/// Whoever walks over the names of maps holds the lock of their table, and waits for no guard.
+/// A walk over the names of maps holds the lock of their table, and waits for no guard.
 #[test]
 fn names_that_are_lost_are_noticed() {
     const MAPS: usize = 40;
