@@ -263,7 +263,7 @@ pub fn compare_key<M: Medium>(m: &M, cells: &[PmU64], length: usize, other: &[u8
 /// The number of leaves that [`walk_all`] shows under one guard.
 const UNIT: usize = 1024;
 
-/// Walks over all leaves in the order of their keys, with a guard for [`UNIT`] of them at a time.
+/// Walks over all leaves in the order of their keys, with a guard for a thousand of them at a time.
 /// `start` begins a walk at a bound, and `next` goes on to the next leaf, if there is one, unless
 /// the walk is to end.
 ///
