@@ -84,7 +84,7 @@ impl Expiry {
 impl From<Duration> for Expiry {
     /// From now by the [clock of the system](Clock::system), at least one second.
     fn from(after: Duration) -> Self {
-        let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+        let seconds = after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0));
         Expiry(Some(Clock::system().now().saturating_add(seconds.max(1))))
     }
 }
