@@ -188,6 +188,25 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         stored.ok_or_else(|| self.damaged(tranche, "impossible record"))
     }
 
+    /// Checks that the payload of a record is between those of its neighbours, as it was stored:
+    /// each is in front of the one before. Otherwise a walk could show one record twice.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    fn ensure_in_order(&self, stored: &Stored<'m>, commit: Commit) -> Result<()> {
+        let start_of = |at: usize| {
+            let word = self.0.load(&stored.tranche[Shape::<T>::entry_word(at)]);
+            Entry::start_of((word >> (at % 4 * 16)) as u16)
+        };
+        let (at, start) = (stored.at, stored.entry.start);
+        let before = at.checked_sub(1).map_or(usize::MAX, start_of);
+        let is_last = at + 1 == commit.count;
+        match start + stored.payload.len() <= before && (is_last || start_of(at + 1) < start) {
+            true => Ok(()),
+            false => Err(self.damaged(stored.tranche, "records overlap")),
+        }
+    }
+
     /// Searches for the live record with this hash that `is_it` accepts, as far as necessary.
     ///
     /// # Errors
@@ -276,6 +295,9 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     /// Calls `each` with the live records in a part of a group, and the hashes of their keys. Reads
     /// the tranches at which searches for such keys arrive. `geometry` says how many parts there
     /// are.
+    ///
+    /// # Errors
+    /// `Damaged`; if records overlap, after all others.
     pub(super) fn part(
         &self,
         group: Group<'m>,
@@ -286,6 +308,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         let homes = geometry.homes_of(part);
         let (mask, bits) = geometry.fingerprints_of(part);
         let mask = u64::from_le_bytes([mask; 8]);
+        let mut result = Ok(());
         for step in 0..Self::TRANCHES_MAX {
             let place = nth::<G>(homes.start, step);
             let Some(tranche) = self.tranche(group, place)? else { break };
@@ -305,7 +328,11 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
                     }
                     let hash = hash_of(&stored)?;
                     if geometry.part(hash) == part {
-                        each(stored, hash)?;
+                        // The others can be read.
+                        match self.ensure_in_order(&stored, commit) {
+                            Ok(()) => each(stored, hash)?,
+                            overlap => result = result.and(overlap),
+                        }
                     }
                 }
             }
@@ -313,7 +340,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
                 break;
             }
         }
-        Ok(())
+        result
     }
 
     /// Looks for room for a record of this kind, with a payload of `words` words, in a locked

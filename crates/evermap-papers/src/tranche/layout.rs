@@ -303,11 +303,17 @@ impl Entry {
         self.start as u16 | (self.kind as u16) << 12 | u16::from(self.dead) << 14
     }
 
+    /// Returns the word at which the payload of an encoded entry begins.
+    #[inline(always)]
+    pub fn start_of(bits: u16) -> usize {
+        usize::from(bits & 0xfff)
+    }
+
     /// Decodes an entry. Returns `None` if it is none.
     #[inline(always)]
     pub fn decode(bits: u16) -> Option<Self> {
         let kind = Kind::of(bits >> 12 & 3)?;
-        let entry = Entry { start: usize::from(bits & 0xfff), kind, dead: bits >> 14 & 1 == 1 };
+        let entry = Entry { start: Self::start_of(bits), kind, dead: bits >> 14 & 1 == 1 };
         (bits >> 15 == 0).then_some(entry)
     }
 }

@@ -384,6 +384,33 @@ fn impossible_records_are_damage() {
     }
 }
 
+/// An entry with a wrong bit can name the payload of another record, which a walk shows once.
+#[test]
+fn records_that_overlap_are_shown_once() {
+    const KEYS: u64 = 10;
+    let (sim, pool, index) = created();
+    (0..KEYS).for_each(|key| assert!(index.insert(key, key, &pool.pin()).unwrap().inserted()));
+    let mut damaged = 0;
+    for key in 0..KEYS {
+        let record = stored(&index, key);
+        let cell = &record.tranche[Shape::<256>::entry_word(record.at)];
+        let before = sim.load(cell);
+        for bit in 0..12 {
+            sim.store(cell, before ^ 1 << (record.at % 4 * 16 + bit));
+            let mut shown = Vec::new();
+            let walked = index.for_each(&pool.pin(), &mut |key, _| {
+                shown.push(key);
+                true
+            });
+            damaged += u64::from(walked.is_err());
+            let distinct: std::collections::HashSet<_> = shown.iter().collect();
+            assert_eq!(distinct.len(), shown.len(), "bit {bit} of key {key}");
+        }
+        sim.store(cell, before);
+    }
+    assert!(damaged > KEYS, "{damaged}");
+}
+
 /// Garbage in the chunk of a group that is about to be used is no record.
 #[test]
 fn used_memory_makes_no_difference() {
