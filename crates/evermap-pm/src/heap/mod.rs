@@ -263,6 +263,31 @@ impl<M: Medium> Heap<M> {
     /// [`finish_sweep`](Heap::finish_sweep), unless a clean shutdown saved the state of the heap,
     /// and that verifies.
     pub(crate) fn open(region: Arc<Region<M>>, previous: PreviousUse) -> Self {
+        let heap = Self::with_table(region, previous);
+        let snapshot = match previous {
+            PreviousUse::Closed => heap.read_snapshot(),
+            PreviousUse::None | PreviousUse::Unclean => None,
+        };
+        let Some(words) = snapshot else { return heap };
+        if heap.restore_snapshot(&words) {
+            return heap;
+        }
+        let restored = heap.restore_table(&words);
+        if restored == 0 {
+            heap.fault();
+            return heap;
+        }
+        // What had lost its entries was taken for something else.
+        let heap = Self::with_table(heap.region, previous);
+        heap.faults.fetch_add(restored, Ordering::Relaxed);
+        if !heap.restore_snapshot(&words) {
+            heap.fault();
+        }
+        heap
+    }
+
+    /// Returns a heap whose extents are as the table says: in use and closed, or free.
+    fn with_table(region: Arc<Region<M>>, previous: PreviousUse) -> Self {
         let geometry = region.geometry();
         let classes = Classes::new(region.extent_size(), region.unit());
         let heap = Heap {
@@ -295,17 +320,7 @@ impl<M: Medium> Heap<M> {
             classes,
             region,
         };
-        let snapshot = match previous {
-            PreviousUse::Closed => heap.read_snapshot(),
-            PreviousUse::None | PreviousUse::Unclean => None,
-        };
-        if let Some(words) = &snapshot {
-            heap.restore_table(words);
-        }
         heap.read_table(previous);
-        if let Some(words) = &snapshot {
-            heap.restore_snapshot(words);
-        }
         heap
     }
 

@@ -6,7 +6,6 @@
 //! extents are free as soon as it is read.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use super::extents::{Extent, ExtentState};
 use super::{Heap, lock};
@@ -52,8 +51,9 @@ impl<M: Medium> Heap<M> {
     }
 
     /// Stores entries of the table again that were lost: nothing can be in their place, but the
-    /// snapshot has them. Before the table is read. Durable on return.
-    pub(super) fn restore_table(&self, words: &[u64]) {
+    /// snapshot has them. Returns their number; the table has to be read again then. Durable on
+    /// return. Looks at every unit, so it is for tables that do not agree with the snapshot.
+    pub(super) fn restore_table(&self, words: &[u64]) -> u64 {
         let (m, end, parts) = (self.region.medium(), self.described(), self.table_parts());
         let (mut words, mut index, mut restored) = (words.iter(), 0, 0);
         while let Some(&word) = words.next() {
@@ -77,7 +77,6 @@ impl<M: Medium> Heap<M> {
         }
         if restored > 0 {
             m.fence();
-            self.faults.fetch_add(restored as u64, Ordering::Relaxed);
             let at = m.offset_of(self.region.entry(0));
             self.region.note_damage(at, || {
                 format!(
@@ -85,6 +84,7 @@ impl<M: Medium> Heap<M> {
                 )
             });
         }
+        restored as u64
     }
 
     /// Stores the entry of one `unit` of the extent that begins with unit `first`, if that unit has
@@ -107,13 +107,11 @@ impl<M: Medium> Heap<M> {
         false
     }
 
-    /// Opens the closed extents as the snapshot says. If it does not agree with the table, they
-    /// stay closed until they are swept.
-    pub(super) fn restore_snapshot(&self, words: &[u64]) {
-        match self.parse_snapshot(words) {
-            Some(restored) => self.apply_snapshot(restored),
-            None => self.fault(),
-        }
+    /// Opens the closed extents as the snapshot says. Returns `false` if it does not agree with the
+    /// table: they stay closed then until they are swept.
+    pub(super) fn restore_snapshot(&self, words: &[u64]) -> bool {
+        let restored = self.parse_snapshot(words);
+        restored.map(|restored| self.apply_snapshot(restored)).is_some()
     }
 
     /// Returns the words of the snapshot, if there is one that verifies.
