@@ -30,8 +30,9 @@
 //!   under the lock of that bucket, wherever the record is stored. So a lookup validates one
 //!   version word, and stores nothing.
 //! * **Incremental growth** ([`Resize::Incremental`]): the next level is written in parts when
-//!   buckets begin to be full, and each mutation empties one bucket of the bottom. Meanwhile
-//!   lookups search three levels. The paper's method is [`Resize::Blocking`].
+//!   buckets begin to be full, and each mutation empties three buckets of the bottom: the two of
+//!   its key, and the next in turn. Meanwhile lookups search three levels. The paper's method is
+//!   [`Resize::Blocking`].
 //! * **Growth is committed by single stores** to the root (see `levels`), and records are cleared
 //!   below only when they are durable above. A crash can leave two copies of a record, but never
 //!   none; the next thread that changes the record drops one (see `recover`).
@@ -121,7 +122,6 @@ pub struct Level<K: Key, M: Medium, const N: usize = { layout::SLOTS_MAX }, cons
     growth: Mutex<Growth>,
     /// The next bucket of the lowest level to be emptied.
     cursor: AtomicU64,
-    /// Buckets of the lowest level that still have to be emptied.
     /// Buckets of the lowest level that still have to be emptied.
     undrained: AtomicU64,
     /// `true` if there was no space for a further level: then it is not prepared in advance.
@@ -472,7 +472,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         let guard = operation.guard;
         let (mut lock_wait, mut walk_block) = (LockWait::default(), None);
         if self.levels.view().growing {
-            self.help(guard)?;
+            self.help(operation.probe.hashes, guard)?;
         }
         loop {
             let mut locks = Locks::new();

@@ -17,7 +17,7 @@ use evermap_index::lock_wait::LockWait;
 use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Error, Guard, Medium, Result};
 
-use super::bucket::{Locks, Record, erase, meta_of, persistent_tokens, write};
+use super::bucket::{KeyHashes, Locks, Record, erase, meta_of, persistent_tokens, write};
 use super::layout::{SLOTS_MAX, Version};
 use super::levels::{LARGEST, Site, View, home_index};
 use super::placement::{SlotSearch, store_record};
@@ -74,14 +74,20 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                 && m.cas_transient(&bucket.version, version.0, promoted.0).is_ok())
     }
 
-    /// Performs a mutation's share of a growth in progress.
+    /// Performs the share of a growth in progress of a mutation whose key has these hashes.
     #[cold]
-    pub(super) fn help(&self, guard: &Guard<'_>) -> Result<()> {
+    pub(super) fn help(&self, hashes: KeyHashes, guard: &Guard<'_>) -> Result<()> {
         if self.resize == Resize::Blocking {
             return self.finish_growth(guard);
         }
         let view = self.levels.view();
         if view.growing {
+            // Before new records can fill the buckets above that these two are emptied into. Keys in
+            // the order of a walk fill one region after another, and would leave no slot for what
+            // is still below.
+            for bottom in self.levels.pair(view.lowest(), hashes)? {
+                self.take_step(view, bottom.index)?;
+            }
             // Steps are repeated if adversarial hashes leave no slot above: there may be one later.
             let step = self.cursor.fetch_add(1, Ordering::Relaxed);
             self.take_step(view, step % view.steps())?;
