@@ -100,7 +100,9 @@ fn test_files(file: &str, text: &str) -> Vec<String> {
         None => format!("{}/", file.trim_end_matches(".rs")),
     };
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    let declared = lines.windows(2).filter(|pair| pair[0].starts_with("#[cfg("));
+    let for_tests = |cfg: &str| ["test", "\"sim\""].iter().any(|what| cfg.contains(what));
+    let is_declared = |cfg: &str| cfg.starts_with("#[cfg(") && for_tests(cfg);
+    let declared = lines.windows(2).filter(|pair| is_declared(pair[0]));
     let names = declared.filter_map(|pair| {
         pair[1].trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';')
     });
@@ -276,5 +278,9 @@ mod tests {
         assert!(found(&[("a.rs", a), ("a/tests.rs", "use crate::b;"), ("b.rs", b)]).is_empty());
         let tests = [("a/tests/mod.rs", "mod deep;"), ("a/tests/deep.rs", "use crate::b;")];
         assert!(found(&[[("a.rs", a), ("b.rs", b)], tests].concat()).is_empty());
+        let kit = [("a.rs", "#[cfg(feature = \"testkit\")]\npub mod kit;"), ("a/kit.rs", "")];
+        assert_eq!(test_files(kit[0].0, kit[0].1), ["a/kit.rs", "a/kit/mod.rs"]);
+        // What a feature adds is code like any other.
+        assert!(test_files("lib.rs", "#[cfg(feature = \"level\")]\npub mod level;").is_empty());
     }
 }

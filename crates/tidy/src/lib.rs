@@ -6,8 +6,10 @@
 //! | [`words`] | words in comments and documents for which there is a usual one |
 //! | [`circles`] | modules, or files, of one crate that import each other |
 //! | [`links`] | links of documents to files, headings and names that do not exist |
+//! | [`unused`] | public items that nothing names |
 //!
-//! The checks run over this repository in `tests/tree.rs`.
+//! The checks run over this repository in `tests/tree.rs`, which also has budgets: of forced
+//! inlining, of words a page, and of files that import each other.
 
 use std::fmt;
 use std::fs;
@@ -18,6 +20,7 @@ pub mod circles;
 mod imports;
 pub mod links;
 pub mod source;
+pub mod unused;
 pub mod width;
 pub mod words;
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tidy::{Finding, circles, files, links, source, width, words};
+use tidy::{Finding, circles, files, links, source, unused, width, words};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -184,4 +184,97 @@ fn files_import_each_other_in_one_direction() {
         assert_eq!(all - found.len(), known.len(), "{name}: a known circle is no more");
     }
     assert!(told.is_empty(), "files that import each other:\n{told}");
+}
+
+/// The largest number of files of a circle in each other crate that has any: what there is today,
+/// so that none grows. Most are a module with its parts: a type in `mod.rs`, whose methods and
+/// fields stand in files beside it.
+const LARGEST_CIRCLES: [(&str, usize); 7] = [
+    // The operations of a map, and what they need of each other: see `KNOWN`.
+    ("evermap", 24),
+    // The commands, and what `main.rs` has for all of them.
+    ("evermap-cli", 7),
+    ("evermap-index", 7),
+    // Every experiment, and the list of them.
+    ("evermap-lab", 18),
+    ("evermap-papers", 7),
+    ("evermap-pm", 5),
+    ("evermap-tranche-file", 4),
+];
+
+#[test]
+fn circles_of_files_keep_to_their_budget() {
+    let mut findings = Vec::new();
+    for folder in crates().filter(|name| !BY_FILES.iter().any(|(of, _)| of == name)) {
+        let src = root().join("crates").join(&folder).join("src");
+        let largest = LARGEST_CIRCLES.iter().find(|(name, _)| *name == folder);
+        let most = largest.map_or(0, |(_, files)| *files);
+        let found = circles::of_files(&src).unwrap();
+        findings.extend(found.iter().filter(|circle| circle.modules.len() > most).map(|circle| {
+            let files = circle.modules.len();
+            format!("{folder}: {files} files, {most} are allowed: {}\n", circle.imports)
+        }));
+    }
+    assert!(findings.is_empty(), "files that import each other:\n{}", findings.concat());
+}
+
+/// Returns the names of the folders with crates.
+fn crates() -> impl Iterator<Item = String> {
+    let folders = fs::read_dir(root().join("crates")).unwrap();
+    folders.map(|entry| entry.unwrap().file_name().display().to_string())
+}
+
+#[test]
+fn public_items_are_used() {
+    let sources = texts("rs");
+    let mut words = unused::Words::default();
+    sources.iter().for_each(|(_, text)| words.add(text));
+    let mut findings = Vec::new();
+    for (path, text) in sources.iter().filter(|(path, _)| is_in_src(path)) {
+        findings.extend(words.unused_items(text).into_iter().map(|(line, name)| Finding {
+            path: path.clone(),
+            line,
+            message: format!("nothing names {name}: remove it, or show its use in an example"),
+        }));
+    }
+    assert_none(&findings);
+}
+
+/// How often each crate forces inlining, at most. The compiler's own choice is the rule: an
+/// attribute needs a measurement that shows what it gains.
+const FORCED_INLINES: [(&str, usize); 7] = [
+    ("evermap", 4),
+    ("evermap-index", 275),
+    ("evermap-lab", 89),
+    ("evermap-lab-core", 15),
+    ("evermap-lab-indexes", 29),
+    ("evermap-papers", 473),
+    ("evermap-pm", 87),
+];
+
+#[test]
+fn inlining_is_forced_only_as_often_as_the_budget_says() {
+    let attribute = format!("#[inline({})]", "always");
+    let mut counts = std::collections::BTreeMap::<String, usize>::new();
+    for (path, text) in texts("rs").iter().filter(|(path, _)| is_in_src(path)) {
+        let of = path.iter().nth(1).expect("below crates/").display().to_string();
+        *counts.entry(of).or_default() += text.matches(&attribute).count();
+    }
+    for (name, count) in counts {
+        let budget = FORCED_INLINES.iter().find(|(of, _)| *of == name).map_or(0, |(_, most)| *most);
+        assert!(count <= budget, "{name} forces inlining {count} times, {budget} are allowed");
+    }
+}
+
+/// The most words that a document may have. What is longer is two documents.
+const WORDS_MAX: usize = 5000;
+
+#[test]
+fn documents_are_not_too_long() {
+    let long = |(path, text): (PathBuf, String)| {
+        let words = text.split_whitespace().count();
+        let message = format!("{words} words, {WORDS_MAX} are allowed: divide it");
+        (words > WORDS_MAX).then_some(Finding { path, line: 1, message })
+    };
+    assert_none(&texts("md").into_iter().filter_map(long).collect::<Vec<_>>());
 }

@@ -40,6 +40,7 @@ use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use evermap_index::Key;
 use evermap_index::changes_by_apply;
 use evermap_index::fresh::Fresh;
 use evermap_index::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
@@ -54,7 +55,6 @@ use evermap_index::index::{
     Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor,
 };
 use evermap_index::root;
-use evermap_index::{Bytes, Key};
 use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
 
 mod check;
@@ -149,8 +149,6 @@ pub struct Cceh<K: Key, M: Medium, const B: usize = 256, const P: usize = 4> {
 
 /// Segments so small that a few keys cause every kind of structure change.
 pub type Tiny<K, M> = Cceh<K, M, 4, 2>;
-/// CCEH over byte strings.
-pub type CcehBytes<M> = Cceh<Bytes, M>;
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// The number of records with equal hashes that can always be inserted: the number of slots in

@@ -82,9 +82,9 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         }
         let view = self.levels.view();
         if view.growing {
-            // Before new records can fill the buckets above that these two are emptied into. Keys in
-            // the order of a walk fill one region after another, and would leave no slot for what
-            // is still below.
+            // Before new records can fill the buckets above that these two are emptied into: keys
+            // in the order of a walk fill one region after another, and would leave no slot for
+            // what is still below.
             for bottom in self.levels.pair(view.lowest(), hashes)? {
                 self.take_step(view, bottom.index)?;
             }
