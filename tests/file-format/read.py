@@ -80,6 +80,8 @@ class File:
         generation, complement = self.words(HEADER + 64, 2)
         require(generation ^ complement == ALL, "the generation and its complement")
         self.generation = generation
+        copied = self.words(SECOND_COPY + 256, 2)
+        require(copied == [generation, complement], "the copy of the generation")
         self.cas_limit = checked(CAS_LIMIT, self.word(HEADER + 192), "limit of the CAS ids")
         self.read_table()
         self.used = self.read_snapshot() if self.state == "CLEAN" else None

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! 0      superblock, first copy     written at creation, and when the format rises; checksummed
-//! 4096   superblock, second copy    written before the first
+//! 4096   superblock, second copy    written before the first; after it a copy of the generation
 //! 8192   header words               they change; each group is on a line of its own
 //! 12288  first part of the table    8 bytes per unit, see `heap`
 //! 16384  units                      the heap takes space in units
@@ -26,6 +26,7 @@ use crate::{Error, ErrorKind, PmU64, Result, random};
 
 mod damage;
 mod entry;
+mod outdated;
 mod superblock;
 mod table;
 #[cfg(test)]
@@ -172,6 +173,7 @@ impl<M: Medium> Region<M> {
         region.write_identity(identity);
         // This makes all of the above durable.
         region.write_generation();
+        region.write_generation_copy();
         region.write_superblock(SECOND_COPY);
         region.write_fit(SECOND_COPY);
         region.write_superblock(0);
@@ -357,13 +359,17 @@ impl<M: Medium> Region<M> {
     ///
     /// `Suspect`, unless `on_suspect` allows it.
     fn check_trust(&self, identity: Identity, on_suspect: OnSuspect) -> Result<(bool, bool)> {
-        let closed = [CLEAN, CLOSED].contains(&self.medium.load(&self.header().state));
-        let doubt = identity.doubt(&self.identity()).filter(|_| !closed).map(|why| {
-            format!(
-                "{why}. They are whole if the machine was shut down normally, and of different \
-                 ages if it crashed or lost power"
-            )
-        });
+        let is_outdated = self.is_header_outdated();
+        let closed = self.says_closed() && !is_outdated;
+        let doubt = match is_outdated {
+            true => Some("a part of the file is older than the rest: its header".into()),
+            false => identity.doubt(&self.identity()).filter(|_| !closed).map(|why| {
+                format!(
+                    "{why}. They are whole if the machine was shut down normally, and of different \
+                     ages if it crashed or lost power"
+                )
+            }),
+        };
         let is_damaged = self.damage_mark() == DamageMark::Widespread;
         let damage = || format!("damage was found in many places of it. {WIDE_DAMAGE}");
         match doubt.or_else(|| is_damaged.then(damage)) {
@@ -374,16 +380,28 @@ impl<M: Medium> Region<M> {
         }
     }
 
+    /// Returns `true` if the generation in the header agrees with its complement.
+    fn is_generation_reliable(&self) -> bool {
+        let [generation, complement] = &self.header().generation;
+        self.medium.load(complement) == !self.medium.load(generation)
+    }
+
+    /// Returns `true` if the header says that the region was closed.
+    fn says_closed(&self) -> bool {
+        [CLEAN, CLOSED].contains(&self.medium.load(&self.header().state))
+    }
+
     /// Makes this open the current generation.
     fn take_over(&mut self, identity: Identity, closed: bool, suspect: bool) -> Result<Opened> {
         let (m, words) = (&self.medium, self.header());
         let damage = self.damage_mark();
-        let clean = m.load(&words.state) == CLEAN && damage == DamageMark::None;
+        let clean = closed && m.load(&words.state) == CLEAN && damage == DamageMark::None;
+        let says_closed = self.says_closed();
         let generation = m.load(&words.generation[0]);
-        let reliable = m.load(&words.generation[1]) == !generation;
+        let reliable = self.is_generation_reliable();
         // The low 16 bits of a generation are never 0: when they would be, the tags in version
         // words start to repeat, so everything is recovered once.
-        let next = generation.wrapping_add(1);
+        let next = generation.max(self.copied_generation()).wrapping_add(1);
         let wrapped = next as u16 == 0;
         self.generation = if wrapped { next.wrapping_add(1) } else { next };
         // First, the opener's identity and generation become durable, so that a crash neither looks
@@ -399,9 +417,10 @@ impl<M: Medium> Region<M> {
         let m = &self.medium;
         m.note(Note::Harmless("torn, the word is no longer `CLEAN`: the region counts as open"));
         m.store(&self.header().state, 0);
-        if closed && !m.mutant("DA-1") {
+        if says_closed && !m.mutant("DA-1") {
             m.sync()?;
         }
+        self.write_generation_copy();
         // In a suspect file the page with the generation may be older than pages with tags of that
         // generation and of later ones.
         let recover_all = !reliable || wrapped || suspect || damage > DamageMark::None;

@@ -225,6 +225,31 @@ fn a_generation_is_durable_before_the_region_is_used() {
     assert_durable_after(&sim, open, &[(at, next)]);
 }
 
+/// What was saved when the region was closed is not true any more, and tags of the lost openings
+/// must not be taken for those of the next one.
+#[test]
+fn a_header_of_an_earlier_time_is_noticed() {
+    let sim = Sim::new(1 << 16).unwrap();
+    let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
+    Region::create(sim.clone(), &config, IDENTITY).unwrap().close().unwrap();
+    let words = sim.slice::<PmU64>(HEADER_WORDS, size_of::<Header>() as u64 / 8).unwrap();
+    let before: Vec<_> = words.iter().map(|word| sim.load(word)).collect();
+    let open = |on_suspect| Region::open(sim.clone(), IDENTITY, on_suspect);
+    let (region, opened) = open(OnSuspect::Refuse).unwrap();
+    assert!(opened.clean && !opened.suspect);
+    let lost = region.generation();
+    drop(region);
+    words.iter().zip(before).for_each(|(word, before)| sim.store(word, before));
+    let refused = open(OnSuspect::Refuse).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("is older than the rest"), "{refused}");
+    let (region, opened) = open(OnSuspect::Salvage).unwrap();
+    assert!(opened.suspect && !opened.clean && opened.recover_all);
+    assert!(region.generation() > lost, "the generation is used once");
+    region.close().unwrap();
+    let (_, opened) = open(OnSuspect::Refuse).unwrap();
+    assert!(opened.clean);
+}
+
 /// A process dies after it has stored a superblock and a root slot, without making them
 /// durable. The next open relies on them.
 #[test]

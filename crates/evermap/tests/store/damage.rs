@@ -249,6 +249,8 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
         list = list.into_iter().step_by(tier().choose(4001, 131)).collect();
         // Only a few words lead to the named map, so these are always tried.
         list.extend([1, u64::MAX].map(|new| Damage::Word(CATALOGUE, new)));
+        // What the header says about the rest of the file must not be of another time.
+        list.extend((0..template.older.len()).map(|age| Damage::OldPage(ROOTS, age)));
     }
     for at in (0..bytes.len()).step_by(page_step * PAGE) {
         list.extend((0..template.older.len()).map(|age| Damage::OldPage(at, age)));
