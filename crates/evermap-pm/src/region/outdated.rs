@@ -1,8 +1,8 @@
 //! Recognising a header that is older than the rest of the file.
 //!
-//! The header decides whether what was saved at the last close is still true. So its page must not be
-//! that of an earlier time, which a device that loses a write leaves, and a copy that replaces a part
-//! of the file. The generation of the last opening is also in another page:
+//! The header decides whether what was saved at the last close is still true. So its page must not
+//! be that of an earlier time, which a device that loses a write leaves, and a copy that replaces a
+//! part of the file. The generation of the last opening is also in another page:
 //!
 //! ```text
 //! byte 4352   generation, stored there when it is durable in the header
@@ -34,8 +34,8 @@ impl<M: Medium> Region<M> {
         self.is_generation_reliable() && self.copied_generation() > stored
     }
 
-    /// Returns the generation of the last opening as the copy has it, or 0 if it has none: a file of
-    /// an earlier version, or a damaged one.
+    /// Returns the generation of the last opening as the copy has it, or 0 if it has none: a file
+    /// of an earlier version, or a damaged one.
     pub(super) fn copied_generation(&self) -> u64 {
         let (m, copy) = (&self.medium, self.generation_copy());
         let generation = m.load(&copy.generation);
