@@ -103,7 +103,22 @@ pub trait Index<K: Key>: Send + Sync {
         out: &mut [Option<u64>],
         guard: &Guard<'_>,
     ) -> Result<()> {
-        for (key, out) in keys.iter().zip(&mut out[..keys.len()]) {
+        let out = &mut out[..keys.len()];
+        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
+            self.lookup_batch(keys, out, guard)?;
+        }
+        Ok(())
+    }
+
+    /// Does for at most [`BATCH_KEYS`] keys what [`get_many`](Self::get_many), which calls this,
+    /// does for any number. `out` is as long as `keys`.
+    fn lookup_batch(
+        &self,
+        keys: &[K::Ref<'_>],
+        out: &mut [Option<u64>],
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        for (key, out) in keys.iter().zip(out) {
             *out = self.get(*key, guard)?;
         }
         Ok(())

@@ -135,8 +135,8 @@ pub struct Level<K: Key, M: Medium, const N: usize = { layout::SLOTS_MAX }, cons
 /// Buckets and levels that are so small that a few keys cause every structural change.
 pub type Tiny<K, M> = Level<K, M, 4, 2>;
 
-/// The number of keys that are looked up together in [`Index::get_many`]: half of the usual number,
-/// because two lines or more are prefetched for each key in each level.
+/// The number of keys that are looked up together in [`Index::lookup_batch`]: half of the usual
+/// number, because two lines or more are prefetched for each key in each level.
 const LOOKUP_BATCH: usize = BATCH_KEYS / 2;
 
 /// The levels in which the records of a key can be, and the key's home.
@@ -561,7 +561,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     }
 
     /// Looks up at most [`LOOKUP_BATCH`] keys with overlapping cache misses.
-    fn lookup_batch(
+    fn lookup_together(
         &self,
         keys: &[K::Ref<'_>],
         out: &mut [Option<u64>],
@@ -607,16 +607,15 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Index<K> for Level<K, M, N
         self.lookup(&Probe::new(key, self.seed), guard)
     }
 
-    fn get_many(
+    fn lookup_batch(
         &self,
         keys: &[K::Ref<'_>],
         out: &mut [Option<u64>],
         guard: &Guard<'_>,
     ) -> Result<()> {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
-        let out = &mut out[..keys.len()];
         for (keys, out) in keys.chunks(LOOKUP_BATCH).zip(out.chunks_mut(LOOKUP_BATCH)) {
-            self.lookup_batch(keys, out, guard)?;
+            self.lookup_together(keys, out, guard)?;
         }
         Ok(())
     }

@@ -197,24 +197,6 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
         })
     }
 
-    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped.
-    fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
-        let mut hashes = [0; BATCH_KEYS];
-        for (hash, &key) in hashes.iter_mut().zip(keys) {
-            *hash = K::hash(key, self.table.seed);
-        }
-        let batch = self.table.prefetch_batch(&hashes[..keys.len()], |word| {
-            // Keys of other kinds are in the pair itself.
-            if K::WORDS_ARE_RECORDS {
-                K::prefetch(self.medium(), word, record::HEAD);
-            }
-        });
-        for (at, ((&key, hash), out)) in keys.iter().zip(hashes).zip(out).enumerate() {
-            *out = self.lookup_at(batch.located(at), &Probe::hashed(key, hash))?;
-        }
-        Ok(())
-    }
-
     fn apply(
         &self,
         key: K::Ref<'_>,
@@ -312,15 +294,24 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Index<K>
         self.lookup(&Probe::new(key, self.table.seed))
     }
 
-    fn get_many(
+    fn lookup_batch(
         &self,
         keys: &[K::Ref<'_>],
         out: &mut [Option<u64>],
         _guard: &Guard<'_>,
     ) -> Result<()> {
-        let out = &mut out[..keys.len()];
-        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
-            self.lookup_batch(keys, out)?;
+        let mut hashes = [0; BATCH_KEYS];
+        for (hash, &key) in hashes.iter_mut().zip(keys) {
+            *hash = K::hash(key, self.table.seed);
+        }
+        let batch = self.table.prefetch_batch(&hashes[..keys.len()], |word| {
+            // Keys of other kinds are in the pair itself.
+            if K::WORDS_ARE_RECORDS {
+                K::prefetch(self.medium(), word, record::HEAD);
+            }
+        });
+        for (at, ((&key, hash), out)) in keys.iter().zip(hashes).zip(out).enumerate() {
+            *out = self.lookup_at(batch.located(at), &Probe::hashed(key, hash))?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::hash::BuildHasher;
 
-use evermap_index::{Action, BATCH_KEYS, Change, Index, Key, MutateMode, Stats};
+use evermap_index::{Action, Change, Index, Key, MutateMode, Stats};
 use evermap_pm::{Guard, Result};
 
 use super::map::VolatileMap;
@@ -33,13 +33,11 @@ where
         Ok(self.0.with_guard(guard).get(&key).copied())
     }
 
-    fn get_many(&self, keys: &[u64], out: &mut [Option<u64>], guard: &Guard<'_>) -> Result<()> {
+    fn lookup_batch(&self, keys: &[u64], out: &mut [Option<u64>], guard: &Guard<'_>) -> Result<()> {
         let map = self.0.with_guard(guard);
-        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out[..keys.len()].chunks_mut(BATCH_KEYS)) {
-            keys.iter().for_each(|key| map.prefetch(key));
-            for (key, out) in keys.iter().zip(out) {
-                *out = map.get(key).copied();
-            }
+        keys.iter().for_each(|key| map.prefetch(key));
+        for (key, out) in keys.iter().zip(out) {
+            *out = map.get(key).copied();
         }
         Ok(())
     }

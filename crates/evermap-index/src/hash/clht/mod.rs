@@ -284,26 +284,6 @@ impl<K: Key, M: Medium> Clht<K, M> {
         }
     }
 
-    /// Looks up at most [`BATCH_KEYS`] keys with overlapping cache misses: first prefetches all
-    /// home buckets, then what they lead to.
-    fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
-        let m = self.medium();
-        let (mut hashes, mut homes) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
-        let table = self.table();
-        for ((&key, hash), home) in keys.iter().zip(&mut hashes).zip(&mut homes) {
-            *hash = K::hash(key, self.seed);
-            *home = table.home(table.home_of(*hash));
-            m.prefetch(*home);
-        }
-        for ((&key, &hash), &home) in keys.iter().zip(&hashes).zip(&homes) {
-            self.prefetch_match(self.bucket(home)?, K::slot_key(key, hash));
-        }
-        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
-            *out = self.lookup(&Probe::hashed(key, hash))?;
-        }
-        Ok(())
-    }
-
     /// Prefetches what a lookup reads after the home bucket: the record of the first matching word,
     /// or else the next bucket.
     #[inline(always)]
@@ -326,16 +306,27 @@ impl<K: Key, M: Medium> Index<K> for Clht<K, M> {
         self.lookup(&Probe::new(key, self.seed))
     }
 
-    fn get_many(
+    /// First prefetches all home buckets, then what they lead to.
+    fn lookup_batch(
         &self,
         keys: &[K::Ref<'_>],
         out: &mut [Option<u64>],
         guard: &Guard<'_>,
     ) -> Result<()> {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
-        let out = &mut out[..keys.len()];
-        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
-            self.lookup_batch(keys, out)?;
+        let m = self.medium();
+        let (mut hashes, mut homes) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
+        let table = self.table();
+        for ((&key, hash), home) in keys.iter().zip(&mut hashes).zip(&mut homes) {
+            *hash = K::hash(key, self.seed);
+            *home = table.home(table.home_of(*hash));
+            m.prefetch(*home);
+        }
+        for ((&key, &hash), &home) in keys.iter().zip(&hashes).zip(&homes) {
+            self.prefetch_match(self.bucket(home)?, K::slot_key(key, hash));
+        }
+        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
+            *out = self.lookup(&Probe::hashed(key, hash))?;
         }
         Ok(())
     }
