@@ -41,21 +41,17 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use evermap_index::Key;
-use evermap_index::changes_by_apply;
 use evermap_index::fresh::Fresh;
 use evermap_index::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
 use evermap_index::hash::probe::Probe;
 use evermap_index::hash::segmented::check::check_directory;
 use evermap_index::hash::segmented::core::Core;
 use evermap_index::hash::segmented::extendible::{Extendible, root_at};
+use evermap_index::hash::segmented::index::SegmentedIndex;
 use evermap_index::hash::segmented::waiting::Waiting;
-use evermap_index::hash::segmented::{self, Segmented, walk};
-use evermap_index::hash::walk_order;
-use evermap_index::index::{
-    Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor,
-};
-use evermap_index::root;
-use evermap_pm::{Error, ErrorKind, Guard, Medium, PmU64, Pool, Result};
+use evermap_index::hash::segmented::{self, Segmented};
+use evermap_index::index::{Action, BATCH_KEYS, Change, MutateMode, Stats, Visitor};
+use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool, Result};
 
 mod check;
 pub mod layout;
@@ -141,6 +137,7 @@ pub struct Cceh<K: Key, M: Medium, const B: usize = 256, const P: usize = 4> {
     core: Core<M>,
     expansion: Extendible<M>,
     locking: Locking,
+    recovery: Recovery,
     /// The slot keys of free slots, in segments whose hashes begin with the bit 0, and 1: keys
     /// whose hashes begin with the other bit.
     blanks: [u64; 2],
@@ -158,14 +155,6 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     const GEOMETRY_IS_POSSIBLE: () =
         assert!(B.is_power_of_two() && B >= 2 && B <= 1 << 15 && P >= 1 && P <= B);
 
-    /// Returns the first word of the root block, which encodes "CCEH", the geometry and the key
-    /// format.
-    fn kind() -> u64 {
-        let () = Self::GEOMETRY_IS_POSSIBLE;
-        let geometry = (B.ilog2() as u64) << 40 | (P as u64 & 0xff) << 32;
-        u64::from_le_bytes(*b"CCEH\0\0\0\0") ^ geometry ^ u64::from(K::FORMAT) << 48
-    }
-
     #[inline(always)]
     fn medium(&self) -> &M {
         self.core.medium()
@@ -180,11 +169,11 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         pool: Arc<Pool<M>>,
         root: u64,
         expansion: Extendible<M>,
-        locking: Locking,
+        (locking, recovery): (Locking, Recovery),
     ) -> Result<Self> {
         let core = Core::new(pool, root);
         let blanks = [Self::blank(0, core.seed)?, Self::blank(1, core.seed)?];
-        Ok(Cceh { core, expansion, locking, blanks, keys: PhantomData })
+        Ok(Cceh { core, expansion, locking, recovery, blanks, keys: PhantomData })
     }
 
     /// Finds a slot key whose hash does not begin with this bit.
@@ -227,20 +216,6 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
                 Look::Stale => waiting.recover(self, offset)?,
             }
         }
-    }
-
-    #[inline(always)]
-    fn apply(
-        &self,
-        key: K::Ref<'_>,
-        mode: MutateMode,
-        guard: &Guard<'_>,
-        mut decide: impl FnMut(Option<u64>) -> Action,
-    ) -> Result<Change> {
-        let poison = self.core.begin_change(guard)?;
-        let change = self.change(&Probe::new(key, self.core.seed), mode, guard, &mut decide);
-        poison.disarm();
-        change
     }
 
     #[inline(always)]
@@ -327,23 +302,6 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         Change { old: None, new: Some(word) }
     }
 
-    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped.
-    fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
-        let m = self.medium();
-        let mut hashes = [0; BATCH_KEYS];
-        for (&key, hash) in keys.iter().zip(&mut hashes) {
-            *hash = K::hash(key, self.core.seed);
-            // Only hints: that the segment exists is checked below.
-            let segment = self.expansion.directory.find(*hash).segment;
-            m.prefetch(segment);
-            m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
-        }
-        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
-            *out = self.lookup(&Probe::hashed(key, hash))?;
-        }
-        Ok(())
-    }
-
     fn bucket_offset(bucket: usize) -> u64 {
         HEADER_BYTES + bucket as u64 * BUCKET_BYTES
     }
@@ -351,8 +309,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// Checks that this thread may look keys up: sharing a lock stores, which is not allowed in a
     /// forked child.
     #[inline(always)]
-    fn ensure_may_look(&self, guard: &Guard<'_>) -> Result<()> {
-        self.core.expect_own(guard);
+    fn ensure_may_look(&self) -> Result<()> {
         match self.locking {
             Locking::Optimistic => Ok(()),
             Locking::Pessimistic => self.core.region.ensure_writable(),
@@ -438,100 +395,91 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Segmented for Cceh<K, M,
     }
 }
 
-impl<K: Key, M: Medium, const B: usize, const P: usize> Index<K> for Cceh<K, M, B, P> {
-    #[inline(always)]
-    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
-        self.ensure_may_look(guard)?;
-        self.lookup(&Probe::new(key, self.core.seed))
-    }
-
-    fn get_many(
-        &self,
-        keys: &[K::Ref<'_>],
-        out: &mut [Option<u64>],
-        guard: &Guard<'_>,
-    ) -> Result<()> {
-        self.ensure_may_look(guard)?;
-        let out = &mut out[..keys.len()];
-        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
-            self.lookup_batch(keys, out)?;
-        }
-        Ok(())
-    }
-
-    changes_by_apply!();
-
-    fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        walk_order::for_each(self, &self.core.pool, each)
-    }
-
-    fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
-        walk::stats(self)
-    }
-}
-
-impl<K: Key, M: Medium, const B: usize, const P: usize> Persistent<M> for Cceh<K, M, B, P> {
+impl<K: Key, M: Medium, const B: usize, const P: usize> SegmentedIndex for Cceh<K, M, B, P> {
+    type Key = K;
     type Config = Config;
 
-    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
-        pool.region().ensure_writable()?;
-        let (m, depth) = (pool.medium(), config.initial_depth);
+    fn kind() -> u64 {
+        let () = Self::GEOMETRY_IS_POSSIBLE;
+        let geometry = (B.ilog2() as u64) << 40 | (P as u64 & 0xff) << 32;
+        u64::from_le_bytes(*b"CCEH\0\0\0\0") ^ geometry ^ u64::from(K::FORMAT) << 48
+    }
+
+    fn allocate(pool: Arc<Pool<M>>, config: Config) -> Result<(Self, Vec<u64>)> {
+        let depth = config.initial_depth;
         if !(1..=DEPTH_MAX).contains(&depth) {
             let text = format!("CCEH begins with a depth of 1 to {DEPTH_MAX}, not {depth}");
             return Err(ErrorKind::Config(text).into());
         }
         let bytes = size_of::<Segment<B>>() as u64;
-        // The structures are not reachable until the root cell refers to them, so an error or a
-        // crash leaves no index.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate(size_of::<Root>() as u64)?;
         let (expansion, segments) = Extendible::create(&pool, block, depth, bytes, 0)?;
         fresh.keep();
-        let index = Self::assemble(pool.clone(), block, expansion, config.locking)?;
-        for (pattern, &offset) in segments.iter().enumerate() {
-            let prefix = HashPrefix { depth, pattern: pattern as u64 };
-            index.build(offset, prefix, &index.no_records())?.release(m);
-        }
-        m.store(&root_at(m, block)?.options, config.options());
-        root::publish(&pool, root, block, Self::kind());
-        Ok(index)
+        // Flushed with the kind, which is in the same line.
+        pool.medium().store(&root_at(pool.medium(), block)?.options, config.options());
+        Ok((Self::assemble(pool, block, expansion, (config.locking, config.recovery))?, segments))
     }
 
-    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, Self::kind())
+    fn write_empty(&self, offset: u64, prefix: HashPrefix) -> Result<()> {
+        self.build(offset, prefix, &self.no_records())?.release(self.medium());
+        Ok(())
     }
 
-    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        let block = root::block_of(&pool, root, Self::kind())?;
+    fn open_at(pool: Arc<Pool<M>>, block: u64) -> Result<Self> {
         let m = pool.medium();
-        let (locking, recovery) = Config::switches(m.load(&root_at(m, block)?.options))
+        let switches = Config::switches(m.load(&root_at(m, block)?.options))
             .ok_or_else(|| Error::damaged(block, "impossible options of an index"))?;
         let expansion = Extendible::open(&pool, block)?;
-        let index = Self::assemble(pool, block, expansion, locking)?;
-        if index.core.region.must_recover_all() {
-            // Stamps of an earlier opener could equal those of this one: make all segments stale.
-            index.make_all_stale();
-        }
-        if recovery == Recovery::Eager {
-            index.recover_all()?;
-        }
-        Ok(index)
+        Self::assemble(pool, block, expansion, switches)
     }
 
-    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        walk::visit(self, visitor)
+    fn make_all_stale(&self) -> Result<()> {
+        self.make_segments_stale();
+        Ok(())
     }
 
-    fn scan(
+    fn opened(&self) -> Result<()> {
+        match self.recovery {
+            Recovery::Lazy => Ok(()),
+            Recovery::Eager => self.recover_all(),
+        }
+    }
+
+    #[inline(always)]
+    fn look_up(&self, key: K::Ref<'_>) -> Result<Option<u64>> {
+        self.ensure_may_look()?;
+        self.lookup(&Probe::new(key, self.core.seed))
+    }
+
+    fn look_up_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
+        self.ensure_may_look()?;
+        let m = self.medium();
+        let mut hashes = [0; BATCH_KEYS];
+        for (&key, hash) in keys.iter().zip(&mut hashes) {
+            *hash = K::hash(key, self.core.seed);
+            // Only hints: that the segment exists is checked below.
+            let segment = self.expansion.directory.find(*hash).segment;
+            m.prefetch(segment);
+            m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
+        }
+        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
+            *out = self.lookup(&Probe::hashed(key, hash))?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn apply(
         &self,
-        from: u64,
+        key: K::Ref<'_>,
+        mode: MutateMode,
         guard: &Guard<'_>,
-        each: &mut dyn FnMut(u64, u64),
-    ) -> (Result<()>, Option<u64>) {
-        walk_order::scan(self, from, guard, each)
-    }
-
-    fn check(&self) -> Vec<String> {
-        segmented::check::check(self)
+        mut decide: impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let poison = self.core.begin_change(guard)?;
+        let change = self.change(&Probe::new(key, self.core.seed), mode, guard, &mut decide);
+        poison.disarm();
+        change
     }
 }

@@ -69,7 +69,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     }
 
     /// Makes every segment stale, so that each is recovered before it is used.
-    pub(super) fn make_all_stale(&self) {
+    pub(super) fn make_segments_stale(&self) {
         let (m, stale) = (self.medium(), region::stale(self.core.generation));
         for_each_named(self, |offset| {
             if let Some(segment) = m.at::<Segment<B>>(offset) {

@@ -37,7 +37,6 @@ use std::mem::offset_of;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use evermap_index::changes_by_apply;
 use evermap_index::fresh::Fresh;
 use evermap_index::hash::hash_prefix::HashPrefix;
 use evermap_index::hash::segmented::apply::{
@@ -47,18 +46,15 @@ use evermap_index::hash::segmented::apply::{
 use evermap_index::hash::segmented::check::check_directory;
 use evermap_index::hash::segmented::core::Core;
 use evermap_index::hash::segmented::extendible::Extendible;
+use evermap_index::hash::segmented::index::SegmentedIndex;
 use evermap_index::hash::segmented::merge::{merge_if_sparse, split_in_proportion};
 use evermap_index::hash::segmented::split::Split;
 use evermap_index::hash::segmented::waiting::Waiting;
-use evermap_index::hash::segmented::{self, Segmented, chain, walk};
-use evermap_index::hash::walk_order;
-use evermap_index::index::{
-    Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor,
-};
+use evermap_index::hash::segmented::{self, Segmented, chain};
+use evermap_index::index::{Action, BATCH_KEYS, Change, MutateMode, Stats, Visitor};
 use evermap_index::key::Quotient;
 use evermap_index::record;
-use evermap_index::root;
-use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
+use evermap_pm::{Error, Guard, Medium, Pool, Result};
 
 mod bucket;
 mod check;
@@ -100,13 +96,6 @@ pub struct LineHash<K: Quotient, M: Medium, const L: usize = 256, const N: usize
 pub type Tiny<K, M> = LineHash<K, M, 4, 3>;
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
-    /// Returns the first word of the root block, which encodes "LINEH", the key format and the
-    /// geometry.
-    fn kind() -> u64 {
-        let geometry = (L as u64) << 4 | N as u64;
-        u64::from_le_bytes(*b"LINEH\0\0\0") ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
-    }
-
     #[inline(always)]
     fn medium(&self) -> &M {
         self.core.medium()
@@ -197,46 +186,6 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 Look::Unsure | Look::Again => waiting.wait(self, segment)?,
             }
         }
-    }
-
-    #[inline(always)]
-    fn apply(
-        &self,
-        key: K::Ref<'_>,
-        mode: MutateMode,
-        guard: &Guard<'_>,
-        decide: impl FnMut(Option<u64>) -> Action,
-    ) -> Result<Change> {
-        apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
-    }
-
-    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped: first prefetches all
-    /// home lines; then completes the lookups that their home lines decide, and prefetches the next
-    /// line for the others.
-    fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
-        let m = self.medium();
-        let (mut images, mut entries) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
-        for ((&key, image), entry) in keys.iter().zip(&mut images).zip(&mut entries) {
-            *image = K::image(key, self.core.seed);
-            *entry = self.expansion.directory.find(*image).segment;
-            // Only a hint: that the segment exists is checked below.
-            let line = Geometry::<L, N>::home(*image) as u64;
-            m.prefetch((*entry & OFFSET) + (line + 1) * evermap_pm::medium::LINE);
-        }
-        let mut deferred = 0u32;
-        for (at, &key) in keys.iter().enumerate() {
-            let probe = Probe { key, image: images[at] };
-            match self.look_at_home(entries[at], &probe)? {
-                Some(answer) => out[at] = answer,
-                None => deferred |= 1 << at,
-            }
-        }
-        while deferred != 0 {
-            let at = deferred.trailing_zeros() as usize % BATCH_KEYS;
-            deferred &= deferred - 1;
-            out[at] = self.lookup(&Probe { key: keys[at], image: images[at] })?;
-        }
-        Ok(())
     }
 
     /// Looks a key up only in its home line, in the segment that `entry` refers to. If that does
@@ -540,97 +489,88 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Segmented for LineH
     }
 }
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> Index<K> for LineHash<K, M, L, N> {
-    #[inline(always)]
-    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
-        self.core.expect_own(guard);
-        self.lookup(&Probe::new(key, self.core.seed))
-    }
-
-    fn get_many(
-        &self,
-        keys: &[K::Ref<'_>],
-        out: &mut [Option<u64>],
-        guard: &Guard<'_>,
-    ) -> Result<()> {
-        self.core.expect_own(guard);
-        let out = &mut out[..keys.len()];
-        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
-            self.lookup_batch(keys, out)?;
-        }
-        Ok(())
-    }
-
-    changes_by_apply!();
-
-    fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        walk_order::for_each(self, &self.core.pool, each)
-    }
-
-    fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
-        walk::stats(self)
-    }
-}
-
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> Persistent<M>
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
     for LineHash<K, M, L, N>
 {
+    type Key = K;
     type Config = Config;
 
-    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
-        pool.region().ensure_writable()?;
+    fn kind() -> u64 {
+        let geometry = (L as u64) << 4 | N as u64;
+        u64::from_le_bytes(*b"LINEH\0\0\0") ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
+    }
+
+    fn allocate(pool: Arc<Pool<M>>, config: Config) -> Result<(Self, Vec<u64>)> {
         let depth = config.initial_depth.max(Geometry::<L, N>::DEPTH_MIN);
         let bytes = size_of::<Segment<L>>() as u64;
         let generation_tag = Self::generation_tag_of(&pool);
-        // The structures are not reachable until the root cell refers to them, so an error or a
-        // crash leaves no index.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate(size_of::<Root>() as u64)?;
         let (expansion, segments) = Extendible::create(&pool, block, depth, bytes, generation_tag)?;
         fresh.keep();
-        let index = Self::assemble(pool.clone(), block, expansion);
-        for (pattern, offset) in segments.into_iter().enumerate() {
-            let prefix = HashPrefix { depth, pattern: pattern as u64 };
-            index.build(offset, prefix, &rebuild::SegmentBuffer::empty(), &[])?;
-            index.unlock_unchanged(index.segment(offset)?);
-        }
-        root::publish(&pool, root, block, Self::kind());
-        Ok(index)
+        Ok((Self::assemble(pool, block, expansion), segments))
     }
 
-    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, Self::kind())
+    fn write_empty(&self, offset: u64, prefix: HashPrefix) -> Result<()> {
+        self.build(offset, prefix, &rebuild::SegmentBuffer::empty(), &[])?;
+        self.unlock_unchanged(self.segment(offset)?);
+        Ok(())
     }
 
-    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        let block = root::block_of(&pool, root, Self::kind())?;
+    fn open_at(pool: Arc<Pool<M>>, block: u64) -> Result<Self> {
         let expansion = Extendible::open(&pool, block)?;
         if expansion.directory.depth() < Geometry::<L, N>::DEPTH_MIN {
             return Err(Error::damaged(block, "the directory is too shallow"));
         }
-        let everything = pool.region().must_recover_all();
-        let index = Self::assemble(pool, block, expansion);
-        if everything {
-            // Stamps of an earlier opener could equal those of this one: make all segments stale.
-            index.make_all_stale();
+        Ok(Self::assemble(pool, block, expansion))
+    }
+
+    fn make_all_stale(&self) -> Result<()> {
+        self.make_entries_stale();
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn look_up(&self, key: K::Ref<'_>) -> Result<Option<u64>> {
+        self.lookup(&Probe::new(key, self.core.seed))
+    }
+
+    /// First prefetches all home lines; then completes the lookups that their home lines decide,
+    /// and prefetches the next line for the others.
+    fn look_up_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
+        let m = self.medium();
+        let (mut images, mut entries) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
+        for ((&key, image), entry) in keys.iter().zip(&mut images).zip(&mut entries) {
+            *image = K::image(key, self.core.seed);
+            *entry = self.expansion.directory.find(*image).segment;
+            // Only a hint: that the segment exists is checked below.
+            let line = Geometry::<L, N>::home(*image) as u64;
+            m.prefetch((*entry & OFFSET) + (line + 1) * evermap_pm::medium::LINE);
         }
-        Ok(index)
+        let mut deferred = 0u32;
+        for (at, &key) in keys.iter().enumerate() {
+            let probe = Probe { key, image: images[at] };
+            match self.look_at_home(entries[at], &probe)? {
+                Some(answer) => out[at] = answer,
+                None => deferred |= 1 << at,
+            }
+        }
+        while deferred != 0 {
+            let at = deferred.trailing_zeros() as usize % BATCH_KEYS;
+            deferred &= deferred - 1;
+            out[at] = self.lookup(&Probe { key: keys[at], image: images[at] })?;
+        }
+        Ok(())
     }
 
-    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        walk::visit(self, visitor)
-    }
-
-    fn scan(
+    #[inline(always)]
+    fn apply(
         &self,
-        from: u64,
+        key: K::Ref<'_>,
+        mode: MutateMode,
         guard: &Guard<'_>,
-        each: &mut dyn FnMut(u64, u64),
-    ) -> (Result<()>, Option<u64>) {
-        walk_order::scan(self, from, guard, each)
-    }
-
-    fn check(&self) -> Vec<String> {
-        segmented::check::check(self)
+        decide: impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
     }
 }

@@ -75,7 +75,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Makes every directory entry and segment stale, so that each segment is recovered before it
     /// is used.
-    pub(super) fn make_all_stale(&self) {
+    pub(super) fn make_entries_stale(&self) {
         let (m, latch) = (self.medium(), self.directory().share());
         for entry in self.directory().range(HashPrefix { depth: 0, pattern: 0 }, &latch) {
             let word = m.load(entry);

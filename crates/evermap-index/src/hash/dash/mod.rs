@@ -28,9 +28,8 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use evermap_pm::medium::prefetch;
-use evermap_pm::{ErrorKind, Guard, Medium, PmU64, Pool, Result};
+use evermap_pm::{ErrorKind, Guard, Medium, Pool, Result};
 
-use crate::changes_by_apply;
 use crate::fresh::Fresh;
 use crate::hash::probe::Probe;
 use crate::hash::segmented::apply::{
@@ -38,13 +37,12 @@ use crate::hash::segmented::apply::{
     apply_slow, apply_to,
 };
 use crate::hash::segmented::core::Core;
+use crate::hash::segmented::index::SegmentedIndex;
 use crate::hash::segmented::recover::Recoverable;
 use crate::hash::segmented::split::Split;
 use crate::hash::segmented::waiting::Waiting;
-use crate::hash::segmented::{self, Segmented, chain, walk};
-use crate::hash::walk_order;
-use crate::index::{Action, BATCH_KEYS, Change, Index, MutateMode, Persistent, Stats, Visitor};
-use crate::root;
+use crate::hash::segmented::{self, Segmented, chain};
+use crate::index::{Action, BATCH_KEYS, Change, MutateMode, Stats, Visitor};
 use crate::{Key, record};
 
 pub mod bucket;
@@ -126,14 +124,6 @@ where
             && N <= layout::SLOTS_MAX
     );
 
-    /// Returns the first word of the root block, which encodes the kind of index, the key format
-    /// and the geometry.
-    fn kind() -> u64 {
-        let () = Self::GEOMETRY_IS_POSSIBLE;
-        let geometry = (B as u64) << 8 | (S as u64) << 4 | N as u64;
-        u64::from_le_bytes(E::NAME) ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
-    }
-
     /// Returns the medium that holds the index.
     #[inline(always)]
     pub fn medium(&self) -> &M {
@@ -192,65 +182,12 @@ where
         }
     }
 
+    /// Prefetches the slot in the home bucket that matches a hash, and returns it. Returns `None` if
+    /// there is none.
     #[inline(always)]
-    fn apply(
-        &self,
-        key: K::Ref<'_>,
-        mode: MutateMode,
-        guard: &Guard<'_>,
-        decide: impl FnMut(Option<u64>) -> Action,
-    ) -> Result<Change> {
-        apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
-    }
-
-    /// Looks up to [`BATCH_KEYS`] keys up with their cache misses overlapped: first prefetches all
-    /// home buckets, then all matching slots, then all keys that the slots refer to.
-    fn lookup_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
-        let m = self.medium();
-        let (mut hashes, mut segments) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
-        for ((&key, hash), segment) in keys.iter().zip(&mut hashes).zip(&mut segments) {
-            *hash = K::hash(key, self.core.seed);
-            *segment = self.expansion.find(m, *hash)?.segment();
-            // Only a hint: that the segment exists is checked below.
-            m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
-        }
-        let mut slots = [None; BATCH_KEYS];
-        for ((&hash, &segment), slot) in
-            hashes.iter().zip(&segments).zip(&mut slots).take(keys.len())
-        {
-            *slot = self.prefetch_match(self.segment(segment)?, hash);
-        }
-        // Keys of other kinds are in the slot itself.
-        if K::WORDS_ARE_RECORDS {
-            for slot in slots.into_iter().flatten() {
-                K::prefetch(m, m.load_relaxed(&slot.word), record::HEAD);
-            }
-        }
-        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
-            *out = self.lookup(&Probe::hashed(key, hash))?;
-        }
-        Ok(())
-    }
-
-    /// Prefetches the home bucket of a hash. Returns `None`, and does nothing, if its segment
-    /// cannot be found.
-    #[inline(always)]
-    fn prefetch_home(&self, hash: u64) -> Option<()> {
+    fn prefetch_slot(&self, hash: u64) -> Option<&Slot> {
         let segment = self.expansion.find(self.medium(), hash).ok()?.segment();
-        let bucket = segment.wrapping_add(Self::bucket_offset(Self::home_of(hash)));
-        self.medium().prefetch_bytes(bucket, layout::BUCKET_BYTES);
-        Some(())
-    }
-
-    /// Prefetches this many bytes of the record in the home bucket that matches a hash. Returns
-    /// `None`, and does nothing, if no record matches.
-    #[inline(always)]
-    fn prefetch_found(&self, hash: u64, bytes: u64) -> Option<()> {
-        let m = self.medium();
-        let segment = self.segment(self.expansion.find(m, hash).ok()?.segment()).ok()?;
-        let slot = self.prefetch_match(segment, hash)?;
-        K::prefetch(m, m.load_relaxed(&slot.word), bytes);
-        Some(())
+        self.prefetch_match(self.segment(segment).ok()?, hash)
     }
 
     fn bucket_offset(bucket: usize) -> u64 {
@@ -600,121 +537,111 @@ where
     }
 }
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Index<K> for Dash<K, M, E, B, S, N>
-where
-    K: Key,
-    M: Medium,
-    E: Expansion<K, M, B, S, N>,
-{
-    #[inline(always)]
-    fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
-        self.core.expect_own(guard);
-        self.lookup(&Probe::new(key, self.core.seed))
-    }
-
-    #[inline]
-    fn prefetch_bucket(&self, key: K::Ref<'_>) {
-        let _ = self.prefetch_home(K::hash(key, self.core.seed));
-    }
-
-    #[inline]
-    fn prefetch_record(&self, key: K::Ref<'_>, bytes: u64) {
-        if K::WORDS_ARE_RECORDS {
-            let _ = self.prefetch_found(K::hash(key, self.core.seed), bytes);
-        }
-    }
-
-    fn get_many(
-        &self,
-        keys: &[K::Ref<'_>],
-        out: &mut [Option<u64>],
-        guard: &Guard<'_>,
-    ) -> Result<()> {
-        self.core.expect_own(guard);
-        let out = &mut out[..keys.len()];
-        for (keys, out) in keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS)) {
-            self.lookup_batch(keys, out)?;
-        }
-        Ok(())
-    }
-
-    changes_by_apply!();
-
-    fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        walk_order::for_each(self, &self.core.pool, each)
-    }
-
-    fn stats(&self, _guard: &Guard<'_>) -> Result<Stats> {
-        walk::stats(self)
-    }
-}
-
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Persistent<M>
+impl<K, M, E, const B: usize, const S: usize, const N: usize> SegmentedIndex
     for Dash<K, M, E, B, S, N>
 where
     K: Key,
     M: Medium,
     E: Expansion<K, M, B, S, N>,
 {
+    type Key = K;
     type Config = Config;
 
-    fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
-        pool.region().ensure_writable()?;
-        let m = pool.medium();
+    fn kind() -> u64 {
+        let () = Self::GEOMETRY_IS_POSSIBLE;
+        let geometry = (B as u64) << 8 | (S as u64) << 4 | N as u64;
+        u64::from_le_bytes(E::NAME) ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
+    }
+
+    fn allocate(pool: Arc<Pool<M>>, config: Config) -> Result<(Self, Vec<u64>)> {
         let depth = config.initial_depth;
         if depth > INITIAL_DEPTH_MAX {
             return Err(ErrorKind::Config(format!("an initial depth of {depth}")).into());
         }
-        // The structures are not reachable until the root cell refers to them, so an error or a
-        // crash leaves no index.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate(E::ROOT_BYTES)?;
         let (expansion, segments) = E::create(&pool, block, depth)?;
         fresh.keep();
-        let index = Self::assemble(pool.clone(), block, expansion);
-        if m.mutant("DA-6") {
-            m.store(root, block);
-            m.persist(root);
-        }
-        for (pattern, offset) in segments.into_iter().enumerate() {
-            let prefix = HashPrefix { depth, pattern: pattern as u64 };
-            let headers = index.build(offset, Some(prefix), std::iter::empty())?;
-            index.unlock_all(index.segment(offset)?, &headers);
-        }
-        root::publish(&pool, root, block, Self::kind());
-        Ok(index)
+        Ok((Self::assemble(pool, block, expansion), segments))
     }
 
-    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, Self::kind())
+    fn write_empty(&self, offset: u64, prefix: HashPrefix) -> Result<()> {
+        let headers = self.build(offset, Some(prefix), std::iter::empty())?;
+        self.unlock_all(self.segment(offset)?, &headers);
+        Ok(())
     }
 
-    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        let block = root::block_of(&pool, root, Self::kind())?;
+    fn open_at(pool: Arc<Pool<M>>, block: u64) -> Result<Self> {
         let expansion = E::open(&pool, block)?;
-        let everything = pool.region().must_recover_all();
-        let index = Self::assemble(pool, block, expansion);
-        if everything {
-            // Stamps of an earlier opener could equal those of this one: make all segments stale.
-            E::make_all_stale(&index)?;
+        Ok(Self::assemble(pool, block, expansion))
+    }
+
+    fn make_all_stale(&self) -> Result<()> {
+        E::make_all_stale(self)
+    }
+
+    #[inline(always)]
+    fn look_up(&self, key: K::Ref<'_>) -> Result<Option<u64>> {
+        self.lookup(&Probe::new(key, self.core.seed))
+    }
+
+    /// First prefetches all home buckets, then all matching slots, then all keys that the slots
+    /// refer to.
+    fn look_up_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
+        let m = self.medium();
+        let (mut hashes, mut segments) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
+        for ((&key, hash), segment) in keys.iter().zip(&mut hashes).zip(&mut segments) {
+            *hash = K::hash(key, self.core.seed);
+            *segment = self.expansion.find(m, *hash)?.segment();
+            // Only a hint: that the segment exists is checked below.
+            m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }
-        Ok(index)
+        let mut slots = [None; BATCH_KEYS];
+        for ((&hash, &segment), slot) in
+            hashes.iter().zip(&segments).zip(&mut slots).take(keys.len())
+        {
+            *slot = self.prefetch_match(self.segment(segment)?, hash);
+        }
+        // Keys of other kinds are in the slot itself.
+        if K::WORDS_ARE_RECORDS {
+            for slot in slots.into_iter().flatten() {
+                K::prefetch(m, m.load_relaxed(&slot.word), record::HEAD);
+            }
+        }
+        for ((&key, hash), out) in keys.iter().zip(hashes).zip(out) {
+            *out = self.lookup(&Probe::hashed(key, hash))?;
+        }
+        Ok(())
     }
 
-    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        walk::visit(self, visitor)
+    #[inline]
+    fn prefetch_home(&self, key: K::Ref<'_>) {
+        let hash = K::hash(key, self.core.seed);
+        // If its segment cannot be found, an operation on the key reports it.
+        if let Ok(found) = self.expansion.find(self.medium(), hash) {
+            let bucket = found.segment().wrapping_add(Self::bucket_offset(Self::home_of(hash)));
+            self.medium().prefetch_bytes(bucket, layout::BUCKET_BYTES);
+        }
     }
 
-    fn scan(
+    #[inline]
+    fn prefetch_found(&self, key: K::Ref<'_>, bytes: u64) {
+        if K::WORDS_ARE_RECORDS
+            && let Some(slot) = self.prefetch_slot(K::hash(key, self.core.seed))
+        {
+            let m = self.medium();
+            K::prefetch(m, m.load_relaxed(&slot.word), bytes);
+        }
+    }
+
+    #[inline(always)]
+    fn apply(
         &self,
-        from: u64,
+        key: K::Ref<'_>,
+        mode: MutateMode,
         guard: &Guard<'_>,
-        each: &mut dyn FnMut(u64, u64),
-    ) -> (Result<()>, Option<u64>) {
-        walk_order::scan(self, from, guard, each)
-    }
-
-    fn check(&self) -> Vec<String> {
-        segmented::check::check(self)
+        decide: impl FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
     }
 }

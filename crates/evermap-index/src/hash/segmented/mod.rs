@@ -8,6 +8,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`index`] | the traits of indexes, implemented for all of these |
 //! | [`core`] | the fields that every index has: the pool, the locks for recovery, counters |
 //! | [`apply`] | making a change, for indexes that lock buckets |
 //! | [`waiting`] | waiting for a lock, and recovering the segment if it is stale |
@@ -37,6 +38,7 @@ pub mod chain;
 pub mod check;
 pub mod core;
 pub mod extendible;
+pub mod index;
 pub mod merge;
 pub mod recover;
 pub mod refusals;
