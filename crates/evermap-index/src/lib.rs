@@ -4,7 +4,7 @@
 //! index has a folder, with the public type and its lookups in `mod.rs` and the structures on the
 //! media in `layout.rs`. Dash and others share one engine, `hash/segmented`; their folders look
 //! alike: `segment` (where a record can be), `bucket` or `lock`, `recover` and `check` (what these
-//! do inside a segment), and `structure` or `split` (what splits and merges do there).
+//! do inside a segment), and `eh`, `structure` or `split` (what splits and merges do there).
 //!
 //! Ordered indexes are in [`ordered`]. The crate `evermap-papers` has more indexes of both kinds,
 //! to be studied and compared.

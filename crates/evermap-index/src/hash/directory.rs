@@ -59,8 +59,10 @@ use evermap_pm::sync::{Rank, RwLock, RwLockReadGuard};
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use super::hash_prefix::{DEPTH_MAX, HashPrefix};
+use super::mistakes;
 
-const OFFSET: u64 = (1 << 48) - 1;
+/// The bits of an entry that are the offset of a segment. An index may use those above.
+pub const OFFSET: u64 = (1 << 48) - 1;
 /// Why crash campaigns need not detect a torn entry of a new directory.
 const WHOLE_BEFORE: &str = "torn, it is complete before the root cell refers to the directory";
 
@@ -290,7 +292,7 @@ impl<M: Medium> Directory<M> {
                 let latch = self.share();
                 if upper.depth <= self.depth() {
                     let (m, range) = (self.pool.medium(), self.range(upper, &latch));
-                    let _latch = (!m.mutant("DA-7")).then_some(latch);
+                    let _latch = (!m.mutant(mistakes::LATCH_RELEASED_EARLY)).then_some(latch);
                     m.note(Note::Scope("split published"));
                     self.point_all(range, segment);
                     return true;
@@ -350,10 +352,11 @@ impl<M: Medium> Directory<M> {
                 if m.cas(entry, word, right).is_ok() {
                     m.flush(entry);
                 }
-            } else if begins_at(pattern, word & OFFSET) && !m.mutant("DA-15") {
+            } else if begins_at(pattern, word & OFFSET) && !m.mutant(mistakes::FIRST_ENTRY_DECIDES)
+            {
                 (decides, right) = (entry, None);
             }
-            if m.mutant("DA-16") {
+            if m.mutant(mistakes::NEIGHBOUR_DECIDES) {
                 (decides, right) = (entry, None);
             }
         }

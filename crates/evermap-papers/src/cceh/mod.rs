@@ -35,35 +35,34 @@
 //!
 //! Segments are not merged and the directory does not shrink, as in the paper.
 
-use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use evermap_index::Key;
-use evermap_index::fresh::Fresh;
 use evermap_index::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
 use evermap_index::hash::probe::Probe;
-use evermap_index::hash::segmented::check::check_directory;
-use evermap_index::hash::segmented::core::Core;
+use evermap_index::hash::segmented::Segmented;
+use evermap_index::hash::segmented::core::{Core, HasCore};
 use evermap_index::hash::segmented::extendible::{Extendible, root_at};
 use evermap_index::hash::segmented::index::SegmentedIndex;
+use evermap_index::hash::segmented::recover::for_each_named;
 use evermap_index::hash::segmented::waiting::Waiting;
-use evermap_index::hash::segmented::{self, Segmented};
-use evermap_index::index::{Action, BATCH_KEYS, Change, MutateMode, Stats, Visitor};
-use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool, Result};
+use evermap_index::index::{Action, BATCH_KEYS, Change, MutateMode};
+use evermap_index::{FOUND_LATE, Key};
+use evermap_pm::medium::Note;
+use evermap_pm::{Error, ErrorKind, Guard, Medium, Pool, Result, region};
 
 mod check;
 pub mod layout;
 mod lock;
-mod recover;
 mod segment;
 mod split;
 #[cfg(test)]
 mod tests;
 
-use layout::{BUCKET_BYTES, HEADER_BYTES, Root, SLOTS, Segment, Slot};
-use segment::{Held, Look};
+use layout::{BUCKET_BYTES, HEADER_BYTES, SLOTS, Segment, Slot};
+use lock::Lock;
+use segment::{Held, SearchResult};
 
 /// The options of a new index.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +134,7 @@ impl Config {
 /// See the [module](self). The paper's geometry is the default; [`Tiny`] is for tests.
 pub struct Cceh<K: Key, M: Medium, const B: usize = 256, const P: usize = 4> {
     core: Core<M>,
-    expansion: Extendible<M>,
+    map: Extendible<M>,
     locking: Locking,
     recovery: Recovery,
     /// The slot keys of free slots, in segments whose hashes begin with the bit 0, and 1: keys
@@ -165,17 +164,6 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         &self.core.pool
     }
 
-    fn assemble(
-        pool: Arc<Pool<M>>,
-        root: u64,
-        expansion: Extendible<M>,
-        (locking, recovery): (Locking, Recovery),
-    ) -> Result<Self> {
-        let core = Core::new(pool, root);
-        let blanks = [Self::blank(0, core.seed)?, Self::blank(1, core.seed)?];
-        Ok(Cceh { core, expansion, locking, recovery, blanks, keys: PhantomData })
-    }
-
     /// Finds a slot key whose hash does not begin with this bit.
     fn blank(bit: u64, seed: u64) -> Result<u64> {
         /// The number of tries. Hashes are uniform, so two are enough on average.
@@ -189,9 +177,9 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
-        let segment = self.segment(self.expansion.directory.find(probe.hash).segment)?;
+        let segment = self.segment(self.map.directory.find(probe.hash).segment)?;
         match self.look(segment, probe) {
-            Look::Seen(found) => Ok(found),
+            SearchResult::Seen(found) => Ok(found),
             _ => self.lookup_slow(probe),
         }
     }
@@ -202,18 +190,18 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         let m = self.medium();
         let mut waiting = Waiting::default();
         loop {
-            let found = self.expansion.directory.find(probe.hash);
+            let found = self.map.directory.find(probe.hash);
             let (offset, segment) = (found.segment, self.segment(found.segment)?);
             match self.look(segment, probe) {
-                Look::Seen(word) => return Ok(word),
+                SearchResult::Seen(word) => return Ok(word),
                 // A split changes the directory before the prefix: if the entry is unchanged, it is
                 // damaged.
-                Look::Elsewhere if self.expansion.directory.is_current(m, &found) => {
+                SearchResult::Elsewhere if self.map.directory.is_current(m, &found) => {
                     return Err(misplaced(offset));
                 }
-                Look::Elsewhere | Look::Again => {}
-                Look::Busy => waiting.wait(self, segment)?,
-                Look::Stale => waiting.recover(self, offset)?,
+                SearchResult::Elsewhere | SearchResult::Again => {}
+                SearchResult::Busy => waiting.wait(self, segment)?,
+                SearchResult::Stale => waiting.recover(self, offset)?,
             }
         }
     }
@@ -323,24 +311,38 @@ fn misplaced(offset: u64) -> Error {
     Error::damaged(offset, "a directory entry refers to a segment that serves other hashes")
 }
 
-impl<K: Key, M: Medium, const B: usize, const P: usize> Segmented for Cceh<K, M, B, P> {
+impl<K: Key, M: Medium, const B: usize, const P: usize> HasCore for Cceh<K, M, B, P> {
     type Medium = M;
-    type Segment = Segment<B>;
-    type Locked<'a> = Held<'a, B>;
 
     #[inline(always)]
     fn core(&self) -> &Core<M> {
         &self.core
     }
+}
 
-    fn depth(&self) -> u32 {
-        self.expansion.directory.depth()
+impl<K: Key, M: Medium, const B: usize, const P: usize> Segmented for Cceh<K, M, B, P> {
+    type Map = Extendible<M>;
+    type Segment = Segment<B>;
+    type Locked<'a> = Held<'a, B>;
+
+    const SLOTS: usize = B * SLOTS;
+    /// There are no chains.
+    const LINK: (usize, u64) = (0, 0);
+
+    #[inline(always)]
+    fn map(&self) -> &Extendible<M> {
+        &self.map
     }
 
-    fn lock_holder(&self, hash: u64) -> Result<Option<Held<'_, B>>> {
+    fn lock_whole(&self, offset: u64, hash: u64) -> Result<Option<Held<'_, B>>> {
         // Locking stores, which is not allowed in a forked child.
         self.core.region.ensure_writable()?;
-        self.lock_serving(hash).map(Some)
+        let held = self.lock_serving(hash)?;
+        if held.offset == offset {
+            return Ok(Some(held));
+        }
+        held.release(self.medium());
+        Ok(None)
     }
 
     fn segment_in<'a>(held: &Held<'a, B>) -> &'a Segment<B>
@@ -352,14 +354,6 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Segmented for Cceh<K, M,
 
     fn unlock_unchanged(&self, held: Held<'_, B>) {
         held.release(self.medium());
-    }
-
-    fn recover(&self, offset: u64) -> Result<()> {
-        segmented::recover::recover(self, offset)
-    }
-
-    fn segments(&self) -> u64 {
-        self.expansion.directory.segments()
     }
 
     fn pairs_within(
@@ -377,21 +371,43 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Segmented for Cceh<K, M,
         pairs
     }
 
-    fn visit_structure(&self, visitor: &mut dyn Visitor) {
-        visitor.block(self.expansion.directory.block());
-    }
-
-    fn complete_stats(&self, segments: u64, _links: u64, stats: &mut Stats) {
-        let segment = ((B * SLOTS) as u64, size_of::<Segment<B>>() as u64);
-        self.expansion.complete_stats(segments, segment, stats);
-    }
-
     fn check_segment(&self, segment: &Segment<B>, prefix: HashPrefix, problems: &mut Vec<String>) {
         self.check_contents(segment, prefix, problems);
     }
 
-    fn check_structure(&self, found: &HashMap<u64, HashPrefix>, problems: &mut Vec<String>) {
-        check_directory(self, found, problems);
+    fn make_stale(&self, segment: &Segment<B>) {
+        let (m, stale) = (self.medium(), region::stale(self.core.generation));
+        m.store_transient(&segment.header.generation, stale);
+        m.store_transient(&segment.header.lock, Lock::fresh(stale).0);
+    }
+
+    fn is_fresh(&self, segment: &Segment<B>) -> bool {
+        let lock = Lock(self.medium().load(&segment.header.lock));
+        self.was_recovered(segment) && lock.is_of(self.core.generation)
+    }
+
+    fn persist_contents(&self, segment: &Segment<B>) {
+        let m = self.medium();
+        // An earlier process may have stored the contents and terminated before they were durable.
+        // The fence follows with the flush of the directory entries.
+        m.note(Note::Harmless(FOUND_LATE));
+        m.flush(segment);
+    }
+
+    /// Records need no recovery: each was committed by one store, and those that were moved no
+    /// longer have the segment's prefix.
+    fn finish_contents(&self, segment: &Segment<B>, _: HashPrefix) {
+        let (m, generation) = (self.medium(), self.core.generation);
+        // The lock is stored last: until then, all other threads wait for this one. A thread that
+        // takes the lock also checks the generation in the header.
+        m.store_transient(&segment.header.generation, generation);
+        m.store_transient(&segment.header.lock, Lock::fresh(generation).0);
+    }
+
+    fn recovery_failed(&self, segment: &Segment<B>) {
+        // Damage may have set the stamp of this opener: make the segment stale for all threads.
+        let stale = region::stale(self.core.generation);
+        self.medium().store_transient(&segment.header.lock, Lock::fresh(stale).0);
     }
 }
 
@@ -405,20 +421,25 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> SegmentedIndex for Cceh<
         u64::from_le_bytes(*b"CCEH\0\0\0\0") ^ geometry ^ u64::from(K::FORMAT) << 48
     }
 
-    fn allocate(pool: Arc<Pool<M>>, config: Config) -> Result<(Self, Vec<u64>)> {
+    fn initial_depth(config: &Config) -> Result<u32> {
         let depth = config.initial_depth;
         if !(1..=DEPTH_MAX).contains(&depth) {
             let text = format!("CCEH begins with a depth of 1 to {DEPTH_MAX}, not {depth}");
             return Err(ErrorKind::Config(text).into());
         }
-        let bytes = size_of::<Segment<B>>() as u64;
-        let mut fresh = Fresh::new(&pool);
-        let block = fresh.allocate(size_of::<Root>() as u64)?;
-        let (expansion, segments) = Extendible::create(&pool, block, depth, bytes, 0)?;
-        fresh.keep();
-        // Flushed with the kind, which is in the same line.
-        pool.medium().store(&root_at(pool.medium(), block)?.options, config.options());
-        Ok((Self::assemble(pool, block, expansion, (config.locking, config.recovery))?, segments))
+        Ok(depth)
+    }
+
+    fn assemble(core: Core<M>, map: Extendible<M>, config: Option<Config>) -> Result<Self> {
+        let (m, options) = (core.medium(), &root_at(core.medium(), core.root)?.options);
+        if let Some(config) = config {
+            // Flushed with the kind, which is in the same line.
+            m.store(options, config.options());
+        }
+        let (locking, recovery) = Config::switches(m.load(options))
+            .ok_or_else(|| Error::damaged(core.root, "impossible options of an index"))?;
+        let blanks = [Self::blank(0, core.seed)?, Self::blank(1, core.seed)?];
+        Ok(Cceh { core, map, locking, recovery, blanks, keys: PhantomData })
     }
 
     fn write_empty(&self, offset: u64, prefix: HashPrefix) -> Result<()> {
@@ -426,24 +447,15 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> SegmentedIndex for Cceh<
         Ok(())
     }
 
-    fn open_at(pool: Arc<Pool<M>>, block: u64) -> Result<Self> {
-        let m = pool.medium();
-        let switches = Config::switches(m.load(&root_at(m, block)?.options))
-            .ok_or_else(|| Error::damaged(block, "impossible options of an index"))?;
-        let expansion = Extendible::open(&pool, block)?;
-        Self::assemble(pool, block, expansion, switches)
-    }
-
-    fn make_all_stale(&self) -> Result<()> {
-        self.make_segments_stale();
-        Ok(())
-    }
-
     fn opened(&self) -> Result<()> {
-        match self.recovery {
-            Recovery::Lazy => Ok(()),
-            Recovery::Eager => self.recover_all(),
+        if self.recovery == Recovery::Lazy {
+            return Ok(());
         }
+        for_each_named(self, |offset| {
+            // A damaged segment stays stale: operations that need it return the error.
+            let _ = self.recover(offset);
+        });
+        self.core.region.ensure_sound()
     }
 
     #[inline(always)]
@@ -459,7 +471,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> SegmentedIndex for Cceh<
         for (&key, hash) in keys.iter().zip(&mut hashes) {
             *hash = K::hash(key, self.core.seed);
             // Only hints: that the segment exists is checked below.
-            let segment = self.expansion.directory.find(*hash).segment;
+            let segment = self.map.directory.find(*hash).segment;
             m.prefetch(segment);
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }

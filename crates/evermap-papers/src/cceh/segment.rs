@@ -23,7 +23,7 @@ pub(crate) struct Record {
 }
 
 /// The outcome of a search in a segment.
-pub(super) enum Look {
+pub(super) enum SearchResult {
     /// The word of the key, or `None` if the key is absent.
     Seen(Option<u64>),
     /// The segment does not serve the key's hash.
@@ -159,7 +159,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// Searches for a key, with the index's kind of [`Locking`].
     #[inline(always)]
-    pub(super) fn look(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
+    pub(super) fn look(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> SearchResult {
         match self.locking {
             Locking::Optimistic => self.look_freely(segment, probe),
             Locking::Pessimistic => self.look_locked(segment, probe),
@@ -168,45 +168,49 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
 
     /// Searches for a key without taking a lock or storing anything.
     #[inline(always)]
-    fn look_freely(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
+    fn look_freely(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> SearchResult {
         let m = self.medium();
         let lock = Lock(m.load(&segment.header.lock));
         if !lock.is_readable(self.core.generation) {
-            return if lock.is_of(self.core.generation) { Look::Busy } else { Look::Stale };
+            return if lock.is_of(self.core.generation) {
+                SearchResult::Busy
+            } else {
+                SearchResult::Stale
+            };
         }
         let seen = self.see(segment, probe);
         // Acquire: everything read above is read before the lock is read again. A thread that
         // changes the segment holds the lock until the change is durable. So if the word is
         // unchanged, what was read is also durable.
         fence(Ordering::Acquire);
-        if m.load_relaxed(&segment.header.lock) == lock.0 { seen } else { Look::Again }
+        if m.load_relaxed(&segment.header.lock) == lock.0 { seen } else { SearchResult::Again }
     }
 
     /// Searches for a key while sharing the lock.
-    fn look_locked(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
+    fn look_locked(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> SearchResult {
         let m = self.medium();
         match try_shared(m, &segment.header, self.core.generation) {
             // Recovery resets the lock, so it need not be released.
-            Taking::Taken(_) if !self.was_recovered(segment) => Look::Stale,
+            Taking::Taken(_) if !self.was_recovered(segment) => SearchResult::Stale,
             Taking::Taken(_) => {
                 let seen = self.see(segment, probe);
                 leave(m, &segment.header);
                 seen
             }
-            Taking::Busy => Look::Busy,
-            Taking::Stale => Look::Stale,
+            Taking::Busy => SearchResult::Busy,
+            Taking::Stale => SearchResult::Stale,
         }
     }
 
     #[inline(always)]
-    fn see(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> Look {
+    fn see(&self, segment: &Segment<B>, probe: &Probe<'_, K>) -> SearchResult {
         // Records that were moved are still in their slots: only the prefix shows that they do not
         // belong to this segment any more.
         let prefix = self.medium().load_relaxed(&segment.header.prefix);
         if HashPrefix::word_covers(prefix, probe.hash) {
-            Look::Seen(self.find(segment, probe).map(|(_, word)| word))
+            SearchResult::Seen(self.find(segment, probe).map(|(_, word)| word))
         } else {
-            Look::Elsewhere
+            SearchResult::Elsewhere
         }
     }
 
@@ -217,7 +221,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     #[inline(always)]
     pub(super) fn lock_serving(&self, hash: u64) -> Result<Held<'_, B>> {
         let m = self.medium();
-        let found = self.expansion.directory.find(hash);
+        let found = self.map.directory.find(hash);
         let (offset, segment) = (found.segment, self.segment(found.segment)?);
         // No later load begins before the lock is taken, so the buckets are prefetched first.
         for step in 0..P {
@@ -249,7 +253,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
         let m = self.medium();
         let mut waiting = Waiting::default();
         loop {
-            let found = self.expansion.directory.find(hash);
+            let found = self.map.directory.find(hash);
             let (offset, segment) = (found.segment, self.segment(found.segment)?);
             match try_exclusive(m, &segment.header, self.core.generation) {
                 Taking::Taken(lock) => {
@@ -290,7 +294,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
             None => {
                 // A split changes the directory before the prefix: if the entry is unchanged, it is
                 // damaged.
-                let damaged = self.expansion.directory.is_current(m, found);
+                let damaged = self.map.directory.is_current(m, found);
                 give_up(m, header);
                 if damaged { Err(misplaced(offset)) } else { Ok(None) }
             }

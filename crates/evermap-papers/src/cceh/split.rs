@@ -5,9 +5,9 @@
 //! its prefix, and no thread stores into these slots before the new prefix is durable.
 
 use evermap_index::Key;
-use evermap_index::hash::directory::Directory;
 use evermap_index::hash::hash_prefix::{DEPTH_MAX, HashPrefix};
-use evermap_index::hash::segmented::split::{Directed, Split, split};
+use evermap_index::hash::segmented::map::Split;
+use evermap_index::hash::segmented::split::{Directed, split};
 use evermap_index::hash::segmented::{SegmentHeader, Segmented};
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, Result};
@@ -28,9 +28,6 @@ pub(super) struct Wanted {
 }
 
 impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
-    /// The number of bytes up to which the directory may always grow.
-    const FREE_DIRECTORY: u64 = if B < 64 { 4 << 10 } else { 1 << 20 };
-
     /// Returns the split that makes room for `hash` in a segment in which its window is full.
     /// Releases the segment.
     #[cold]
@@ -48,7 +45,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// directory too large.
     #[cold]
     pub(super) fn split(&self, wanted: &Wanted, guard: &Guard<'_>) -> Result<()> {
-        if wanted.depth > self.depth() && !self.may_deepen(wanted.depth) {
+        if wanted.depth > self.map.directory.depth() && !self.may_deepen(wanted.depth) {
             let what = format!(
                 "room among {} keys whose hashes agree in {} bits",
                 Self::ALWAYS_HOLDS,
@@ -63,7 +60,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Cceh<K, M, B, P> {
     /// segments. Without this bound, keys with equal hash prefixes would double it without end.
     /// O(entries), like doubling.
     fn may_deepen(&self, depth: u32) -> bool {
-        let segments = self.directory().segments() * size_of::<Segment<B>>() as u64;
+        let segments = self.map.directory.segments() * size_of::<Segment<B>>() as u64;
         depth <= DEPTH_MAX && 8 << depth <= Self::FREE_DIRECTORY.max(segments)
     }
 
@@ -134,24 +131,7 @@ impl<K: Key, M: Medium, const B: usize, const P: usize> Directed for Cceh<K, M, 
     type Rebuilt<'a> = Held<'a, B>;
 
     const MERGES: bool = false;
-
-    #[inline(always)]
-    fn directory(&self) -> &Directory<M> {
-        &self.expansion.directory
-    }
-
-    fn count_split(&self) {
-        self.core.count_split();
-    }
-
-    fn lock_whole(&self, offset: u64, hash: u64) -> Result<Option<Held<'_, B>>> {
-        let held = self.lock_serving(hash)?;
-        if held.offset == offset {
-            return Ok(Some(held));
-        }
-        held.release(self.medium());
-        Ok(None)
-    }
+    const FREE_DIRECTORY: u64 = if B < 64 { 4 << 10 } else { 1 << 20 };
 
     fn divide(&self, _: &Held<'_, B>, _: HashPrefix) -> std::result::Result<(), Split> {
         Ok(())

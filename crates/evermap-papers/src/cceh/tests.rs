@@ -35,7 +35,7 @@ fn filled(keys: u64) -> (Sim, Arc<Pool<Sim>>, TinyCceh) {
 
 /// Returns the segment that serves a key.
 fn serving(index: &TinyCceh, key: u64) -> &Segment<4> {
-    index.segment(index.expansion.directory.locate(key)).unwrap()
+    index.segment(index.map.directory.locate(key)).unwrap()
 }
 
 /// A segment is split for a record that is then not inserted. Other threads may store into the
@@ -66,7 +66,7 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     let segment = serving(&index, key(0));
     let words = [
         &sim.at::<Root>(index.core.root).unwrap().directory,
-        &index.expansion.directory.entries()[0],
+        &index.map.directory.entries()[0],
         &segment.header.prefix,
         &segment.buckets[0].slots[0].key,
     ]

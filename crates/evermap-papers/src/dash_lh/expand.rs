@@ -16,10 +16,11 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use evermap_index::Key;
-use evermap_index::hash::dash::expansion::{Expansion, Found};
 use evermap_index::hash::dash::layout::{HashPrefix, Segment};
 use evermap_index::hash::hash_prefix::are_separable;
 use evermap_index::hash::segmented::Segmented;
+use evermap_index::hash::segmented::core::HasCore;
+use evermap_index::hash::segmented::map::SegmentMap;
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, Result};
 
@@ -125,7 +126,7 @@ where
     const CHAINED: u64 = ((B + S) as u64 * STEP).div_ceil(8);
 
     fn place(&self, number: u64) -> u64 {
-        self.expansion().place(number, size_of::<Segment<B, S>>() as u64)
+        self.map().place(number, size_of::<Segment<B, S>>() as u64)
     }
 
     #[cold]
@@ -134,7 +135,7 @@ where
     }
 
     fn expand_once(&self, hash: u64) -> Result<bool> {
-        let linear = self.expansion();
+        let linear = self.map();
         let _one_at_a_time = linear.expanding.lock().unwrap_or_else(PoisonError::into_inner);
         let before = linear.count();
         let after = Linear::<M, F, T>::next(before);
@@ -149,8 +150,8 @@ where
             }
             linear.chained.store(0, Ordering::Relaxed);
             // Not locked: if another thread changes the segment, either answer is good enough.
-            let found = Expansion::<K, M, B, S, N>::holder(linear, self.medium(), hash)?;
-            let holder = self.segment(found.segment())?;
+            let (offset, _) = SegmentMap::<Self>::holder(linear, self.medium(), hash)?;
+            let holder = self.segment(offset)?;
             let hashes = self.all_records(holder).into_iter().map(|record| record.hash);
             if !are_separable(hashes.map(numbers::rank)) {
                 return Ok(false);
@@ -173,7 +174,7 @@ where
     }
 
     fn initialise_some(&self) -> Result<()> {
-        let linear = self.expansion();
+        let linear = self.map();
         // More than an expansion brings into use, so that they do not fall behind.
         let first = linear.initialised.fetch_add(2 * STEP, Ordering::Relaxed);
         let behind = first + 2 * STEP;
@@ -271,7 +272,7 @@ where
     }
 
     fn check_numbers(&self, problems: &mut Vec<String>) {
-        let (m, linear) = (self.medium(), self.expansion());
+        let (m, linear) = (self.medium(), self.map());
         let root = linear.root();
         let count = linear.count();
         if m.load(&root.extent) != Extent(count).encode() {

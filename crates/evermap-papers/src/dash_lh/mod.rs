@@ -44,10 +44,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use evermap_index::FOUND_LATE;
 use evermap_index::fresh::Fresh;
 use evermap_index::hash::dash::Dash;
-use evermap_index::hash::dash::expansion::{Expansion, Found};
 use evermap_index::hash::dash::layout::{HashPrefix, Header, SLOTS_MAX, Segment};
-use evermap_index::hash::segmented::apply::Chain;
-use evermap_index::hash::segmented::split::Split;
+use evermap_index::hash::mistakes;
+use evermap_index::hash::segmented::chain::Chain;
+use evermap_index::hash::segmented::map::{SegmentMap, Split};
 use evermap_index::hash::segmented::{Segmented, prefix_at};
 use evermap_index::{Key, Stats, Visitor};
 use evermap_pm::medium::Note;
@@ -80,9 +80,17 @@ pub type DashLh<
     const T: usize = 16,
 > = Dash<K, M, Linear<M, F, T>, B, S, N>;
 
-/// Mistakes of other implementations that tests can enable: see [`Medium::mutant`].
-/// `docs/design/dash-lh.md` describes them.
-pub const MUTANTS: &[&str] = &["DA-1", "DA-2", "DA-6", "DA-8", "DA-9", "DA-10", "DA-11", "DA-14"];
+/// Mistakes of other implementations that tests can enable: see [`mistakes`].
+pub const MUTANTS: &[&str] = &[
+    mistakes::CLEAN_MARK_STAYS,
+    mistakes::GENERATION_UNFLUSHED,
+    mistakes::ROOT_TOO_EARLY,
+    mistakes::LOCKED_BUCKET_READ,
+    mistakes::BOTH_COPIES_KEPT,
+    mistakes::STASH_UNANNOUNCED,
+    mistakes::REMOVAL_UNFLUSHED,
+    mistakes::MISS_UNVERIFIED,
+];
 
 /// The number of segments that come into use together.
 const STEP: u64 = 2;
@@ -115,7 +123,7 @@ pub struct Linear<M: Medium, const F: usize, const T: usize> {
 
 /// The result of a search for a segment.
 #[derive(Clone, Copy)]
-pub struct SearchResult {
+pub struct FoundSegment {
     /// The number of segments in use at the time.
     count: u64,
     /// The number of the segment that serves the hash.
@@ -125,13 +133,6 @@ pub struct SearchResult {
     /// The offset of the segment that holds the records: another one if that segment is not
     /// initialised.
     holder: u64,
-}
-
-impl Found for SearchResult {
-    #[inline(always)]
-    fn segment(&self) -> u64 {
-        self.holder
-    }
 }
 
 impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
@@ -211,19 +212,19 @@ fn prefix_if_initialised<M: Medium>(m: &M, number: u64, offset: u64) -> Option<H
 }
 
 impl<K, M, const B: usize, const S: usize, const N: usize, const F: usize, const T: usize>
-    Expansion<K, M, B, S, N> for Linear<M, F, T>
+    SegmentMap<DashLh<K, M, B, S, N, F, T>> for Linear<M, F, T>
 where
     K: Key,
     M: Medium,
 {
     /// Contains the geometry of the arrays, so that indexes with different geometries are of
     /// different kinds.
-    const NAME: [u8; 8] = [b'D', b'A', b'S', b'H', b'L', b'H', F as u8, T as u8];
+    const NAME: [u8; 4] = [b'L', b'H', F as u8, T as u8];
     const ROOT_BYTES: u64 = size_of::<Root>() as u64;
     const SEGMENTS_ARE_BLOCKS: bool = false;
     const CHAIN: Chain = Chain::Fill;
 
-    type Found<'a> = SearchResult;
+    type Found<'a> = FoundSegment;
 
     fn rank(hash: u64) -> u64 {
         numbers::rank(hash)
@@ -288,15 +289,15 @@ where
     }
 
     #[inline(always)]
-    fn find<'a>(&'a self, _m: &'a M, hash: u64) -> Result<SearchResult> {
+    fn find<'a>(&'a self, _m: &'a M, hash: u64) -> Result<(u64, FoundSegment)> {
         let count = self.count();
         let number = numbers::number_of(hash, count);
         let target = self.place(number, size_of::<Segment<B, S>>() as u64);
-        Ok(SearchResult { count, number, target, holder: target })
+        Ok((target, FoundSegment { count, number, target, holder: target }))
     }
 
     #[cold]
-    fn holder<'a>(&'a self, m: &'a M, hash: u64) -> Result<SearchResult> {
+    fn holder<'a>(&'a self, m: &'a M, hash: u64) -> Result<(u64, FoundSegment)> {
         // A segment can be split during the search, once for each number bit.
         const MANY: usize = 100;
         let bytes = size_of::<Segment<B, S>>() as u64;
@@ -311,7 +312,7 @@ where
                     // If the segment was split since the count was read, `is_current` returns
                     // `false`.
                     Some(prefix) if at == number || prefix.covers(numbers::rank(hash)) => {
-                        return Ok(SearchResult { count, number, target, holder });
+                        return Ok((holder, FoundSegment { count, number, target, holder }));
                     }
                     // These records were moved to another segment, which is initialised by now:
                     // search again.
@@ -325,7 +326,7 @@ where
     }
 
     #[inline(always)]
-    fn is_current(&self, m: &M, hash: u64, found: &SearchResult) -> bool {
+    fn is_current(&self, m: &M, hash: u64, found: &FoundSegment) -> bool {
         let count = self.count();
         (count == found.count || numbers::number_of(hash, count) == found.number)
             && (found.holder == found.target
@@ -343,10 +344,10 @@ where
     fn prepare(
         dash: &DashLh<K, M, B, S, N, F, T>,
         _offset: u64,
-        hash: u64,
+        rank: u64,
         guard: &Guard<'_>,
     ) -> Result<bool> {
-        let number = numbers::number_of(hash, dash.expansion().count());
+        let number = numbers::number_of(numbers::unrank(rank), dash.map().count());
         match dash.initialise(number, guard) {
             Ok(()) => Ok(true),
             Err(error) if error.is_no_space() => Ok(false),
@@ -362,7 +363,7 @@ where
         segment: &Segment<B, S>,
         mut prefix: HashPrefix,
     ) -> Result<Option<HashPrefix>> {
-        let (m, count) = (dash.medium(), dash.expansion().count());
+        let (m, count) = (dash.medium(), dash.map().count());
         let number = numbers::number_of_prefix(prefix);
         if number >= count || dash.place(number) != offset {
             return Err(Error::damaged(offset, "a segment does not serve the hash that led to it"));
@@ -384,15 +385,15 @@ where
     fn split(
         _dash: &DashLh<K, M, B, S, N, F, T>,
         _segment: &Segment<B, S>,
-        _hash: u64,
+        _rank: u64,
         _guard: &Guard<'_>,
     ) -> Result<Split> {
         // Segments are split in a fixed order, which does not depend on which one is full.
         Ok(Split::Refused)
     }
 
-    fn lengthened(dash: &DashLh<K, M, B, S, N, F, T>, hash: u64) -> Result<()> {
-        match dash.expand(hash) {
+    fn lengthened(dash: &DashLh<K, M, B, S, N, F, T>, rank: u64) -> Result<()> {
+        match dash.expand(numbers::unrank(rank)) {
             // Not an error: the record that made the chain longer is stored already.
             Err(error) if error.is_no_space() => Ok(()),
             expanded => expanded,
@@ -404,17 +405,8 @@ where
         let _ = self.chained.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
     }
 
-    fn emptied(
-        _dash: &DashLh<K, M, B, S, N, F, T>,
-        _segment: &Segment<B, S>,
-        _hash: u64,
-        _guard: &Guard<'_>,
-    ) -> Result<()> {
-        Ok(())
-    }
-
     fn make_all_stale(dash: &DashLh<K, M, B, S, N, F, T>) -> Result<()> {
-        for number in 0..dash.expansion().count() {
+        for number in 0..dash.map().count() {
             dash.make_stale(dash.segment(dash.place(number))?);
         }
         Ok(())
@@ -429,11 +421,9 @@ where
         }
     }
 
-    fn visited(&self, _segments: u64) {}
-
     /// Counts the capacity of all arrays, as the paper's evaluation does, not only of the segments
     /// in use.
-    fn complete(&self, _initialised: u64, stats: &mut Stats) {
+    fn complete_stats(&self, _initialised: u64, stats: &mut Stats) {
         let there = self.arrays.iter().filter(|array| array.load(Ordering::Acquire) != 0).count();
         let segments = numbers::segments_in(there, F as u64, T as u64);
         stats.depth = self.count().ilog2();

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use evermap_index::hash::dash::Config;
 use evermap_index::hash::dash::layout::{Bucket, Header, Segment, Version};
 use evermap_index::hash::hash_prefix::HashPrefix;
+use evermap_index::hash::segmented::core::HasCore;
 use evermap_index::hash::segmented::{SegmentHeader, Segmented, chain};
 use evermap_index::testkit::{Coarse, beside_readers};
 use evermap_index::{Index, Persistent, Visitor};
@@ -117,8 +118,8 @@ fn p12_no_search_uses_an_extent_that_is_not_durable() {
     let look = move || {
         let Some(index) = watched.upgrade() else { return };
         let mut seen = seen.lock().unwrap();
-        let stored = Extent::decode(index.medium().load(&index.expansion().root().extent)).unwrap();
-        let led_by = index.expansion().count();
+        let stored = Extent::decode(index.medium().load(&index.map().root().extent)).unwrap();
+        let led_by = index.map().count();
         assert!(led_by <= seen.0, "searches go by {led_by} segments, {} are durable", seen.0);
         seen.1 += u32::from(stored.0 > seen.0);
         // What is stored now is durable after this fence.
@@ -129,7 +130,7 @@ fn p12_no_search_uses_an_extent_that_is_not_durable() {
         index.insert(key, key + 1, &pool.pin()).unwrap();
     }
     let (durable, times) = *expansions.lock().unwrap();
-    assert!(durable == index.expansion().count() && times > 5, "{times} expansions");
+    assert!(durable == index.map().count() && times > 5, "{times} expansions");
 }
 
 /// P13: a persistent mark for "being allocated" would make all threads wait after a crash. After
@@ -146,7 +147,7 @@ fn p13_a_crash_leaves_no_array_half_allocated() {
     }
     let mut spare = 0;
     crash_everywhere(Model::Adr, 120, |index, acknowledged| {
-        let (pool, linear) = (index.pool(), index.expansion());
+        let (pool, linear) = (index.pool(), index.map());
         let in_use = Linear::<Sim, 2, 2>::arrays_for(linear.count());
         for number in 0..ARRAYS {
             let word = pool.medium().load(&linear.root().arrays[number]);
@@ -179,7 +180,7 @@ fn p14_an_interrupted_split_is_forgotten_or_finished() {
         crash_everywhere(model, 60, |index, acknowledged| {
             let m = index.medium();
             let prefix = |number| prefix_if_initialised(m, number, index.place(number));
-            for number in 1..index.expansion().count() {
+            for number in 1..index.map().count() {
                 let origin = prefix(numbers::origin(number));
                 let given = origin.is_some_and(|it| it.depth >= numbers::least_depth(number));
                 unfinished += u32::from(prefix(number).is_some() && !given);
@@ -221,7 +222,7 @@ fn p14_what_was_in_the_space_before_does_not_matter() {
             assert_eq!(index.check(), Vec::<String>::new());
         });
         all_there(&index, 40);
-        assert!(index.expansion().count() > 2);
+        assert!(index.map().count() > 2);
         assert_eq!(index.check(), Vec::<String>::new());
     }
 }
@@ -360,7 +361,7 @@ fn p25_threads_expand_together() {
     });
     all_there(&index, KEYS);
     assert_eq!(index.check(), Vec::<String>::new());
-    let linear = index.expansion();
+    let linear = index.map();
     let there = linear.arrays.iter().filter(|array| array.load(Acquire) != 0).count();
     assert!(there > 8, "{there} arrays");
     // Each group has one size: no array was allocated without being used.
@@ -388,7 +389,7 @@ fn lookups_find_what_is_still_at_the_origin() {
     let pool = pool_in(sim.clone());
     let index = tiny(&pool);
     let waiting = |index: &TinyLh<u64, Sim>| {
-        let count = index.expansion().count();
+        let count = index.map().count();
         let is_waiting = |&number: &u64| {
             prefix_if_initialised(index.medium(), number, index.place(number)).is_none()
         };
@@ -430,7 +431,7 @@ fn changes_go_on_where_there_is_no_room_to_split() {
     let odd = 1 << 24 | 1;
     let mut keys = equal_hashes(odd, 0..1000);
     let mut there = Vec::new();
-    while index.expansion().count() == 1 {
+    while index.map().count() == 1 {
         let key = keys.next().unwrap();
         index.insert(key, key, &pool.pin()).unwrap();
         there.push(key);

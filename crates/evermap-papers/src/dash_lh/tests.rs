@@ -7,6 +7,7 @@ use evermap_index::Index;
 use evermap_index::hash::dash::Config;
 use evermap_index::hash::dash::bucket::{Record, meta_of, place};
 use evermap_index::hash::dash::layout::{Bucket, HashPrefix, Header, Meta, Segment};
+use evermap_index::hash::segmented::core::HasCore;
 use evermap_index::hash::segmented::{SegmentHeader, Segmented};
 use evermap_index::testkit::crash_states::{
     Number, are_kept, created, for_each_image, is_durable_once_served, look_up_after_death, record,
@@ -40,7 +41,7 @@ fn segment<K: Number>(index: &TinyLh<K, Sim>, number: u64) -> &Segment<4, 2> {
 
 /// Expands until the next segments are in an array that exists already.
 fn expand_to_reserved<K: Number>(index: &TinyLh<K, Sim>) -> u64 {
-    let linear = index.expansion();
+    let linear = index.map();
     loop {
         let next = linear.count();
         let last = Linear::<Sim, 2, 2>::next(next) - 1;
@@ -68,7 +69,7 @@ fn a_segment_comes_into_use_without_a_prefix() {
     sim.store(&header.prefix, before.encode());
     assert!(prefix_if_initialised(&sim, next, index.place(next)).is_some());
     record(&sim, || index.expand(0).unwrap());
-    assert!(index.expansion().count() > next);
+    assert!(index.map().count() > next);
     let extent = sim.offset_of(&sim.at::<Root>(index.core().root).unwrap().extent);
     let prefix = sim.offset_of(&header.prefix);
     for_each_image(&sim, false, |image| {

@@ -4,6 +4,8 @@ use evermap_index::hash::segmented::{SegmentHeader, SegmentLayout, chain};
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, pod};
 
+/// The bits of a word that are an offset: in a directory entry, and in [`Link::next`].
+pub use evermap_index::hash::directory::OFFSET;
 pub use evermap_index::hash::segmented::extendible::Root;
 
 pod! {
@@ -199,10 +201,6 @@ pod! {
         reserved: PmU64,
     }
 }
-
-/// The bits of a word that are an offset: in [`Link::next`], and in a directory entry, whose upper
-/// bits are the generation tag.
-pub const OFFSET: u64 = (1 << 48) - 1;
 
 /// Returns the valid slots of a link, as a bit set.
 #[inline(always)]

@@ -31,30 +31,26 @@
 //!
 //! The code that the line hash shares with other indexes made of segments is in `hash/segmented`.
 
-use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use evermap_index::fresh::Fresh;
 use evermap_index::hash::hash_prefix::HashPrefix;
 use evermap_index::hash::segmented::apply::{
-    self, BucketLocked, Chain, HeldBucket, Home, LockingHome, MakeRoom, Operation, Place, Room,
-    apply_slow, apply_to,
+    self, BucketLocked, FreeSlot, HeldBucket, Home, LockingHome, Operation, apply_slow, apply_to,
 };
-use evermap_index::hash::segmented::check::check_directory;
-use evermap_index::hash::segmented::core::Core;
+use evermap_index::hash::segmented::chain::Chain;
+use evermap_index::hash::segmented::core::{Core, HasCore};
 use evermap_index::hash::segmented::extendible::Extendible;
 use evermap_index::hash::segmented::index::SegmentedIndex;
-use evermap_index::hash::segmented::merge::{merge_if_sparse, split_in_proportion};
-use evermap_index::hash::segmented::split::Split;
+use evermap_index::hash::segmented::split::Directed;
 use evermap_index::hash::segmented::waiting::Waiting;
-use evermap_index::hash::segmented::{self, Segmented, chain};
-use evermap_index::index::{Action, BATCH_KEYS, Change, MutateMode, Stats, Visitor};
+use evermap_index::hash::segmented::{Segmented, chain};
+use evermap_index::index::{Action, BATCH_KEYS, Change, MutateMode};
 use evermap_index::key::Quotient;
 use evermap_index::record;
-use evermap_pm::{Error, Guard, Medium, Pool, Result};
+use evermap_pm::{Guard, Medium, Pool, Result};
 
 mod bucket;
 mod check;
@@ -68,8 +64,8 @@ mod structure;
 mod tests;
 
 use bucket::{Held, Probe, Record, find, free_slot, keys_of, matching, try_lock, valid};
-use layout::{Geometry, LINK_SLOTS, Line, Link, OFFSET, Root, Segment};
-use segment::{Locks, Look, Spot};
+use layout::{Geometry, LINK_SLOTS, Line, Link, OFFSET, Segment};
+use segment::{Locks, SearchResult, Spot};
 
 /// The options of a new index.
 #[derive(Clone, Copy, Debug, Default)]
@@ -86,7 +82,7 @@ pub struct Config {
 /// record does not determine in small segments: see [`Tiny`], which is for tests.
 pub struct LineHash<K: Quotient, M: Medium, const L: usize = 256, const N: usize = 4> {
     core: Core<M>,
-    expansion: Extendible<M>,
+    map: Extendible<M>,
     /// The upper bits of directory entries whose segments this opener has recovered.
     generation_tag: u64,
     keys: PhantomData<fn(K) -> K>,
@@ -106,16 +102,6 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         &self.core.pool
     }
 
-    fn assemble(pool: Arc<Pool<M>>, root: u64, expansion: Extendible<M>) -> Self {
-        let generation_tag = Self::generation_tag_of(&pool);
-        LineHash { core: Core::new(pool, root), expansion, generation_tag, keys: PhantomData }
-    }
-
-    /// Returns the low bits of the opener's generation, at their position in directory entries.
-    fn generation_tag_of(pool: &Pool<M>) -> u64 {
-        pool.generation() << OFFSET.count_ones()
-    }
-
     /// Returns the segment that a directory entry refers to. Returns `None` if this opener has not
     /// recovered it.
     #[inline(always)]
@@ -132,35 +118,24 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         m.at((entry ^ self.generation_tag).wrapping_add(line as u64))
     }
 
-    /// Recovers the segment that an entry refers to, for which [`fresh`](Self::fresh) returned
-    /// `None`.
-    ///
-    /// # Errors
-    /// `Damaged` if the entry refers to no segment.
-    #[cold]
-    fn refresh(&self, entry: u64, waiting: &mut Waiting) -> Result<()> {
-        if (entry ^ self.generation_tag) & !OFFSET == 0 {
-            return Err(segmented::no_segment(entry & OFFSET));
-        }
-        waiting.recover(self, entry & OFFSET)
-    }
-
     /// Returns the offset of the segment that serves an image.
     fn locate(&self, image: u64) -> u64 {
-        self.expansion.directory.locate(image) & OFFSET
+        self.map.directory.locate(image) & OFFSET
     }
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let m = self.medium();
-        let found = self.expansion.directory.find(probe.image);
+        let found = self.map.directory.find(probe.image);
         if let Some(home) = self.home_in(m, found.segment, probe.image) {
             match segment::look_in_line::<K, M, L, N>(m, home, probe) {
                 // No need to check the directory again: a record that was moved to another segment
                 // is removed before its line is released.
-                Look::Found(word) => return Ok(Some(word)),
+                SearchResult::Found(word) => return Ok(Some(word)),
                 // The segment may have been split between reading the directory and the line.
-                Look::Absent if self.expansion.directory.is_current(m, &found) => return Ok(None),
+                SearchResult::Absent if self.map.directory.is_current(m, &found) => {
+                    return Ok(None);
+                }
                 _ => {}
             }
         }
@@ -174,16 +149,18 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let (m, probe) = (self.medium(), Probe { key, image });
         let mut waiting = Waiting::default();
         loop {
-            let found = self.expansion.directory.find(image);
+            let found = self.map.directory.find(image);
             let Some(segment) = self.fresh(found.segment) else {
-                self.refresh(found.segment, &mut waiting)?;
+                waiting.recover(self, found.segment & OFFSET)?;
                 continue;
             };
             match self.look(segment, &probe) {
-                Look::Found(word) => return Ok(Some(word)),
-                Look::Absent if self.expansion.directory.is_current(m, &found) => return Ok(None),
-                Look::Absent => {}
-                Look::Unsure | Look::Again => waiting.wait(self, segment)?,
+                SearchResult::Found(word) => return Ok(Some(word)),
+                SearchResult::Absent if self.map.directory.is_current(m, &found) => {
+                    return Ok(None);
+                }
+                SearchResult::Absent => {}
+                SearchResult::Unsure | SearchResult::Again => waiting.wait(self, segment)?,
             }
         }
     }
@@ -204,11 +181,11 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             }
         }
         match segment::look_in_line::<K, M, L, N>(m, home, probe) {
-            Look::Found(word) => Ok(Some(Some(word))),
-            Look::Absent if self.expansion.directory.find(probe.image).segment == entry => {
+            SearchResult::Found(word) => Ok(Some(Some(word))),
+            SearchResult::Absent if self.map.directory.find(probe.image).segment == entry => {
                 Ok(Some(None))
             }
-            Look::Unsure => {
+            SearchResult::Unsure => {
                 let other = Geometry::<L, N>::other_of(probe.image) as u64;
                 m.prefetch((entry & OFFSET) + (other + 1) * evermap_pm::medium::LINE);
                 Ok(None)
@@ -224,9 +201,6 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
     type Spot<'a> = Spot<'a>;
     type Locks<'a> = Locks<'a>;
 
-    const CHAIN: Chain = Chain::Avoid;
-    const LINKS_OF_SEGMENT: usize = (L * N).div_ceil(LINK_SLOTS);
-
     fn rank(probe: &Probe<'_, K>) -> u64 {
         probe.image
     }
@@ -239,9 +213,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         _at_holder: bool,
     ) -> Result<LockingHome<'_, Self>> {
         let (m, image) = (self.medium(), probe.image);
-        let found = self.expansion.directory.find(image);
+        let found = self.map.directory.find(image);
         let Some(segment) = self.fresh(found.segment) else {
-            return Ok(LockingHome::Stale(found.segment));
+            return Ok(LockingHome::Stale(found.segment & OFFSET));
         };
         if mode == MutateMode::MayInsert {
             // One insert in four finds its home line full. Prefetched before locking: no later load
@@ -250,7 +224,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         }
         match try_lock(m, &segment.lines[Geometry::<L, N>::home(image)]) {
             // While one of its lines is locked, a segment is neither split nor merged.
-            Some(held) if self.expansion.directory.is_current(m, &found) => {
+            Some(held) if self.map.directory.is_current(m, &found) => {
                 Ok(LockingHome::Held(Home { segment, held }))
             }
             Some(held) => {
@@ -259,17 +233,6 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
             }
             None => Ok(LockingHome::Busy(segment)),
         }
-    }
-
-    fn make_usable(
-        &self,
-        entry: u64,
-        at_holder: bool,
-        _operation: Operation<'_, Probe<'_, K>>,
-        waiting: &mut Waiting,
-    ) -> Result<bool> {
-        self.refresh(entry, waiting)?;
-        Ok(at_holder)
     }
 
     #[inline(always)]
@@ -284,8 +247,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         let keys = keys_of(m, line);
         let tag = Geometry::<L, N>::tag(probe.image);
         if let Some((slot, word)) = find::<K, M, L, N>(m, line, matching(&keys, tag, 0), probe) {
-            let place = Place { word, spot: Spot::Home(line, slot) };
-            return apply_to(self, &place, Locks::default(), home, operation, decide);
+            let spot = Spot::Home(line, slot);
+            return apply_to(self, (&spot, word), Locks::default(), home, operation, decide);
         }
         // No thread moves records of this line while it is locked, so other lines need not be
         // locked.
@@ -314,12 +277,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         &'a self,
         home: &Home<'a, Self>,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<Spot<'a>>> {
+    ) -> Option<(Spot<'a>, u64)> {
         let (m, line) = (self.medium(), home.held.line);
         let keys = keys_of(m, line);
         let matching = matching(&keys, Geometry::<L, N>::tag(probe.image), 0);
         match find::<K, M, L, N>(m, line, matching, probe) {
-            Some((slot, word)) => Some(Place { word, spot: Spot::Home(line, slot) }),
+            Some((slot, word)) => Some((Spot::Home(line, slot), word)),
             None => self.find_elsewhere(home.segment, keys[2], probe),
         }
     }
@@ -355,16 +318,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         valid(&keys) == 0 && (L < 64 || (keys[0] & layout::VERSION_LOW).is_multiple_of(ONE_IN))
     }
 
-    fn emptied(&self, segment: &Segment<L>, operation: Operation<'_, Probe<'_, K>>) -> Result<()> {
-        merge_if_sparse(self, segment, operation.probe.image, operation.guard)
-    }
-
-    fn make_room<'a>(
+    fn find_free_slot<'a>(
         &'a self,
         home: &mut Home<'a, Self>,
         probe: &Probe<'_, K>,
         chain: &mut Chain,
-    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
+    ) -> Result<FreeSlot<Spot<'a>, Locks<'a>>> {
         self.find_room(home.segment, probe.image, chain)
     }
 
@@ -372,25 +331,18 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
     fn fill(
         &self,
         home: &mut Home<'_, Self>,
-        room: &Room<Spot<'_>, Locks<'_>>,
+        spot: &Spot<'_>,
+        locks: &Locks<'_>,
         probe: &Probe<'_, K>,
         word: Option<u64>,
     ) {
         match word {
             Some(word) => {
-                self.place_in(home.held.line, room.spot, Record { image: probe.image, word });
+                self.place_in(home.held.line, *spot, Record { image: probe.image, word });
             }
-            None if room.locks.displaced() => self.settle_displacement(room.spot),
+            None if locks.displaced() => self.settle_displacement(*spot),
             None => {}
         }
-    }
-
-    fn make_room_by_split(
-        &self,
-        segment: &Segment<L>,
-        operation: Operation<'_, Probe<'_, K>>,
-    ) -> Result<Split> {
-        split_in_proportion(self, segment, operation.probe.image, operation.guard)
     }
 
     fn allocate_link(&self) -> Result<u64> {
@@ -398,29 +350,38 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
     }
 }
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> Segmented for LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> HasCore for LineHash<K, M, L, N> {
     type Medium = M;
-    type Segment = Segment<L>;
-    type Locked<'a> = &'a Segment<L>;
 
     #[inline(always)]
     fn core(&self) -> &Core<M> {
         &self.core
     }
+}
 
-    fn depth(&self) -> u32 {
-        self.expansion.directory.depth()
+impl<K: Quotient, M: Medium, const L: usize, const N: usize> Segmented for LineHash<K, M, L, N> {
+    type Map = Extendible<M>;
+    type Segment = Segment<L>;
+    type Locked<'a> = &'a Segment<L>;
+
+    const SLOTS: usize = L * N;
+    const LINK: (usize, u64) = (LINK_SLOTS, size_of::<Link>() as u64);
+
+    #[inline(always)]
+    fn map(&self) -> &Extendible<M> {
+        &self.map
     }
 
-    fn lock_holder(&self, image: u64) -> Result<Option<&Segment<L>>> {
+    fn lock_whole(&self, offset: u64, image: u64) -> Result<Option<&Segment<L>>> {
         let mut waiting = Waiting::default();
         loop {
-            let entry = self.expansion.directory.locate(image);
+            let entry = self.map.directory.locate(image);
+            if entry & OFFSET != offset {
+                return Ok(None);
+            }
             match self.fresh(entry) {
-                Some(segment) => {
-                    return Ok(self.lock_all(segment, image)?.then_some(segment));
-                }
-                None => self.refresh(entry, &mut waiting)?,
+                Some(segment) => return Ok(self.lock_all(segment, image)?.then_some(segment)),
+                None => waiting.recover(self, offset)?,
             }
         }
     }
@@ -434,14 +395,6 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Segmented for LineH
 
     fn unlock_unchanged(&self, segment: &Segment<L>) {
         self.unlock_lines(&segment.lines);
-    }
-
-    fn recover(&self, offset: u64) -> Result<()> {
-        segmented::recover::recover(self, offset)
-    }
-
-    fn segments(&self) -> u64 {
-        self.expansion.segments()
     }
 
     fn pairs_within(
@@ -465,27 +418,22 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Segmented for LineH
         chain::blocks::<Link, M>(self.medium(), &segment.header.chain)
     }
 
-    fn visit_structure(&self, visitor: &mut dyn Visitor) {
-        visitor.block(self.expansion.directory.block());
-    }
-
-    fn visited(&self, segments: u64) {
-        self.expansion.count_all(segments);
-    }
-
-    fn complete_stats(&self, segments: u64, links: u64, stats: &mut Stats) {
-        stats.capacity = links * LINK_SLOTS as u64;
-        stats.pm_bytes = links * size_of::<Link>() as u64;
-        let segment = ((L * N) as u64, size_of::<Segment<L>>() as u64);
-        self.expansion.complete_stats(segments, segment, stats);
-    }
-
     fn check_segment(&self, segment: &Segment<L>, prefix: HashPrefix, problems: &mut Vec<String>) {
         self.check_contents(segment, prefix, problems);
     }
 
-    fn check_structure(&self, found: &HashMap<u64, HashPrefix>, problems: &mut Vec<String>) {
-        check_directory(self, found, problems);
+    fn make_stale(&self, segment: &Segment<L>) {
+        self.medium().store_transient(&segment.header.generation, !self.core.generation);
+    }
+
+    /// Also makes them durable.
+    fn finish_contents(&self, segment: &Segment<L>, prefix: HashPrefix) {
+        self.rebuild(segment, prefix);
+        self.medium().store_transient(&segment.header.generation, self.core.generation);
+    }
+
+    fn admit(&self, offset: u64) -> Result<()> {
+        self.store_generation(offset)
     }
 }
 
@@ -500,29 +448,19 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
         u64::from_le_bytes(*b"LINEH\0\0\0") ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
     }
 
-    fn allocate(pool: Arc<Pool<M>>, config: Config) -> Result<(Self, Vec<u64>)> {
-        let depth = config.initial_depth.max(Geometry::<L, N>::DEPTH_MIN);
-        let bytes = size_of::<Segment<L>>() as u64;
-        let generation_tag = Self::generation_tag_of(&pool);
-        let mut fresh = Fresh::new(&pool);
-        let block = fresh.allocate(size_of::<Root>() as u64)?;
-        let (expansion, segments) = Extendible::create(&pool, block, depth, bytes, generation_tag)?;
-        fresh.keep();
-        Ok((Self::assemble(pool, block, expansion), segments))
+    fn initial_depth(config: &Config) -> Result<u32> {
+        Ok(config.initial_depth.max(Geometry::<L, N>::DEPTH_MIN))
+    }
+
+    fn assemble(core: Core<M>, map: Extendible<M>, _: Option<Config>) -> Result<Self> {
+        let generation_tag = Self::stamp(core.generation);
+        Ok(LineHash { core, map, generation_tag, keys: PhantomData })
     }
 
     fn write_empty(&self, offset: u64, prefix: HashPrefix) -> Result<()> {
         self.build(offset, prefix, &rebuild::SegmentBuffer::empty(), &[])?;
         self.unlock_unchanged(self.segment(offset)?);
         Ok(())
-    }
-
-    fn open_at(pool: Arc<Pool<M>>, block: u64) -> Result<Self> {
-        let expansion = Extendible::open(&pool, block)?;
-        if expansion.directory.depth() < Geometry::<L, N>::DEPTH_MIN {
-            return Err(Error::damaged(block, "the directory is too shallow"));
-        }
-        Ok(Self::assemble(pool, block, expansion))
     }
 
     fn make_all_stale(&self) -> Result<()> {
@@ -542,7 +480,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
         let (mut images, mut entries) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
         for ((&key, image), entry) in keys.iter().zip(&mut images).zip(&mut entries) {
             *image = K::image(key, self.core.seed);
-            *entry = self.expansion.directory.find(*image).segment;
+            *entry = self.map.directory.find(*image).segment;
             // Only a hint: that the segment exists is checked below.
             let line = Geometry::<L, N>::home(*image) as u64;
             m.prefetch((*entry & OFFSET) + (line + 1) * evermap_pm::medium::LINE);

@@ -6,7 +6,8 @@
 //! to validate only the home line's version. A thread that fills or clears a slot also holds the
 //! lock of the slot's line.
 
-use evermap_index::hash::segmented::apply::{Chain, HeldBucket, MakeRoom, OtherLocks, Place, Room};
+use evermap_index::hash::segmented::apply::{FreeSlot, HeldBucket, OtherLocks};
+use evermap_index::hash::segmented::chain::Chain;
 use evermap_index::hash::segmented::waiting::Waiting;
 use evermap_index::hash::segmented::{chain, prefix_of};
 use evermap_index::key::Quotient;
@@ -23,7 +24,7 @@ use super::layout::{
 };
 
 /// The outcome of a search without locks.
-pub(super) enum Look {
+pub(super) enum SearchResult {
     Found(u64),
     Absent,
     /// The home line alone does not decide.
@@ -41,7 +42,7 @@ pub(super) fn look_in_line<K: Quotient, M: Medium, const L: usize, const N: usiz
     m: &M,
     home: &Line,
     probe: &Probe<'_, K>,
-) -> Look {
+) -> SearchResult {
     let seen = m.load_four(&home.keys);
     let tag = Geometry::<L, N>::tag(probe.image);
     let alike = seen.matching_upper((tag >> 32) as u32);
@@ -53,13 +54,13 @@ pub(super) fn look_in_line<K: Quotient, M: Medium, const L: usize, const N: usiz
         let is_it = m.load_relaxed(&home.keys[slot]) ^ (tag | VALID) <= META
             && is_record_of::<K, M, L, N>(m, home, slot, word, probe);
         let sure = is_it && is_unchanged(m, home, &seen);
-        return if sure { Look::Found(word) } else { Look::Unsure };
+        return if sure { SearchResult::Found(word) } else { SearchResult::Unsure };
     }
     if may_be_elsewhere(seen.word::<2>(), tag) {
-        return Look::Unsure;
+        return SearchResult::Unsure;
     }
     // Checked if nothing was found, too: a record may have been moved meanwhile.
-    if is_unchanged(m, home, &seen) { Look::Absent } else { Look::Again }
+    if is_unchanged(m, home, &seen) { SearchResult::Absent } else { SearchResult::Again }
 }
 
 /// Returns whether a record with this tag may be outside of its home line, whose third key word is
@@ -120,7 +121,7 @@ impl OtherLocks for Locks<'_> {
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
     /// Searches for a key in all places, without taking a lock or storing anything.
-    pub(super) fn look(&self, segment: &Segment<L>, probe: &Probe<'_, K>) -> Look {
+    pub(super) fn look(&self, segment: &Segment<L>, probe: &Probe<'_, K>) -> SearchResult {
         let m = self.medium();
         let home = &segment.lines[Geometry::<L, N>::home(probe.image)];
         let seen = m.load_four(&home.keys);
@@ -129,14 +130,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             Some((_, word)) => Some(word),
             None => {
                 let elsewhere = self.find_elsewhere(segment, seen.word::<2>(), probe);
-                elsewhere.map(|place| place.word)
+                elsewhere.map(|(_, word)| word)
             }
         };
         match found {
-            _ if !is_unchanged(m, home, &seen) => Look::Again,
-            Some(word) => Look::Found(word),
+            _ if !is_unchanged(m, home, &seen) => SearchResult::Again,
+            Some(word) => SearchResult::Found(word),
             // Checked if nothing was found, too: a record may have been moved meanwhile.
-            None => Look::Absent,
+            None => SearchResult::Absent,
         }
     }
 
@@ -148,14 +149,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         segment: &'a Segment<L>,
         key: u64,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<Spot<'a>>> {
+    ) -> Option<(Spot<'a>, u64)> {
         let m = self.medium();
         let tag = Geometry::<L, N>::tag(probe.image);
         if key & filter_bit(tag) != 0 {
             let line = &segment.lines[Geometry::<L, N>::other_of(probe.image)];
             let matching = matching_seen(&m.load_four(&line.keys), tag, FOREIGN);
             if let Some((slot, word)) = find::<K, M, L, N>(m, line, matching, probe) {
-                return Some(Place { word, spot: Spot::Away(line, slot) });
+                return Some((Spot::Away(line, slot), word));
             }
         }
         if key & CHAINED == CHAINED { self.find_in_chain(segment, probe) } else { None }
@@ -166,12 +167,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         &'a self,
         segment: &'a Segment<L>,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<Spot<'a>>> {
+    ) -> Option<(Spot<'a>, u64)> {
         let m = self.medium();
         chain::links(m, &segment.header.chain).find_map(|link: &Link| {
             self.records_in(link).find_map(|(slot, record)| {
                 let is_it = record.image == probe.image && K::matches(m, record.word, probe.key);
-                is_it.then_some(Place { word: record.word, spot: Spot::Chain(link, slot) })
+                is_it.then_some((Spot::Chain(link, slot), record.word))
             })
         })
     }
@@ -260,36 +261,36 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         segment: &'a Segment<L>,
         image: u64,
         chain: &mut Chain,
-    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
+    ) -> Result<FreeSlot<Spot<'a>, Locks<'a>>> {
         let m = self.medium();
         let (at, beside) = (Geometry::<L, N>::home(image), Geometry::<L, N>::other_of(image));
         let (home, other) = (&segment.lines[at], &segment.lines[beside]);
-        let Some(held) = try_lock(m, other) else { return Ok(MakeRoom::Busy) };
+        let Some(held) = try_lock(m, other) else { return Ok(FreeSlot::Busy) };
         let mut locks = Locks { other: Some(held), ..Locks::default() };
         let keys = keys_of(m, home);
         // The caller has locked the home line, but may not have searched it for a free slot.
         if let Some(slot) = free_slot::<N>(&keys) {
-            return Ok(MakeRoom::Room(Room { spot: Spot::Home(home, slot), locks }));
+            return Ok(FreeSlot::Free(Spot::Home(home, slot), locks));
         }
         if let Some(slot) = free_slot::<N>(&keys_of(m, other)) {
-            return Ok(MakeRoom::Room(Room { spot: Spot::Away(other, slot), locks }));
+            return Ok(FreeSlot::Free(Spot::Away(other, slot), locks));
         }
         if let Some((slot, beyond)) = self.displace(segment, at) {
             locks.beyond = Some(beyond);
-            return Ok(MakeRoom::Room(Room { spot: Spot::Home(home, slot), locks }));
+            return Ok(FreeSlot::Free(Spot::Home(home, slot), locks));
         }
         if let Some((slot, beyond)) = self.displace(segment, beside) {
             locks.beyond = Some(beyond);
-            return Ok(MakeRoom::Room(Room { spot: Spot::Away(other, slot), locks }));
+            return Ok(FreeSlot::Free(Spot::Away(other, slot), locks));
         }
         if *chain != Chain::Avoid {
             locks.chain = Some(self.lock_chain(segment)?);
             if let Some((link, slot)) = self.room_in_chain(segment, chain) {
-                return Ok(MakeRoom::Room(Room { spot: Spot::Chain(link, slot), locks }));
+                return Ok(FreeSlot::Free(Spot::Chain(link, slot), locks));
             }
         }
         locks.release(m, false);
-        Ok(MakeRoom::Full)
+        Ok(FreeSlot::Full)
     }
 
     /// Frees a slot of the full, locked line `at` by moving a record to its second line. Returns

@@ -1,18 +1,16 @@
 //! The steps of splits, merges and recovery that are specific to segments of a line hash.
 //! `hash/segmented` has the steps that all indexes with a directory share.
 
-use evermap_index::hash::directory::Directory;
 use evermap_index::hash::hash_prefix::are_separable;
-use evermap_index::hash::segmented::extendible::Extendible;
-use evermap_index::hash::segmented::merge::Merging;
-use evermap_index::hash::segmented::split::{Directed, Split};
+use evermap_index::hash::segmented::map::Split;
+use evermap_index::hash::segmented::split::Directed;
 use evermap_index::hash::segmented::{Segmented, chain};
 use evermap_index::key::Quotient;
 use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Result};
 
 use super::bucket::{Record, keys_of, valid};
-use super::layout::{Geometry, Link, OFFSET, Segment};
+use super::layout::{Geometry, Link, Segment};
 use super::rebuild::SegmentBuffer;
 use super::{HashPrefix, LineHash};
 
@@ -20,7 +18,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// The number of records in a segment and its chain below which it is not split. If two of its
     /// lines are full while the others are nearly empty, the images are not random. Without this
     /// bound, keys whose images have equal low bits would need a segment for every few keys.
-    const SPLIT_FROM: usize = L * N / 4;
+    const SPLIT_FROM: usize = Self::SLOTS / 4;
+
+    /// The greatest number of records that two siblings may hold together to be merged.
+    const MERGED_MAX: usize = Self::SLOTS / 4;
 }
 
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHash<K, M, L, N> {
@@ -29,31 +30,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
     type Rebuilt<'a> = ();
 
     const MERGES: bool = true;
-
-    #[inline(always)]
-    fn directory(&self) -> &Directory<M> {
-        &self.expansion.directory
-    }
-
-    #[inline(always)]
-    fn entry_for(&self, offset: u64) -> u64 {
-        offset | self.generation_tag
-    }
-
-    #[inline(always)]
-    fn offset_in(entry: u64) -> u64 {
-        entry & OFFSET
-    }
-
-    fn count_split(&self) {
-        self.core.count_split();
-        self.expansion.count_split();
-    }
-
-    fn lock_whole(&self, offset: u64, image: u64) -> Result<Option<&Segment<L>>> {
-        let segment = self.segment(offset)?;
-        Ok(self.lock_all(segment, image)?.then_some(segment))
-    }
+    const ENTRIES_ARE_STAMPED: bool = true;
+    const DEPTH_MIN: u32 = Geometry::<L, N>::DEPTH_MIN;
+    const FREE_DIRECTORY: u64 = if L < 64 { 256 } else { 1 << 20 };
 
     fn divide(
         &self,
@@ -89,10 +68,6 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
         self.build_half(block, upper, &mut halves[1], &chained)
     }
 
-    fn free_unpublished(&self, segment: &Segment<L>) {
-        chain::free_unpublished::<Link, M>(&self.core.pool, &segment.header.chain);
-    }
-
     fn settle_lower<'a>(
         &'a self,
         segment: &'a Segment<L>,
@@ -119,25 +94,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
         // Made durable with the rest of the segment, before any record is dropped from it.
         self.medium().store(&segment.header.prefix, prefix.encode());
     }
-}
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> Merging for LineHash<K, M, L, N> {
-    /// A quarter of one segment.
-    const MERGE_BELOW: usize = L * N / 4;
-    const DEPTH_MIN: u32 = Geometry::<L, N>::DEPTH_MIN;
-    const FREE_DIRECTORY: u64 = if L < 64 { 256 } else { 1 << 20 };
-
-    fn extendible(&self) -> &Extendible<M> {
-        &self.expansion
-    }
-
-    fn segment_for(&self, entry: u64) -> Result<Option<&Segment<L>>> {
-        Ok(self.fresh(entry))
-    }
-
-    fn count(&self, segment: &Segment<L>) -> usize {
+    fn are_sparse(&self, siblings: [&Segment<L>; 2]) -> bool {
         let m = self.medium();
-        segment.lines.iter().map(|line| valid(&keys_of(m, line)).count_ones() as usize).sum()
+        let lines = siblings.iter().flat_map(|segment| &segment.lines);
+        let records: usize = lines.map(|line| valid(&keys_of(m, line)).count_ones() as usize).sum();
+        records <= Self::MERGED_MAX
     }
 
     fn build_merged(
@@ -149,23 +111,20 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Merging for LineHas
         let records: Vec<_> =
             siblings.iter().flat_map(|segment| self.all_records(segment)).collect();
         let mut buffer = SegmentBuffer::empty();
-        let fits = records.len() <= Self::MERGE_BELOW
+        let fits = records.len() <= Self::MERGED_MAX
             && records.iter().all(|&record| buffer.put_anywhere(record));
         fits.then(|| self.build(block, parent, &buffer, &[]).ok()).flatten()
     }
 
     fn publish_merged(&self, parent: HashPrefix, entry: u64) {
-        let (m, latch) = (self.medium(), self.directory().share());
-        self.directory().point(parent.half(1), entry, &latch);
-        self.directory().point(parent, entry, &latch);
+        let (m, directory) = (self.medium(), &self.map.directory);
+        let latch = directory.share();
+        directory.point(parent.half(1), entry, &latch);
+        directory.point(parent, entry, &latch);
         m.note(Note::Harmless(
             "needed once the blocks are reused: \
              `a_merge_is_durable_before_its_halves_are_retired`",
         ));
         m.fence();
-    }
-
-    fn retire_chain(&self, segment: &Segment<L>, guard: &Guard<'_>) {
-        chain::retire::<Link, M>(&self.core.pool, &segment.header.chain, guard);
     }
 }

@@ -129,7 +129,7 @@ fn with_wide_halves() -> (Sim, Arc<Pool<Sim>>, TinyLine, Vec<u64>) {
     for &key in &wide[1..] {
         index.insert(key, key, &pool.pin()).unwrap();
     }
-    assert!(index.expansion.directory.depth() >= 4);
+    assert!(index.map.directory.depth() >= 4);
     assert_eq!(prefix_at::<Header, _>(&sim, index.locate(0)).unwrap().depth, 2);
     (sim, pool, index, wide)
 }
@@ -142,7 +142,7 @@ fn a_merge_is_durable_before_its_halves_are_retired() {
     for &key in &wide {
         record(&sim, || assert!(index.remove(key, &pool.pin()).unwrap().removed()));
         if merges() > 0 {
-            return are_kept(&sim, index.expansion.directory.entries(), !0);
+            return are_kept(&sim, index.map.directory.entries(), !0);
         }
     }
     panic!("nothing was merged");
@@ -173,7 +173,7 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     for half in merged {
         index.recover(half).unwrap();
         // If an entry for other hashes refers to the segment, the directory is damaged.
-        let entry = index.expansion.directory.entries().last().unwrap();
+        let entry = index.map.directory.entries().last().unwrap();
         let right = sim.load(entry);
         sim.store(entry, half);
         assert!(index.recover(half).is_err());
@@ -191,10 +191,9 @@ fn a_split_that_recovery_finds_is_durable_before_it_is_used() {
         let (sim, pool, index, wide) = with_wide_halves();
         let lower = serving(&index, 0);
         let whole = HashPrefix::decode(sim.load(&lower.header.prefix)).unwrap().parent().unwrap();
-        let entries =
-            index.expansion.directory.range(whole.half(1), &index.expansion.directory.share());
+        let entries = index.map.directory.range(whole.half(1), &index.map.directory.share());
         let upper = sim.load(&entries[0]);
-        entries.iter().for_each(|entry| sim.store(entry, index.expansion.directory.locate(0)));
+        entries.iter().for_each(|entry| sim.store(entry, index.map.directory.locate(0)));
         sim.store(&lower.header.prefix, whole.encode());
         sim.checkpoint();
         entries.iter().for_each(|entry| sim.store(entry, upper));

@@ -1,10 +1,11 @@
-//! One bucket: its lock; finding, inserting and removing records. For implementers of an
-//! [`Expansion`](super::expansion::Expansion).
+//! One bucket: its lock; finding, inserting and removing records. For implementers of a
+//! [`SegmentMap`](crate::hash::segmented::map::SegmentMap).
 
 use evermap_pm::Medium;
 use evermap_pm::medium::Note;
 
 use super::layout::{Bucket, HEADER_LINE_SLOTS, Meta, Version};
+use crate::hash::mistakes;
 use crate::hash::probe::Probe;
 use crate::hash::segmented::apply::HeldBucket;
 use crate::{Key, fingerprint};
@@ -164,7 +165,7 @@ pub(super) fn erase<M: Medium>(m: &M, bucket: &Bucket, slot: usize) {
     m.store(&bucket.meta, meta_of(m, bucket).without(slot).0);
     // Durable before the slot is reused: otherwise it could, after a crash, be allocated and
     // contain a new record that was not committed.
-    if !m.mutant("DA-11") {
+    if !m.mutant(mistakes::REMOVAL_UNFLUSHED) {
         m.persist(&bucket.meta);
     }
 }

@@ -2,19 +2,20 @@
 
 use evermap_pm::Medium;
 
+use super::Dash;
 use super::bucket::{Record, fingerprint_of, matching_slots, meta_of};
 use super::layout::{Bucket, HashPrefix, Segment, Version};
-use super::{Dash, Expansion};
 use crate::Key;
 use crate::hash::segmented::chain;
 use crate::hash::segmented::check::SeenRecords;
+use crate::hash::segmented::map::SegmentMap;
 use crate::hash::vacancy::Vacancy;
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
 where
     K: Key,
     M: Medium,
-    E: Expansion<K, M, B, S, N>,
+    E: SegmentMap<Self>,
 {
     /// Describes the violated invariants of a segment with this prefix, which the caller has
     /// locked.

@@ -2,17 +2,18 @@
 
 use evermap_pm::{Medium, Result};
 
+use super::Dash;
 use super::bucket::{Held, Locking, try_lock};
 use super::layout::{Bucket, Segment, Version};
-use super::{Dash, Expansion, Found};
 use crate::Key;
+use crate::hash::segmented::map::SegmentMap;
 use crate::hash::segmented::waiting::Waiting;
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
 where
     K: Key,
     M: Medium,
-    E: Expansion<K, M, B, S, N>,
+    E: SegmentMap<Self>,
 {
     /// Locks every normal bucket of this segment. Returns `false`, with nothing locked, if the
     /// segment no longer holds the records of `hash`.
@@ -70,7 +71,7 @@ where
 
     /// Returns whether the records of `hash` are in the segment at `offset`.
     fn is_held_by(&self, hash: u64, offset: u64) -> Result<bool> {
-        Ok(self.expansion.holder(self.medium(), hash)?.segment() == offset)
+        Ok(self.map.holder(self.medium(), hash)?.0 == offset)
     }
 
     fn unlock_bucket(&self, bucket: &Bucket) {

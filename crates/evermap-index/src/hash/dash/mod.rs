@@ -22,33 +22,30 @@
 //!
 //! The code that Dash shares with other indexes made of segments is in `hash/segmented`.
 
-use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use evermap_pm::medium::prefetch;
-use evermap_pm::{ErrorKind, Guard, Medium, Pool, Result};
+use evermap_pm::{ErrorKind, Guard, Medium, Pool, Result, region};
 
-use crate::fresh::Fresh;
+use crate::hash::mistakes;
 use crate::hash::probe::Probe;
 use crate::hash::segmented::apply::{
-    self, BucketLocked, Chain, HeldBucket, Home, LockingHome, MakeRoom, Operation, Place, Room,
-    apply_slow, apply_to,
+    self, BucketLocked, FreeSlot, HeldBucket, Home, LockingHome, Operation, apply_slow, apply_to,
 };
-use crate::hash::segmented::core::Core;
+use crate::hash::segmented::chain::Chain;
+use crate::hash::segmented::core::{Core, HasCore};
 use crate::hash::segmented::index::SegmentedIndex;
-use crate::hash::segmented::recover::Recoverable;
-use crate::hash::segmented::split::Split;
+use crate::hash::segmented::map::SegmentMap;
 use crate::hash::segmented::waiting::Waiting;
-use crate::hash::segmented::{self, Segmented, chain};
-use crate::index::{Action, BATCH_KEYS, Change, MutateMode, Stats, Visitor};
+use crate::hash::segmented::{Segmented, chain};
+use crate::index::{Action, BATCH_KEYS, Change, MutateMode};
 use crate::{Key, record};
 
 pub mod bucket;
 mod check;
 mod eh;
-pub mod expansion;
 pub mod layout;
 mod lock;
 mod rebuild;
@@ -60,9 +57,8 @@ pub use eh::{DashBytes, DashEh, Extendible, Tiny, WideStash};
 use bucket::{
     Belonging, Held, Locking, Record, find, fingerprint_of, free_slot, matching_slots, try_lock,
 };
-use expansion::{Expansion, Found};
 use layout::{Bucket, HashPrefix, Meta, Segment, Slot, Version};
-use segment::{Kind, Locks, Look, Spot};
+use segment::{Kind, Locks, SearchResult, Spot};
 
 /// The options of a new index.
 #[derive(Clone, Copy, Debug)]
@@ -82,37 +78,57 @@ impl Default for Config {
 /// Dash over keys `K` in medium `M` that grows as `E` defines, with segments of `B` buckets and `S`
 /// stash buckets, using `N` slots of each: the common type of both kinds.
 ///
-/// Methods on segments and buckets are for implementers of an [`Expansion`]. See the
+/// Methods on segments and buckets are for implementers of a [`SegmentMap`]. See the
 /// [module](self).
 pub struct Dash<K: Key, M: Medium, E, const B: usize, const S: usize, const N: usize> {
     core: Core<M>,
-    expansion: E,
+    map: E,
     keys: PhantomData<fn(K) -> K>,
 }
 
 /// The greatest initial depth.
 const INITIAL_DEPTH_MAX: u32 = 20;
 
-/// Mistakes of other implementations that tests can enable in Dash-EH: see [`Medium::mutant`].
-/// `docs/design/dash.md` describes them.
+/// Mistakes of other implementations that tests can enable in Dash-EH: see [`mistakes`].
 pub const EH_MUTANTS: &[&str] = &[
-    "DA-1", "DA-2", "DA-3", "DA-4", "DA-5", "DA-6", "DA-7", "DA-8", "DA-9", "DA-10", "DA-11",
-    "DA-14", "DA-15", "DA-16",
+    mistakes::CLEAN_MARK_STAYS,
+    mistakes::GENERATION_UNFLUSHED,
+    mistakes::SPLIT_UNFINISHED,
+    mistakes::MERGE_LEFT_FIRST,
+    mistakes::MERGE_UNFINISHED,
+    mistakes::ROOT_TOO_EARLY,
+    mistakes::LATCH_RELEASED_EARLY,
+    mistakes::LOCKED_BUCKET_READ,
+    mistakes::BOTH_COPIES_KEPT,
+    mistakes::STASH_UNANNOUNCED,
+    mistakes::REMOVAL_UNFLUSHED,
+    mistakes::MISS_UNVERIFIED,
+    mistakes::FIRST_ENTRY_DECIDES,
+    mistakes::NEIGHBOUR_DECIDES,
 ];
 
 /// Mistakes that the workloads of the campaigns detect only by chance, and the tests that detect
 /// them.
 pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
-    ("DA-7", "noticed by `a_split_is_not_lost_where_the_directory_doubles`"),
-    ("DA-14", "noticed by `p6_no_lookup_misses_a_record_that_moves`, whose threads run freely"),
-    ("DA-16", "noticed by `what_decides_over_an_entry_does_not_depend_on_other_recoveries`"),
+    (
+        mistakes::LATCH_RELEASED_EARLY,
+        "noticed by `a_split_is_not_lost_where_the_directory_doubles`",
+    ),
+    (
+        mistakes::MISS_UNVERIFIED,
+        "noticed by `p6_no_lookup_misses_a_record_that_moves`, whose threads run freely",
+    ),
+    (
+        mistakes::NEIGHBOUR_DECIDES,
+        "noticed by `what_decides_over_an_entry_does_not_depend_on_other_recoveries`",
+    ),
 ];
 
 impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
 where
     K: Key,
     M: Medium,
-    E: Expansion<K, M, B, S, N>,
+    E: SegmentMap<Self>,
 {
     const GEOMETRY_IS_POSSIBLE: () = assert!(
         B.is_power_of_two()
@@ -130,31 +146,21 @@ where
         self.core.medium()
     }
 
-    /// Returns how the index grows: for implementers of it.
-    #[inline(always)]
-    pub fn expansion(&self) -> &E {
-        &self.expansion
-    }
-
     /// Returns the pool that contains the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
         &self.core.pool
     }
 
-    fn assemble(pool: Arc<Pool<M>>, root: u64, expansion: E) -> Self {
-        Dash { core: Core::new(pool, root), expansion, keys: PhantomData }
-    }
-
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>) -> Result<Option<u64>> {
         let m = self.medium();
-        let found = self.expansion.find(m, probe.hash)?;
-        match self.look(self.segment(found.segment())?, probe) {
+        let (offset, found) = self.map.find(m, probe.hash)?;
+        match self.look(self.segment(offset)?, probe) {
             // No need to check the directory again: a record that was moved to another segment is
             // removed before its bucket is released.
-            Look::Found(word) => Ok(Some(word)),
+            SearchResult::Found(word) => Ok(Some(word)),
             // The segment may have been split between reading the directory and the bucket.
-            Look::Absent if self.expansion.is_current(m, probe.hash, &found) => Ok(None),
+            SearchResult::Absent if self.map.is_current(m, probe.hash, &found) => Ok(None),
             _ => self.lookup_slow(probe),
         }
     }
@@ -168,26 +174,26 @@ where
         loop {
             // A lookup does not split segments: it searches the segment that holds the record now,
             // not the one that is to hold it.
-            let found = self.expansion.holder(m, probe.hash)?;
-            let segment = self.segment(found.segment())?;
+            let (offset, found) = self.map.holder(m, probe.hash)?;
+            let segment = self.segment(offset)?;
             match self.look(segment, probe) {
-                Look::Found(word) => return Ok(Some(word)),
-                Look::Absent if self.expansion.is_current(m, probe.hash, &found) => {
+                SearchResult::Found(word) => return Ok(Some(word)),
+                SearchResult::Absent if self.map.is_current(m, probe.hash, &found) => {
                     return Ok(None);
                 }
-                Look::Absent | Look::Again => {}
-                Look::Busy => waiting.wait(self, segment)?,
-                Look::Stale => waiting.recover(self, found.segment())?,
+                SearchResult::Absent | SearchResult::Again => {}
+                SearchResult::Busy => waiting.wait(self, segment)?,
+                SearchResult::Stale => waiting.recover(self, offset)?,
             }
         }
     }
 
-    /// Prefetches the slot in the home bucket that matches a hash, and returns it. Returns `None` if
-    /// there is none.
+    /// Prefetches the slot in the home bucket that matches a hash, and returns it. Returns `None`
+    /// if there is none.
     #[inline(always)]
     fn prefetch_slot(&self, hash: u64) -> Option<&Slot> {
-        let segment = self.expansion.find(self.medium(), hash).ok()?.segment();
-        self.prefetch_match(self.segment(segment).ok()?, hash)
+        let (offset, _) = self.map.find(self.medium(), hash).ok()?;
+        self.prefetch_match(self.segment(offset).ok()?, hash)
     }
 
     fn bucket_offset(bucket: usize) -> u64 {
@@ -221,15 +227,12 @@ impl<K, M, E, const B: usize, const S: usize, const N: usize> BucketLocked
 where
     K: Key,
     M: Medium,
-    E: Expansion<K, M, B, S, N>,
+    E: SegmentMap<Self>,
 {
     type Probe<'k> = Probe<'k, K>;
     type Held<'a> = Held<'a>;
     type Spot<'a> = Spot<'a>;
     type Locks<'a> = Locks<'a>;
-
-    const CHAIN: Chain = E::CHAIN;
-    const LINKS_OF_SEGMENT: usize = B + S;
 
     fn rank(probe: &Probe<'_, K>) -> u64 {
         E::rank(probe.hash)
@@ -242,9 +245,9 @@ where
         mode: MutateMode,
         at_holder: bool,
     ) -> Result<LockingHome<'_, Self>> {
-        let (m, hash, expansion) = (self.medium(), probe.hash, &self.expansion);
-        let found = if at_holder { expansion.holder(m, hash) } else { expansion.find(m, hash) }?;
-        let (offset, segment) = (found.segment(), self.segment(found.segment())?);
+        let (m, hash, map) = (self.medium(), probe.hash, &self.map);
+        let (offset, found) = if at_holder { map.holder(m, hash) } else { map.find(m, hash) }?;
+        let segment = self.segment(offset)?;
         let at = Self::home_of(hash);
         if mode == MutateMode::MayInsert {
             // One insert in four needs the next bucket, but this is known only once the home bucket
@@ -258,7 +261,7 @@ where
         }
         match try_lock(m, &segment.normal[at], self.core.generation) {
             // While one of its buckets is locked, a segment is neither split nor merged.
-            Locking::Held(held) if expansion.is_current(m, hash, &found) => {
+            Locking::Held(held) if map.is_current(m, hash, &found) => {
                 Ok(LockingHome::Held(Home { segment, held }))
             }
             Locking::Held(held) => {
@@ -268,21 +271,6 @@ where
             Locking::Busy => Ok(LockingHome::Busy(segment)),
             Locking::Stale => Ok(LockingHome::Stale(offset)),
         }
-    }
-
-    fn make_usable(
-        &self,
-        offset: u64,
-        at_holder: bool,
-        operation: Operation<'_, Probe<'_, K>>,
-        waiting: &mut Waiting,
-    ) -> Result<bool> {
-        if at_holder {
-            waiting.recover(self, offset)?;
-            return Ok(true);
-        }
-        waiting.count_recovery(offset)?;
-        Ok(!E::prepare(self, offset, operation.probe.hash, operation.guard)?)
     }
 
     #[inline(always)]
@@ -295,8 +283,8 @@ where
         let (m, probe) = (self.medium(), operation.probe);
         let bucket = home.held.bucket;
         if let Some((slot, word)) = find(m, bucket, probe, Belonging::Native) {
-            let place = Place { word, spot: Spot { bucket, slot, kind: Kind::Home } };
-            return apply_to(self, &place, Locks::default(), home, operation, decide);
+            let spot = Spot { bucket, slot, kind: Kind::Home };
+            return apply_to(self, (&spot, word), Locks::default(), home, operation, decide);
         }
         // No thread moves records of this bucket while it is locked, so other buckets need not be
         // locked.
@@ -328,7 +316,7 @@ where
         &'a self,
         home: &Home<'a, Self>,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<Spot<'a>>> {
+    ) -> Option<(Spot<'a>, u64)> {
         self.find_under_lock(home.segment, &home.held, probe)
     }
 
@@ -366,21 +354,13 @@ where
         turn && bucket::meta_of(self.medium(), held.bucket).count() == 0
     }
 
-    fn emptied(
-        &self,
-        segment: &Segment<B, S>,
-        operation: Operation<'_, Probe<'_, K>>,
-    ) -> Result<()> {
-        E::emptied(self, segment, operation.probe.hash, operation.guard)
-    }
-
     #[inline(always)]
-    fn make_room<'a>(
+    fn find_free_slot<'a>(
         &'a self,
         home: &mut Home<'a, Self>,
         probe: &Probe<'_, K>,
         chain: &mut Chain,
-    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
+    ) -> Result<FreeSlot<Spot<'a>, Locks<'a>>> {
         self.find_room(home.segment, &mut home.held, probe.hash, chain)
     }
 
@@ -388,30 +368,32 @@ where
     fn fill(
         &self,
         home: &mut Home<'_, Self>,
-        room: &Room<Spot<'_>, Locks<'_>>,
+        spot: &Spot<'_>,
+        _: &Locks<'_>,
         probe: &Probe<'_, K>,
         word: Option<u64>,
     ) {
         if let Some(word) = word {
             let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
-            self.place_in(home.segment, &mut home.held, &room.spot, record);
+            self.place_in(home.segment, &mut home.held, spot, record);
         }
-    }
-
-    fn make_room_by_split(
-        &self,
-        segment: &Segment<B, S>,
-        operation: Operation<'_, Probe<'_, K>>,
-    ) -> Result<Split> {
-        E::split(self, segment, operation.probe.hash, operation.guard)
     }
 
     fn allocate_link(&self) -> Result<u64> {
         self.core.pool.allocate_fixed(layout::BUCKET_BYTES)
     }
+}
 
-    fn lengthened(&self, probe: &Probe<'_, K>) -> Result<()> {
-        E::lengthened(self, probe.hash)
+impl<K, M, E, const B: usize, const S: usize, const N: usize> HasCore for Dash<K, M, E, B, S, N>
+where
+    K: Key,
+    M: Medium,
+{
+    type Medium = M;
+
+    #[inline(always)]
+    fn core(&self) -> &Core<M> {
+        &self.core
     }
 }
 
@@ -419,26 +401,21 @@ impl<K, M, E, const B: usize, const S: usize, const N: usize> Segmented for Dash
 where
     K: Key,
     M: Medium,
-    E: Expansion<K, M, B, S, N>,
+    E: SegmentMap<Self>,
 {
-    type Medium = M;
+    type Map = E;
     type Segment = Segment<B, S>;
     type Locked<'a> = &'a Segment<B, S>;
 
-    const SEGMENTS_ARE_BLOCKS: bool = E::SEGMENTS_ARE_BLOCKS;
+    const SLOTS: usize = (B + S) * N;
+    const LINK: (usize, u64) = (N, layout::BUCKET_BYTES);
 
     #[inline(always)]
-    fn core(&self) -> &Core<M> {
-        &self.core
+    fn map(&self) -> &E {
+        &self.map
     }
 
-    fn depth(&self) -> u32 {
-        self.expansion.depth()
-    }
-
-    fn lock_holder(&self, rank: u64) -> Result<Option<&Segment<B, S>>> {
-        let hash = E::unrank(rank);
-        let offset = self.expansion.holder(self.medium(), hash)?.segment();
+    fn lock_whole(&self, offset: u64, hash: u64) -> Result<Option<&Segment<B, S>>> {
         let segment = self.segment(offset)?;
         Ok(self.lock_all(offset, segment, hash)?.then_some(segment))
     }
@@ -454,21 +431,13 @@ where
         self.unlock_as_before(segment);
     }
 
-    fn recover(&self, offset: u64) -> Result<()> {
-        segmented::recover::recover(self, offset)
-    }
-
-    fn segments(&self) -> u64 {
-        self.expansion.segments()
-    }
-
     fn pairs_within(
         &self,
         segment: &Segment<B, S>,
         _: HashPrefix,
         ranks: &RangeInclusive<u64>,
     ) -> Vec<(u64, u64)> {
-        let mut pairs = Vec::with_capacity((B + S) * N);
+        let mut pairs = Vec::with_capacity(Self::SLOTS);
         self.for_each_placed(segment, |placed| {
             if ranks.contains(&E::rank(placed.record.hash)) {
                 pairs.push((placed.record.slot_key, placed.record.word));
@@ -485,20 +454,6 @@ where
         chain::blocks::<Bucket, M>(self.medium(), &segment.header.chain)
     }
 
-    fn visit_structure(&self, visitor: &mut dyn Visitor) {
-        self.expansion.visit(visitor);
-    }
-
-    fn visited(&self, segments: u64) {
-        self.expansion.visited(segments);
-    }
-
-    fn complete_stats(&self, segments: u64, links: u64, stats: &mut Stats) {
-        stats.capacity = links * N as u64;
-        stats.pm_bytes = links * layout::BUCKET_BYTES;
-        self.expansion.complete(segments, stats);
-    }
-
     fn check_segment(
         &self,
         segment: &Segment<B, S>,
@@ -508,28 +463,16 @@ where
         self.check_contents(segment, prefix, problems);
     }
 
-    fn check_structure(&self, found: &HashMap<u64, HashPrefix>, problems: &mut Vec<String>) {
-        E::check(self, found, problems);
+    fn make_stale(&self, segment: &Segment<B, S>) {
+        let (m, stale) = (self.medium(), region::stale(self.core.generation));
+        m.store_transient(&segment.header.generation, stale);
+        for bucket in segment.normal.iter().chain(&segment.stash) {
+            m.store_transient(&bucket.version, Version::fresh(stale).0);
+        }
     }
-}
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Recoverable for Dash<K, M, E, B, S, N>
-where
-    K: Key,
-    M: Medium,
-    E: Expansion<K, M, B, S, N>,
-{
     fn persist_contents(&self, segment: &Segment<B, S>) {
         self.make_contents_durable(segment);
-    }
-
-    fn finish_structure(
-        &self,
-        offset: u64,
-        segment: &Segment<B, S>,
-        prefix: HashPrefix,
-    ) -> Result<Option<HashPrefix>> {
-        E::finish_structure(self, offset, segment, prefix)
     }
 
     fn finish_contents(&self, segment: &Segment<B, S>, prefix: HashPrefix) {
@@ -542,7 +485,7 @@ impl<K, M, E, const B: usize, const S: usize, const N: usize> SegmentedIndex
 where
     K: Key,
     M: Medium,
-    E: Expansion<K, M, B, S, N>,
+    E: SegmentMap<Self>,
 {
     type Key = K;
     type Config = Config;
@@ -550,34 +493,25 @@ where
     fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
         let geometry = (B as u64) << 8 | (S as u64) << 4 | N as u64;
-        u64::from_le_bytes(E::NAME) ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
+        let [dash, map] = [*b"DASH", E::NAME].map(|name| u64::from(u32::from_le_bytes(name)));
+        dash ^ map << 32 ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
     }
 
-    fn allocate(pool: Arc<Pool<M>>, config: Config) -> Result<(Self, Vec<u64>)> {
-        let depth = config.initial_depth;
-        if depth > INITIAL_DEPTH_MAX {
-            return Err(ErrorKind::Config(format!("an initial depth of {depth}")).into());
+    fn initial_depth(config: &Config) -> Result<u32> {
+        match config.initial_depth {
+            depth @ 0..=INITIAL_DEPTH_MAX => Ok(depth),
+            depth => Err(ErrorKind::Config(format!("an initial depth of {depth}")).into()),
         }
-        let mut fresh = Fresh::new(&pool);
-        let block = fresh.allocate(E::ROOT_BYTES)?;
-        let (expansion, segments) = E::create(&pool, block, depth)?;
-        fresh.keep();
-        Ok((Self::assemble(pool, block, expansion), segments))
+    }
+
+    fn assemble(core: Core<M>, map: E, _: Option<Config>) -> Result<Self> {
+        Ok(Dash { core, map, keys: PhantomData })
     }
 
     fn write_empty(&self, offset: u64, prefix: HashPrefix) -> Result<()> {
         let headers = self.build(offset, Some(prefix), std::iter::empty())?;
         self.unlock_all(self.segment(offset)?, &headers);
         Ok(())
-    }
-
-    fn open_at(pool: Arc<Pool<M>>, block: u64) -> Result<Self> {
-        let expansion = E::open(&pool, block)?;
-        Ok(Self::assemble(pool, block, expansion))
-    }
-
-    fn make_all_stale(&self) -> Result<()> {
-        E::make_all_stale(self)
     }
 
     #[inline(always)]
@@ -592,7 +526,7 @@ where
         let (mut hashes, mut segments) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
         for ((&key, hash), segment) in keys.iter().zip(&mut hashes).zip(&mut segments) {
             *hash = K::hash(key, self.core.seed);
-            *segment = self.expansion.find(m, *hash)?.segment();
+            (*segment, _) = self.map.find(m, *hash)?;
             // Only a hint: that the segment exists is checked below.
             m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(*hash))));
         }
@@ -618,8 +552,8 @@ where
     fn prefetch_home(&self, key: K::Ref<'_>) {
         let hash = K::hash(key, self.core.seed);
         // If its segment cannot be found, an operation on the key reports it.
-        if let Ok(found) = self.expansion.find(self.medium(), hash) {
-            let bucket = found.segment().wrapping_add(Self::bucket_offset(Self::home_of(hash)));
+        if let Ok((segment, _)) = self.map.find(self.medium(), hash) {
+            let bucket = segment.wrapping_add(Self::bucket_offset(Self::home_of(hash)));
             self.medium().prefetch_bytes(bucket, layout::BUCKET_BYTES);
         }
     }

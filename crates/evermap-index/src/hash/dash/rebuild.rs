@@ -7,10 +7,12 @@
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, Result};
 
+use super::Dash;
 use super::bucket::{Record, fingerprint_of, free_slot, meta_of, with_byte};
 use super::layout::{BUCKET_BYTES, Bucket, HashPrefix, Header, Meta, Segment, Version};
-use super::{Dash, Expansion};
 use crate::Key;
+use crate::hash::mistakes;
+use crate::hash::segmented::map::SegmentMap;
 use crate::hash::segmented::{SegmentHeader, Segmented, chain};
 
 /// The headers of a segment's buckets.
@@ -127,7 +129,7 @@ impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S
 where
     K: Key,
     M: Medium,
-    E: Expansion<K, M, B, S, N>,
+    E: SegmentMap<Self>,
 {
     /// Writes a segment with these records into new space, with every normal bucket locked, and
     /// flushes it without a fence. Without a prefix, the segment is not valid yet. Returns its
@@ -245,7 +247,7 @@ where
                 if !prefix.covers(E::rank(record.hash)) || self.is_copy(segment, home, record) {
                     continue;
                 }
-                if m.mutant("DA-10") {
+                if m.mutant(mistakes::STASH_UNANNOUNCED) {
                     headers.stash[i].put(slot, record.hash, false);
                     continue;
                 }
@@ -368,7 +370,7 @@ where
     /// interrupted a displacement, or [`settle`](Self::settle). The two are identical, since no
     /// thread could change the record meanwhile. Recovery keeps the one in the home bucket.
     fn is_copy(&self, segment: &Segment<B, S>, home: usize, record: Record) -> bool {
-        if self.medium().mutant("DA-9") {
+        if self.medium().mutant(mistakes::BOTH_COPIES_KEPT) {
             return false;
         }
         // Compares only slots: fingerprints may be out of date.

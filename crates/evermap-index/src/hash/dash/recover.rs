@@ -8,13 +8,14 @@
 //! * any values in the parts of headers that are never flushed (filters, overflow fingerprints,
 //!   locks): they are computed from the slots.
 
+use evermap_pm::Medium;
 use evermap_pm::medium::Note;
-use evermap_pm::{Medium, region};
 
+use super::Dash;
 use super::layout::{Bucket, HashPrefix, Segment, Version};
-use super::{Dash, Expansion};
 use crate::Key;
 use crate::hash::segmented::chain;
+use crate::hash::segmented::map::SegmentMap;
 
 /// Why the contents of a segment must be durable before it is used.
 const FOUND: &str = "needed by other threads: `what_recovery_finds_is_durable_before_it_is_used`";
@@ -23,17 +24,8 @@ impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S
 where
     K: Key,
     M: Medium,
-    E: Expansion<K, M, B, S, N>,
+    E: SegmentMap<Self>,
 {
-    /// Makes a segment and all of its buckets stale, so that it is recovered before it is used.
-    pub fn make_stale(&self, segment: &Segment<B, S>) {
-        let (m, stale) = (self.medium(), region::stale(self.core.generation));
-        m.store_transient(&segment.header.generation, stale);
-        for bucket in segment.normal.iter().chain(&segment.stash) {
-            m.store_transient(&bucket.version, Version::fresh(stale).0);
-        }
-    }
-
     /// Makes the contents of a segment durable: an earlier process may have stored them and
     /// terminated before they were durable.
     pub(super) fn make_contents_durable(&self, segment: &Segment<B, S>) {

@@ -9,20 +9,22 @@ use std::sync::atomic::{Ordering, fence};
 
 use evermap_pm::{Guard, Medium, Result};
 
+use super::Dash;
 use super::bucket::{
     Belonging, Held, Locking, Record, erase, find, fingerprint_of, free_slot, list, lists_any,
     meta_of, overflow_fingerprint, place, try_lock, unlist,
 };
 use super::layout::{Bucket, Meta, Segment, Version};
-use super::{Dash, Expansion};
 use crate::Key;
+use crate::hash::mistakes;
 use crate::hash::probe::Probe;
-use crate::hash::segmented::apply::{Chain, HeldBucket, MakeRoom, OtherLocks, Place, Room};
-use crate::hash::segmented::chain;
+use crate::hash::segmented::apply::{FreeSlot, HeldBucket, OtherLocks};
+use crate::hash::segmented::chain::{self, Chain};
+use crate::hash::segmented::map::SegmentMap;
 use crate::hash::segmented::waiting::Waiting;
 
 /// The outcome of a search without locks.
-pub(super) enum Look {
+pub(super) enum SearchResult {
     Found(u64),
     Absent,
     /// The home bucket changed meanwhile: the caller searches again.
@@ -71,7 +73,7 @@ impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S
 where
     K: Key,
     M: Medium,
-    E: Expansion<K, M, B, S, N>,
+    E: SegmentMap<Self>,
 {
     /// The number of slots of the home bucket that are filled before the next bucket is used:
     /// finding or inserting a record in its home bucket takes one cache line less. Displacement
@@ -103,24 +105,30 @@ where
     /// A processor overlaps more lookups if each takes fewer instructions. So the common cases, a
     /// record in its home bucket and no record at all, come first and are short.
     #[inline(always)]
-    pub(super) fn look(&self, segment: &Segment<B, S>, probe: &Probe<'_, K>) -> Look {
+    pub(super) fn look(&self, segment: &Segment<B, S>, probe: &Probe<'_, K>) -> SearchResult {
         let m = self.medium();
         let home = &segment.normal[Self::home_of(probe.hash)];
         let version = Version(m.load(&home.version));
         let is_of_now = version.is_of(self.core.generation);
-        if !(version.is_readable(self.core.generation) || m.mutant("DA-8") && is_of_now) {
-            return if is_of_now { Look::Busy } else { Look::Stale };
+        if !(version.is_readable(self.core.generation)
+            || m.mutant(mistakes::LOCKED_BUCKET_READ) && is_of_now)
+        {
+            return if is_of_now { SearchResult::Busy } else { SearchResult::Stale };
         }
         if let Some((_, word)) = find(m, home, probe, Belonging::Native) {
-            return if self.is_unchanged(home, version) { Look::Found(word) } else { Look::Again };
+            return if self.is_unchanged(home, version) {
+                SearchResult::Found(word)
+            } else {
+                SearchResult::Again
+            };
         }
         if version.may_be_elsewhere(probe.hash) || K::WITHOUT.overflow_metadata {
             return self.look_elsewhere(segment, version, probe);
         }
         // Checked if nothing was found, too: a record may have moved to a bucket that was already
         // searched.
-        let verified = m.mutant("DA-14") || self.is_unchanged(home, version);
-        if verified { Look::Absent } else { Look::Again }
+        let verified = m.mutant(mistakes::MISS_UNVERIFIED) || self.is_unchanged(home, version);
+        if verified { SearchResult::Absent } else { SearchResult::Again }
     }
 
     /// Continues a search in the next bucket and the stash.
@@ -129,7 +137,7 @@ where
         segment: &Segment<B, S>,
         version: Version,
         probe: &Probe<'_, K>,
-    ) -> Look {
+    ) -> SearchResult {
         let m = self.medium();
         let at = Self::home_of(probe.hash);
         let mut found = None;
@@ -138,13 +146,13 @@ where
             found = find(m, next, probe, Belonging::Member).map(|(_, word)| word);
         }
         if found.is_none() && (version.overflowed() || K::WITHOUT.overflow_metadata) {
-            found = self.find_in_stash(segment, version, probe).map(|place| place.word);
+            found = self.find_in_stash(segment, version, probe).map(|(_, word)| word);
         }
         match found {
-            None if m.mutant("DA-14") => Look::Absent,
-            _ if !self.is_unchanged(&segment.normal[at], version) => Look::Again,
-            Some(word) => Look::Found(word),
-            None => Look::Absent,
+            None if m.mutant(mistakes::MISS_UNVERIFIED) => SearchResult::Absent,
+            _ if !self.is_unchanged(&segment.normal[at], version) => SearchResult::Again,
+            Some(word) => SearchResult::Found(word),
+            None => SearchResult::Absent,
         }
     }
 
@@ -167,14 +175,12 @@ where
         segment: &'a Segment<B, S>,
         home: Version,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<Spot<'a>>> {
+    ) -> Option<(Spot<'a>, u64)> {
         let m = self.medium();
         let in_stash = |i: usize| {
             let bucket = &segment.stash[i];
-            find(m, bucket, probe, Belonging::Native).map(|(slot, word)| Place {
-                word,
-                spot: Spot { bucket, slot, kind: Kind::Stash(i) },
-            })
+            find(m, bucket, probe, Belonging::Native)
+                .map(|(slot, word)| (Spot { bucket, slot, kind: Kind::Stash(i) }, word))
         };
         if home.unlisted() == 0 && !K::WITHOUT.overflow_metadata {
             let announced = self.announced_in(segment, probe.hash);
@@ -182,10 +188,8 @@ where
         }
         (0..S).find_map(in_stash).or_else(|| {
             chain::links(m, &segment.header.chain).find_map(|bucket: &Bucket| {
-                find(m, bucket, probe, Belonging::Native).map(|(slot, word)| Place {
-                    word,
-                    spot: Spot { bucket, slot, kind: Kind::Chain },
-                })
+                find(m, bucket, probe, Belonging::Native)
+                    .map(|(slot, word)| (Spot { bucket, slot, kind: Kind::Chain }, word))
             })
         })
     }
@@ -216,7 +220,7 @@ where
     /// Unlinks the empty buckets of a segment's chain, durably, and retires them.
     pub fn trim_chain(&self, segment: &Segment<B, S>, guard: &Guard<'_>) {
         let trimmed = chain::trim::<Bucket, M>(&self.core.pool, &segment.header.chain, guard);
-        self.expansion.shortened(trimmed);
+        self.map.shortened(trimmed);
     }
 
     /// Searches for a key whose home bucket the caller has locked.
@@ -226,16 +230,16 @@ where
         segment: &'a Segment<B, S>,
         home: &Held<'a>,
         probe: &Probe<'_, K>,
-    ) -> Option<Place<Spot<'a>>> {
+    ) -> Option<(Spot<'a>, u64)> {
         let m = self.medium();
         if let Some((slot, word)) = find(m, home.bucket, probe, Belonging::Native) {
             let spot = Spot { bucket: home.bucket, slot, kind: Kind::Home };
-            return Some(Place { word, spot });
+            return Some((spot, word));
         }
         if home.version.may_be_next(probe.hash) {
             let bucket = &segment.normal[Self::next_of(Self::home_of(probe.hash))];
             if let Some((slot, word)) = find(m, bucket, probe, Belonging::Member) {
-                return Some(Place { word, spot: Spot { bucket, slot, kind: Kind::Next } });
+                return Some((Spot { bucket, slot, kind: Kind::Next }, word));
             }
         }
         if home.version.overflowed() || K::WITHOUT.overflow_metadata {
@@ -339,11 +343,11 @@ where
         home: &mut Held<'a>,
         hash: u64,
         chain: &mut Chain,
-    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
+    ) -> Result<FreeSlot<Spot<'a>, Locks<'a>>> {
         if let Some(slot) = free_slot(meta_of(self.medium(), home.bucket), Self::HOME_FIRST) {
             let (bucket, locks) = (home.bucket, Locks::default());
             let spot = Spot { bucket, slot, kind: Kind::Home };
-            return Ok(MakeRoom::Room(Room { spot, locks }));
+            return Ok(FreeSlot::Free(spot, locks));
         }
         self.find_room_further(segment, home, hash, chain)
     }
@@ -354,11 +358,11 @@ where
         home: &mut Held<'a>,
         hash: u64,
         chain: &mut Chain,
-    ) -> Result<MakeRoom<Spot<'a>, Locks<'a>>> {
+    ) -> Result<FreeSlot<Spot<'a>, Locks<'a>>> {
         let m = self.medium();
         let at = Self::home_of(hash);
         let Some(mut next) = self.try_lock_at(segment, Self::next_of(at)) else {
-            return Ok(MakeRoom::Busy);
+            return Ok(FreeSlot::Busy);
         };
         let (here, there) = (meta_of(m, home.bucket), meta_of(m, next.bucket));
         let (room_here, room_there) = (free_slot(here, N), free_slot(there, N));
@@ -380,16 +384,14 @@ where
             let bucket = if kind == Kind::Home { home.bucket } else { next.bucket };
             let locks = Locks { next: Some(next), stash: None };
             let spot = Spot { bucket, slot, kind };
-            return Ok(MakeRoom::Room(Room { spot, locks }));
+            return Ok(FreeSlot::Free(spot, locks));
         }
         let locks = Locks { next: Some(next), stash: Some(self.lock_stash(segment)?) };
         match self.room_in_stash(segment, at, chain) {
-            Some((bucket, slot, kind)) => {
-                Ok(MakeRoom::Room(Room { spot: Spot { bucket, slot, kind }, locks }))
-            }
+            Some((bucket, slot, kind)) => Ok(FreeSlot::Free(Spot { bucket, slot, kind }, locks)),
             None => {
                 locks.release(m, true);
-                Ok(MakeRoom::Full)
+                Ok(FreeSlot::Full)
             }
         }
     }

@@ -7,8 +7,8 @@
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::Segmented;
-use super::chain::CHAIN_MAX;
-use super::split::Split;
+use super::chain::{CHAIN_MAX, Chain};
+use super::map::{SegmentMap, Split};
 use super::waiting::Waiting;
 use crate::index::{Action, Change, MutateMode};
 
@@ -61,48 +61,18 @@ pub enum LockingHome<'a, T: BucketLocked + 'a> {
     Moved,
     /// Another thread holds the lock, in this segment.
     Busy(&'a T::Segment),
-    /// The segment that this offset or directory entry refers to was not recovered since the region
-    /// was opened.
+    /// The segment at this offset was not recovered since the region was opened.
     Stale(u64),
 }
 
-/// A record that was found.
-pub struct Place<S> {
-    /// The word that it is bound to.
-    pub word: u64,
-    /// Where it is.
-    pub spot: S,
-}
-
-/// A free slot for a record, with the locks that protect it besides the home bucket's.
-pub struct Room<S, L> {
-    /// Where it is.
-    pub spot: S,
-    /// The locks that protect it.
-    pub locks: L,
-}
-
 /// The outcome of the search for a free slot.
-pub enum MakeRoom<S, L> {
-    /// A slot is free.
-    Room(Room<S, L>),
+pub enum FreeSlot<S, L> {
+    /// This slot is free, and protected by these locks besides the home bucket's.
+    Free(S, L),
     /// Another bucket is locked: the caller releases all locks and tries again.
     Busy,
     /// No slot is free: the segment must be split, or its chain used.
     Full,
-}
-
-/// How an insert may use the chain of a segment whose other slots are full.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Chain {
-    /// Not at all: the segment can be split instead.
-    Avoid,
-    /// It may use a free slot of the chain.
-    Fill,
-    /// It may use a free slot of the chain, or append the block at this offset.
-    Lengthen(u64),
-    /// The block was appended.
-    Lengthened,
 }
 
 /// An index whose changes lock the home bucket of the key.
@@ -122,11 +92,6 @@ pub trait BucketLocked: Segmented {
     where
         Self: 'a;
 
-    /// How an insert may use the chain of a full segment before a split was tried.
-    const CHAIN: Chain;
-    /// The number of blocks of a chain that hold as many records as a segment without one.
-    const LINKS_OF_SEGMENT: usize;
-
     /// Returns the rank of a key's hash.
     fn rank(probe: &Self::Probe<'_>) -> u64;
 
@@ -143,19 +108,6 @@ pub trait BucketLocked: Segmented {
         at_holder: bool,
     ) -> Result<LockingHome<'_, Self>>;
 
-    /// Makes the segment that [`LockingHome::Stale`] refers to usable for changes. Returns whether
-    /// the next attempt must lock the home bucket in the segment that holds the records.
-    ///
-    /// # Errors
-    /// As [`recover`](Segmented::recover).
-    fn make_usable(
-        &self,
-        stale: u64,
-        at_holder: bool,
-        operation: Operation<'_, Self::Probe<'_>>,
-        waiting: &mut Waiting,
-    ) -> Result<bool>;
-
     /// Makes a change that concerns only the locked home bucket; calls [`apply_slow`] for all
     /// others.
     ///
@@ -168,12 +120,12 @@ pub trait BucketLocked: Segmented {
         decide: &mut impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change>;
 
-    /// Finds the record of a key whose home bucket is locked.
+    /// Finds the record of a key whose home bucket is locked, and its word.
     fn find_held<'a>(
         &'a self,
         home: &Home<'a, Self>,
         probe: &Self::Probe<'_>,
-    ) -> Option<Place<Self::Spot<'a>>>;
+    ) -> Option<(Self::Spot<'a>, u64)>;
 
     /// Takes the locks that are needed, besides that of the home bucket, to remove a record.
     /// Returns `None` if another thread holds one of them.
@@ -203,60 +155,33 @@ pub trait BucketLocked: Segmented {
     /// sparse. To save time, may return `false` without checking.
     fn may_be_sparse(&self, held: &Self::Held<'_>) -> bool;
 
-    /// Called after a removal from a segment that may be sparse, with no lock held.
-    ///
-    /// # Errors
-    /// As [`apply`].
-    fn emptied(
-        &self,
-        segment: &Self::Segment,
-        operation: Operation<'_, Self::Probe<'_>>,
-    ) -> Result<()>;
-
     /// Finds a free slot for a record whose home bucket is locked, moving other records if need be.
     ///
     /// # Errors
     /// `Poisoned`, `Damaged`.
-    fn make_room<'a>(
+    fn find_free_slot<'a>(
         &'a self,
         home: &mut Home<'a, Self>,
         probe: &Self::Probe<'_>,
         chain: &mut Chain,
-    ) -> Result<MakeRoom<Self::Spot<'a>, Self::Locks<'a>>>;
+    ) -> Result<FreeSlot<Self::Spot<'a>, Self::Locks<'a>>>;
 
     /// Stores a record with this word in a free slot, durably. If there is no word, only completes
-    /// the changes that [`make_room`](Self::make_room) has begun.
+    /// the changes that [`find_free_slot`](Self::find_free_slot) has begun.
     fn fill(
         &self,
         home: &mut Home<'_, Self>,
-        room: &Room<Self::Spot<'_>, Self::Locks<'_>>,
+        spot: &Self::Spot<'_>,
+        locks: &Self::Locks<'_>,
         probe: &Self::Probe<'_>,
         word: Option<u64>,
     );
-
-    /// Makes room in a full segment by splitting it, if possible.
-    ///
-    /// # Errors
-    /// `NoSpace`; nothing has changed then.
-    fn make_room_by_split(
-        &self,
-        segment: &Self::Segment,
-        operation: Operation<'_, Self::Probe<'_>>,
-    ) -> Result<Split>;
 
     /// Allocates a block for a chain.
     ///
     /// # Errors
     /// `NoSpace`.
     fn allocate_link(&self) -> Result<u64>;
-
-    /// Called after a block was appended to the chain of the segment that holds the key's records.
-    ///
-    /// # Errors
-    /// As [`apply`].
-    fn lengthened(&self, _probe: &Self::Probe<'_>) -> Result<()> {
-        Ok(())
-    }
 }
 
 /// Makes the change that `decide` chooses for a key. Implements
@@ -287,14 +212,14 @@ pub fn apply<T: BucketLocked>(
 #[inline(always)]
 pub fn apply_to<'a, T: BucketLocked>(
     index: &'a T,
-    place: &Place<T::Spot<'a>>,
+    (spot, word): (&T::Spot<'a>, u64),
     locks: T::Locks<'a>,
     mut home: Home<'a, T>,
     operation: Operation<'_, T::Probe<'_>>,
     decide: &mut (impl FnMut(Option<u64>) -> Action + ?Sized),
 ) -> Result<Change> {
     let m = index.core().medium();
-    let old = Some(place.word);
+    let old = Some(word);
     match decide(old) {
         Action::Keep => {
             locks.release(m, false);
@@ -302,18 +227,18 @@ pub fn apply_to<'a, T: BucketLocked>(
             Ok(Change { old, new: old })
         }
         Action::Put(word) => {
-            index.overwrite(&place.spot, word);
+            index.overwrite(spot, word);
             locks.release(m, true);
             home.held.release_changed(m);
             Ok(Change { old, new: Some(word) })
         }
         Action::Remove => {
-            index.remove(&mut home, &place.spot, operation);
+            index.remove(&mut home, spot, operation);
             let emptied = index.may_be_sparse(&home.held);
             locks.release(m, true);
             home.held.release_changed(m);
             if emptied {
-                index.emptied(home.segment, operation)?;
+                T::Map::emptied(index, home.segment, T::rank(operation.probe), operation.guard)?;
             }
             Ok(Change { old, new: None })
         }
@@ -332,11 +257,11 @@ pub fn apply_slow<'a, T: BucketLocked>(
     operation: Operation<'_, T::Probe<'_>>,
     decide: &mut dyn FnMut(Option<u64>) -> Action,
 ) -> Result<Change> {
-    let mut chain = T::CHAIN;
+    let mut chain = T::Map::CHAIN;
     let change = retry(index, home, operation, &mut chain, decide);
     match chain {
         Chain::Lengthen(unused) => index.core().pool.free_unpublished(unused),
-        Chain::Lengthened => index.lengthened(operation.probe)?,
+        Chain::Lengthened => T::Map::lengthened(index, T::rank(operation.probe))?,
         Chain::Avoid | Chain::Fill => {}
     }
     change
@@ -364,16 +289,16 @@ fn retry<'a, T: BucketLocked>(
                     continue;
                 }
                 LockingHome::Stale(stale) => {
-                    at_holder = index.make_usable(stale, at_holder, operation, &mut waiting)?;
+                    at_holder = make_usable(index, stale, at_holder, operation, &mut waiting)?;
                     continue;
                 }
             },
         };
         let segment = home.segment;
-        if !absent && let Some(place) = index.find_held(&home, probe) {
-            match index.lock_for_removal(&home, probe, &place.spot) {
+        if !absent && let Some((spot, word)) = index.find_held(&home, probe) {
+            match index.lock_for_removal(&home, probe, &spot) {
                 Ok(Some(locks)) => {
-                    return apply_to(index, &place, locks, home, operation, decide);
+                    return apply_to(index, (&spot, word), locks, home, operation, decide);
                 }
                 // A thread that holds a lock never waits for another one, so that there is no
                 // deadlock: it releases its lock and begins again.
@@ -392,24 +317,24 @@ fn retry<'a, T: BucketLocked>(
             home.held.release(m);
             return Ok(Change::default());
         }
-        match index.make_room(&mut home, probe, chain) {
-            Ok(MakeRoom::Room(room)) => {
+        match index.find_free_slot(&mut home, probe, chain) {
+            Ok(FreeSlot::Free(spot, locks)) => {
                 let new = match decide(None) {
                     Action::Put(word) => Some(word),
                     Action::Keep | Action::Remove => None,
                 };
-                index.fill(&mut home, &room, probe, new);
+                index.fill(&mut home, &spot, &locks, probe, new);
                 // Released as changed even if nothing was inserted: making room may have moved a
                 // record.
-                room.locks.release(m, true);
+                locks.release(m, true);
                 home.held.release_changed(m);
                 return Ok(Change { old: None, new });
             }
-            Ok(MakeRoom::Busy) => {
+            Ok(FreeSlot::Busy) => {
                 home.held.release(m);
                 waiting.wait(index, segment)?;
             }
-            Ok(MakeRoom::Full) => {
+            Ok(FreeSlot::Full) => {
                 home.held.release(m);
                 extend(index, segment, operation, chain)?;
             }
@@ -419,6 +344,23 @@ fn retry<'a, T: BucketLocked>(
             }
         }
     }
+}
+
+/// Makes the stale segment at `offset` usable for changes. Returns whether the next attempt must
+/// lock the home bucket in the segment that holds the records.
+fn make_usable<T: BucketLocked>(
+    index: &T,
+    offset: u64,
+    at_holder: bool,
+    operation: Operation<'_, T::Probe<'_>>,
+    waiting: &mut Waiting,
+) -> Result<bool> {
+    if at_holder {
+        waiting.recover(index, offset)?;
+        return Ok(true);
+    }
+    waiting.count_recovery(offset)?;
+    Ok(!T::Map::prepare(index, offset, T::rank(operation.probe), operation.guard)?)
 }
 
 /// Splits a full segment, or determines how the next attempt may use its chain.
@@ -433,10 +375,10 @@ fn extend<T: BucketLocked>(
     chain: &mut Chain,
 ) -> Result<()> {
     let (m, refusals) = (index.core().medium(), &index.core().refusals);
-    let offset = m.offset_of(segment);
-    let splits = T::CHAIN == Chain::Avoid;
+    let (offset, rank) = (m.offset_of(segment), T::rank(operation.probe));
+    let splits = T::Map::CHAIN == Chain::Avoid;
     match *chain {
-        Chain::Avoid if refusals.contain(offset, T::rank(operation.probe)) => {
+        Chain::Avoid if refusals.contain(offset, rank) => {
             *chain = Chain::Fill;
             return Ok(());
         }
@@ -446,15 +388,17 @@ fn extend<T: BucketLocked>(
         }
         _ => {}
     }
-    match (index.make_room_by_split(segment, operation)?, &chain) {
+    match (T::Map::split(index, segment, rank, operation.guard)?, &chain) {
         (Split::Done, Chain::Lengthen(_)) => {}
-        (Split::Done, _) => *chain = T::CHAIN,
+        (Split::Done, _) => *chain = T::Map::CHAIN,
         (_, Chain::Lengthen(_)) => return Err(chain_too_long::<T>()),
         (refused, _) => {
             if splits {
                 let blocks = index.chain_blocks(segment).len();
-                let like = (refused == Split::Inseparable).then(|| T::rank(operation.probe));
-                refusals.remember(offset, (T::LINKS_OF_SEGMENT + blocks) / 2, like);
+                let like = (refused == Split::Inseparable).then_some(rank);
+                // As many blocks of a chain hold as many records as a segment without one.
+                let segment = T::SLOTS.div_ceil(T::LINK.0);
+                refusals.remember(offset, (segment + blocks) / 2, like);
             }
             *chain = Chain::Lengthen(index.allocate_link()?);
         }

@@ -6,10 +6,21 @@ use std::collections::HashSet;
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pod, Pool, Result};
 
-use super::apply::Chain;
-
 /// The greatest number of blocks in a chain. It bounds the time for following a damaged chain.
 pub const CHAIN_MAX: usize = 1 << 20;
+
+/// How an insert may use the chain of a segment whose other slots are full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Chain {
+    /// Not at all: the segment can be split instead.
+    Avoid,
+    /// It may use a free slot of the chain.
+    Fill,
+    /// It may use a free slot of the chain, or append the block at this offset.
+    Lengthen(u64),
+    /// The block was appended.
+    Lengthened,
+}
 
 /// A block of a chain.
 pub trait Link: Pod {
@@ -99,13 +110,6 @@ pub fn trim<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Guard<'_>
     trimmed
 }
 
-/// Retires all blocks of a chain.
-pub fn retire<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64, guard: &Guard<'_>) {
-    for block in blocks::<L, M>(pool.medium(), first) {
-        pool.retire(block, size_of::<L>() as u64, guard);
-    }
-}
-
 /// Finds a block with a free slot, which `free_slot` returns, in a chain that no other thread
 /// changes. If no slot is free and `chain` allows it, appends a block.
 pub fn find_room<'a, L: Link, M: Medium>(
@@ -190,12 +194,5 @@ pub fn rebuild<L: Link, M: Medium>(m: &M, first: &PmU64, mut each: impl FnMut(&L
         };
         each(link);
         cell = link.next();
-    }
-}
-
-/// Frees the blocks of a chain that was never reachable.
-pub fn free_unpublished<L: Link, M: Medium>(pool: &Pool<M>, first: &PmU64) {
-    for block in blocks::<L, M>(pool.medium(), first) {
-        pool.free_unpublished(block);
     }
 }

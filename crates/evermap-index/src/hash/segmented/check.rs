@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use evermap_pm::Medium;
 
+use super::map::SegmentMap;
 use super::split::Directed;
 use super::walk::walk;
 use super::{HeaderOf, SegmentHeader, SegmentLayout, Segmented};
@@ -35,7 +36,7 @@ pub fn check<T: Segmented>(index: &T) -> Vec<String> {
     if let Err(error) = walked {
         problems.push(error.to_string());
     }
-    index.check_structure(&found, &mut problems);
+    T::Map::check(index, &found, &mut problems);
     problems
 }
 
@@ -46,11 +47,11 @@ pub fn check_directory<T: Directed>(
     found: &HashMap<u64, HashPrefix>,
     problems: &mut Vec<String>,
 ) {
-    let depth = index.directory().depth();
-    let latch = index.directory().share();
+    let depth = index.map().directory.depth();
+    let latch = index.map().directory.share();
     for pattern in 0..1u64 << depth {
         let place = HashPrefix { depth, pattern };
-        let entry = index.directory().first(place, &latch);
+        let entry = index.map().directory.first(place, &latch);
         let named = T::offset_in(entry);
         if !found.get(&named).is_some_and(|prefix| prefix.contains(place)) {
             problems

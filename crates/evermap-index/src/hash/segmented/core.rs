@@ -34,6 +34,15 @@ pub struct Core<M: Medium> {
     recovered: AtomicU64,
 }
 
+/// An index with a [`Core`].
+pub trait HasCore: Sized {
+    /// The medium that holds the index.
+    type Medium: Medium;
+
+    /// Returns the fields that all segmented indexes have.
+    fn core(&self) -> &Core<Self::Medium>;
+}
+
 impl<M: Medium> Core<M> {
     /// Creates the core of an index whose root block is at `root`.
     pub fn new(pool: Arc<Pool<M>>, root: u64) -> Self {

@@ -1,13 +1,9 @@
 //! Extendible hashing: a directory and the number of its segments.
 
-use std::mem::offset_of;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result, pod};
+use evermap_pm::{Error, Guard, Medium, PmU64, Result, pod};
 
-use crate::Stats;
-use crate::fresh::Fresh;
 use crate::hash::directory::Directory;
 use crate::hash::hash_prefix::DEPTH_MAX;
 
@@ -29,50 +25,13 @@ pub struct Extendible<M: Medium> {
     /// The directory.
     pub directory: Directory<M>,
     /// The number of segments: an estimate until every segment was visited.
-    segments: AtomicU64,
-    merges: AtomicU64,
+    pub(super) segments: AtomicU64,
+    pub(super) merges: AtomicU64,
 }
 
 impl<M: Medium> Extendible<M> {
-    fn new(directory: Directory<M>, segments: u64) -> Self {
+    pub(super) fn new(directory: Directory<M>, segments: u64) -> Self {
         Extendible { directory, segments: AtomicU64::new(segments), merges: AtomicU64::new(0) }
-    }
-
-    /// Allocates `2^depth` segments of `bytes` bytes, and writes a directory in which their offsets
-    /// are combined with `stamp`, flushed without a fence. `root` is the offset of a new root
-    /// block. Also returns the offsets.
-    ///
-    /// # Errors
-    /// `NoSpace`; nothing is allocated then.
-    pub fn create(
-        pool: &Arc<Pool<M>>,
-        root: u64,
-        depth: u32,
-        bytes: u64,
-        stamp: u64,
-    ) -> Result<(Self, Vec<u64>)> {
-        let mut fresh = Fresh::new(pool);
-        let segments: Vec<u64> =
-            (0..1 << depth).map(|_| fresh.allocate_exact(bytes)).collect::<Result<_>>()?;
-        let entries: Vec<u64> = segments.iter().map(|offset| offset | stamp).collect();
-        let cell = root + offset_of!(Root, directory) as u64;
-        let directory = Directory::create(pool.clone(), cell, depth, &entries)?;
-        fresh.keep();
-        Ok((Extendible::new(directory, 1 << depth), segments))
-    }
-
-    /// Opens the directory of the root block at `root`.
-    ///
-    /// # Errors
-    /// `Damaged`.
-    pub fn open(pool: &Arc<Pool<M>>, root: u64) -> Result<Self> {
-        root_at(pool.medium(), root)?;
-        let cell = root + offset_of!(Root, directory) as u64;
-        let directory = Directory::open(pool.clone(), cell)?;
-        // Exact once every segment was visited. Until then it may be too low, which only postpones
-        // doubling.
-        let estimate = (1u64 << directory.depth()).div_ceil(4);
-        Ok(Extendible::new(directory, estimate))
     }
 
     /// Counts a split: one segment more.
@@ -87,16 +46,6 @@ impl<M: Medium> Extendible<M> {
         let less = |segments: u64| Some(segments.saturating_sub(1));
         let _ = self.segments.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         self.merges.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns the number of segments: an estimate until every segment was visited.
-    pub fn segments(&self) -> u64 {
-        self.segments.load(Ordering::Relaxed)
-    }
-
-    /// Sets the number of segments.
-    pub fn count_all(&self, segments: u64) {
-        self.segments.store(segments, Ordering::Relaxed);
     }
 
     /// Returns whether the directory may double: if it would then occupy at most a quarter of the
@@ -124,16 +73,6 @@ impl<M: Medium> Extendible<M> {
             }
         }
         Ok(())
-    }
-
-    /// Adds the directory, and `segments` segments of `slots` slots and `bytes` bytes each, to
-    /// `stats`.
-    pub fn complete_stats(&self, segments: u64, (slots, bytes): (u64, u64), stats: &mut Stats) {
-        stats.depth = self.directory.depth();
-        stats.segments = segments;
-        stats.capacity += segments * slots;
-        stats.pm_bytes += size_of::<Root>() as u64 + (8 << stats.depth) + segments * bytes;
-        stats.merges = self.merges.load(Ordering::Relaxed);
     }
 }
 

@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use evermap_pm::{Guard, Medium, PmU64, Pool, Result};
 
+use super::core::Core;
+use super::map::SegmentMap;
 use super::{Segmented, check, walk};
+use crate::fresh::Fresh;
 use crate::hash::hash_prefix::HashPrefix;
-use crate::hash::walk_order;
+use crate::hash::{mistakes, walk_order};
 use crate::index::{Action, Change, Index, MutateMode, Persistent, Stats, Visitor};
 use crate::{Key, changes_by_apply, root};
 
@@ -22,13 +25,22 @@ pub trait SegmentedIndex: Segmented + Send + Sync {
     /// and the geometry.
     fn kind() -> u64;
 
-    /// Allocates the blocks of an index, to which no root cell refers yet, and writes all but its
-    /// kind and its segments, flushed without a fence. Also returns the offsets of the segments, in
-    /// the order of their ranks; their number is a power of two.
+    /// Returns the depth of the segments of a new index.
     ///
     /// # Errors
-    /// `NoSpace`, `Config`; nothing is allocated then.
-    fn allocate(pool: Arc<Pool<Self::Medium>>, config: Self::Config) -> Result<(Self, Vec<u64>)>;
+    /// `Config`.
+    fn initial_depth(config: &Self::Config) -> Result<u32>;
+
+    /// Returns the index that consists of these parts: a new one if there is a configuration, which
+    /// is stored in the root block, or else one that is opened.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    fn assemble(
+        core: Core<Self::Medium>,
+        map: Self::Map,
+        config: Option<Self::Config>,
+    ) -> Result<Self>;
 
     /// Writes a segment with this prefix and no records into a new block, flushed without a fence.
     ///
@@ -36,17 +48,13 @@ pub trait SegmentedIndex: Segmented + Send + Sync {
     /// `Damaged` if the segment would end outside the region.
     fn write_empty(&self, offset: u64, prefix: HashPrefix) -> Result<()>;
 
-    /// Opens the index whose root block is at `block`.
-    ///
-    /// # Errors
-    /// `Damaged`.
-    fn open_at(pool: Arc<Pool<Self::Medium>>, block: u64) -> Result<Self>;
-
     /// Makes every segment stale, so that each is recovered before it is used.
     ///
     /// # Errors
     /// `Damaged`.
-    fn make_all_stale(&self) -> Result<()>;
+    fn make_all_stale(&self) -> Result<()> {
+        Self::Map::make_all_stale(self)
+    }
 
     /// Called when the index was opened.
     ///
@@ -138,17 +146,21 @@ impl<M: Medium, T: SegmentedIndex<Medium = M>> Persistent<M> for T {
         pool.region().ensure_writable()?;
         // Nothing is reachable until the root cell refers to it, so an error or a crash leaves no
         // index.
-        let (index, segments) = T::allocate(pool, config)?;
-        let (core, m) = (index.core(), index.core().medium());
-        if m.mutant("DA-6") {
-            m.store(root, core.root);
+        let depth = T::initial_depth(&config)?;
+        let mut fresh = Fresh::new(&pool);
+        let block = fresh.allocate(T::Map::ROOT_BYTES)?;
+        let (map, segments) = T::Map::create(&pool, block, depth)?;
+        fresh.keep();
+        let index = T::assemble(Core::new(pool.clone(), block), map, Some(config))?;
+        let m = pool.medium();
+        if m.mutant(mistakes::ROOT_TOO_EARLY) {
+            m.store(root, block);
             m.persist(root);
         }
-        let depth = segments.len().ilog2();
         for (pattern, offset) in (0..).zip(segments) {
             index.write_empty(offset, HashPrefix { depth, pattern })?;
         }
-        root::publish(&core.pool, root, core.root, T::kind());
+        root::publish(&pool, root, block, T::kind());
         Ok(index)
     }
 
@@ -158,7 +170,8 @@ impl<M: Medium, T: SegmentedIndex<Medium = M>> Persistent<M> for T {
 
     fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<T> {
         let block = root::block_of(&pool, root, T::kind())?;
-        let index = T::open_at(pool, block)?;
+        let map = T::Map::open(&pool, block)?;
+        let index = T::assemble(Core::new(pool, block), map, None)?;
         if index.core().region.must_recover_all() {
             // Stamps of an earlier opener could equal those of this one.
             index.make_all_stale()?;

@@ -13,32 +13,35 @@
 //! | [`apply`] | making a change, for indexes that lock buckets |
 //! | [`waiting`] | waiting for a lock, and recovering the segment if it is stale |
 //! | [`walk`] | visiting every segment once: scans, statistics, sweeps |
-//! | [`extendible`] | a directory and the number of its segments |
-//! | [`split`], [`merge`] | structure changes of indexes with a directory |
+//! | [`map`] | what names segments, and brings further ones into use |
+//! | [`extendible`], `directed` | a directory, and how it names segments |
+//! | [`split`], [`merge`] | how segments are split and merged under a directory |
 //! | [`recover`] | recovery of one segment and of its directory entries |
 //! | [`chain`] | additional blocks of a segment that cannot be split |
 //! | [`refusals`] | which segments these are |
 //! | [`check`] | invariants |
 //!
-//! An index implements [`Segmented`], and those of [`BucketLocked`](apply::BucketLocked),
-//! [`Recoverable`](recover::Recoverable), [`Directed`](split::Directed) and
-//! [`Merging`](merge::Merging) that apply to it. The functions here are generic over these traits,
-//! so each index has its own compiled copy. Lookups are not here: each index has its own.
+//! An index has two parts: what is inside a segment, which it implements as [`Segmented`], and, if
+//! it locks buckets, as [`BucketLocked`](apply::BucketLocked); and what names segments, a
+//! [`SegmentMap`]. One of these is [`Extendible`](extendible::Extendible), a directory, for which
+//! the index implements [`Directed`](split::Directed). By [`SegmentedIndex`](index::SegmentedIndex)
+//! it becomes an [`Index`](crate::Index). The functions here are generic over these traits, so each
+//! index has its own compiled copy. Lookups are not here: each index has its own.
 
-use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use evermap_pm::{Error, Medium, PmU64, Pod, Result};
 
 use super::hash_prefix::HashPrefix;
-use crate::{Stats, Visitor};
 
 pub mod apply;
 pub mod chain;
 pub mod check;
 pub mod core;
+mod directed;
 pub mod extendible;
 pub mod index;
+pub mod map;
 pub mod merge;
 pub mod recover;
 pub mod refusals;
@@ -46,7 +49,8 @@ pub mod split;
 pub mod waiting;
 pub mod walk;
 
-use self::core::Core;
+use self::core::HasCore;
+use self::map::SegmentMap;
 
 /// The words that every segment header contains.
 pub trait SegmentHeader: Pod {
@@ -76,10 +80,10 @@ pub trait SegmentLayout: Pod {
 /// The header of the segments of an index.
 pub type HeaderOf<T> = <<T as Segmented>::Segment as SegmentLayout>::Header;
 
-/// A hash index made of segments.
-pub trait Segmented: Sized {
-    /// The medium that holds the index.
-    type Medium: Medium;
+/// A hash index made of segments: what is inside a segment. [`SegmentMap`] is what names them.
+pub trait Segmented: HasCore {
+    /// What names the segments.
+    type Map: SegmentMap<Self>;
     /// The layout of a segment.
     type Segment: SegmentLayout;
     /// A segment that the calling thread has locked as a whole.
@@ -87,22 +91,20 @@ pub trait Segmented: Sized {
     where
         Self: 'a;
 
-    /// Whether each segment is a separate block.
-    const SEGMENTS_ARE_BLOCKS: bool = true;
+    /// The number of slots in a segment.
+    const SLOTS: usize;
+    /// The numbers of slots and of bytes in a block of a chain.
+    const LINK: (usize, u64);
 
-    /// Returns the fields that all segmented indexes have.
-    fn core(&self) -> &Core<Self::Medium>;
+    /// Returns what names the segments.
+    fn map(&self) -> &Self::Map;
 
-    /// Returns the depth of the deepest prefix that a segment can have: ranks with the same leading
-    /// bits, of this number, belong to the same segment.
-    fn depth(&self) -> u32;
-
-    /// Locks the segment that holds the records of a rank. Returns `None` if the index changed
-    /// while this thread waited: the caller tries again.
+    /// Locks the segment at `offset` as a whole. Returns `None` if it no longer holds the records
+    /// of `hash`.
     ///
     /// # Errors
     /// `Damaged`, `Poisoned`, `Forked`.
-    fn lock_holder(&self, rank: u64) -> Result<Option<Self::Locked<'_>>>;
+    fn lock_whole(&self, offset: u64, hash: u64) -> Result<Option<Self::Locked<'_>>>;
 
     /// Returns the locked segment.
     fn segment_in<'a>(locked: &Self::Locked<'a>) -> &'a Self::Segment
@@ -111,23 +113,6 @@ pub trait Segmented: Sized {
 
     /// Releases a segment that was not changed.
     fn unlock_unchanged(&self, locked: Self::Locked<'_>);
-
-    /// Returns whether this opener has recovered or created the segment.
-    #[inline(always)]
-    fn was_recovered(&self, segment: &Self::Segment) -> bool {
-        self.core().medium().load_relaxed(segment.header().generation()) == self.core().generation
-    }
-
-    /// Recovers the segment at `offset`, or waits until another thread has recovered it. Afterwards
-    /// it is not stale, or it is no longer in use.
-    ///
-    /// # Errors
-    /// `Damaged` if there is no segment at `offset`, or if its prefix contradicts what leads to it;
-    /// the segment stays stale then.
-    fn recover(&self, offset: u64) -> Result<()>;
-
-    /// Returns the number of segments, or an estimate. At most O(segments).
-    fn segments(&self) -> u64;
 
     /// Returns slot keys and words of the records with these ranks, in a segment with this prefix
     /// that the caller has locked.
@@ -151,16 +136,6 @@ pub trait Segmented: Sized {
         Vec::new()
     }
 
-    /// Passes to the visitor the blocks that are neither the root, nor segments, nor chain blocks.
-    fn visit_structure(&self, visitor: &mut dyn Visitor);
-
-    /// Called when a visit has seen every segment, with the number of segments.
-    fn visited(&self, _segments: u64) {}
-
-    /// Completes statistics that already contain the sums over all segments. There are `segments`
-    /// segments, with `links` blocks in their chains.
-    fn complete_stats(&self, segments: u64, links: u64, stats: &mut Stats);
-
     /// Describes the violated invariants of a segment with this prefix, which the caller has
     /// locked.
     fn check_segment(
@@ -170,9 +145,73 @@ pub trait Segmented: Sized {
         problems: &mut Vec<String>,
     );
 
-    /// Describes the violated invariants outside of segments. `found` maps the offset of each
-    /// segment that a walk has found to its prefix.
-    fn check_structure(&self, found: &HashMap<u64, HashPrefix>, problems: &mut Vec<String>);
+    /// Makes a segment stale, so that it is recovered before it is used.
+    fn make_stale(&self, segment: &Self::Segment);
+
+    /// Returns whether this opener has recovered the segment, and no part of it is stale.
+    fn is_fresh(&self, segment: &Self::Segment) -> bool {
+        self.was_recovered(segment)
+    }
+
+    /// Makes the contents of a stale segment durable, if this must happen before its structure is
+    /// finished: an earlier process may have stored them and terminated before they were durable.
+    fn persist_contents(&self, _segment: &Self::Segment) {}
+
+    /// Makes a stale segment consistent, drops the records that it does not serve, and marks it as
+    /// recovered, in this order.
+    fn finish_contents(&self, segment: &Self::Segment, prefix: HashPrefix);
+
+    /// Called if the segment could not be recovered.
+    fn recovery_failed(&self, _segment: &Self::Segment) {}
+
+    /// Lets other threads use the segment, which was recovered.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    fn admit(&self, _offset: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Recovers the segment at `offset`, or waits until another thread has recovered it. Afterwards
+    /// it is not stale, or it is no longer in use.
+    ///
+    /// # Errors
+    /// `Damaged` if there is no segment at `offset`, or if its prefix contradicts what leads to it;
+    /// the segment stays stale then.
+    #[cold]
+    fn recover(&self, offset: u64) -> Result<()> {
+        let _one_at_a_time = self.core().begin_recovery(offset)?;
+        let segment = self.segment(offset)?;
+        if !self.is_fresh(segment) {
+            let prefix = self.prefix_at(offset)?;
+            self.persist_contents(segment);
+            match Self::Map::finish_structure(self, offset, segment, prefix) {
+                Ok(Some(prefix)) => self.finish_contents(segment, prefix),
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    self.recovery_failed(segment);
+                    return Err(error);
+                }
+            }
+            self.core().count_recovered();
+        }
+        self.admit(offset)
+    }
+
+    /// Returns the prefix of the segment at `offset`.
+    ///
+    /// # Errors
+    /// `Damaged` if there is no segment at `offset`.
+    fn prefix_at(&self, offset: u64) -> Result<HashPrefix> {
+        prefix_at::<HeaderOf<Self>, _>(self.core().medium(), offset)
+            .ok_or_else(|| Error::damaged(offset, "there is no segment where one should be"))
+    }
+
+    /// Returns whether this opener has recovered or created the segment.
+    #[inline(always)]
+    fn was_recovered(&self, segment: &Self::Segment) -> bool {
+        self.core().medium().load_relaxed(segment.header().generation()) == self.core().generation
+    }
 
     /// Returns the segment at `offset`.
     ///

@@ -18,84 +18,13 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, Result};
 
 use super::split::Directed;
-use super::{HeaderOf, Segmented, prefix_at};
+use super::{HeaderOf, prefix_at};
 use crate::hash::directory::Shared;
 use crate::hash::hash_prefix::{HashPrefix, first_hash_after};
+use crate::hash::mistakes;
 
-/// The steps of recovering a segment that each index implements.
-pub trait Recoverable: Segmented {
-    /// Returns whether this opener has recovered the segment, and no part of it is stale.
-    fn is_fresh(&self, segment: &Self::Segment) -> bool {
-        self.was_recovered(segment)
-    }
-
-    /// Makes the contents of the segment durable, if this must happen before the other steps: an
-    /// earlier process may have stored them and terminated before they were durable.
-    fn persist_contents(&self, segment: &Self::Segment);
-
-    /// Finishes a structure change of the segment at `offset` that a crash has interrupted. Returns
-    /// the prefix that the segment has afterwards. Returns `None` if the segment is no longer in
-    /// use.
-    ///
-    /// # Errors
-    /// `Damaged`.
-    fn finish_structure(
-        &self,
-        offset: u64,
-        segment: &Self::Segment,
-        prefix: HashPrefix,
-    ) -> Result<Option<HashPrefix>>;
-
-    /// Makes the segment consistent, drops the records that it does not serve, and marks it as
-    /// recovered, in this order.
-    fn finish_contents(&self, segment: &Self::Segment, prefix: HashPrefix);
-
-    /// Called if the segment could not be recovered.
-    fn recovery_failed(&self, _segment: &Self::Segment) {}
-
-    /// Lets other threads use the segment, which was recovered.
-    ///
-    /// # Errors
-    /// `Damaged`.
-    fn admit(&self, _offset: u64) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// Implements [`Segmented::recover`].
-///
-/// # Errors
-/// See there.
-#[cold]
-pub fn recover<T: Recoverable>(index: &T, offset: u64) -> Result<()> {
-    let _one_at_a_time = index.core().begin_recovery(offset)?;
-    let segment = index.segment(offset)?;
-    if !index.is_fresh(segment) {
-        let prefix = prefix_of(index, offset)?;
-        index.persist_contents(segment);
-        match index.finish_structure(offset, segment, prefix) {
-            Ok(Some(prefix)) => index.finish_contents(segment, prefix),
-            Ok(None) => return Ok(()),
-            Err(error) => {
-                index.recovery_failed(segment);
-                return Err(error);
-            }
-        }
-        index.core().count_recovered();
-    }
-    index.admit(offset)
-}
-
-/// Returns the prefix of the segment at `offset`.
-///
-/// # Errors
-/// `Damaged` if there is no segment at `offset`.
-pub fn prefix_of<T: Segmented>(index: &T, offset: u64) -> Result<HashPrefix> {
-    prefix_at::<HeaderOf<T>, _>(index.core().medium(), offset)
-        .ok_or_else(|| Error::damaged(offset, "there is no segment where one should be"))
-}
-
-/// Implements [`Recoverable::finish_structure`] for indexes with a directory.
+/// Finishes a structure change that a crash has interrupted, under a directory. See
+/// [`SegmentMap`](super::map::SegmentMap::finish_structure).
 ///
 /// # Errors
 /// See there.
@@ -105,10 +34,22 @@ pub fn finish_structure<T: Directed>(
     segment: &T::Segment,
     prefix: HashPrefix,
 ) -> Result<Option<HashPrefix>> {
-    let latch = index.directory().share();
+    ensure_deep::<T>(offset, prefix)?;
+    let latch = index.map().directory.share();
     let finished = Finishing { index, offset, latch: &latch }.finish(segment, prefix);
     drop(latch);
-    if T::MERGES { index.directory().none_if_unreferenced(offset, finished) } else { finished }
+    if T::MERGES { index.map().directory.none_if_unreferenced(offset, finished) } else { finished }
+}
+
+/// Checks that the prefix of a segment is at least as deep as the index requires.
+///
+/// # Errors
+/// `Damaged`.
+pub fn ensure_deep<T: Directed>(offset: u64, prefix: HashPrefix) -> Result<()> {
+    if prefix.depth < T::DEPTH_MIN {
+        return Err(Error::damaged(offset, "impossible prefix of a segment"));
+    }
+    Ok(())
 }
 
 /// The recovery of the directory entries of one segment.
@@ -123,7 +64,7 @@ struct Finishing<'a, T: Directed> {
 
 impl<T: Directed> Finishing<'_, T> {
     fn finish(&self, segment: &T::Segment, mut prefix: HashPrefix) -> Result<Option<HashPrefix>> {
-        let (m, directory) = (self.index.core().medium(), self.index.directory());
+        let (m, directory) = (self.index.core().medium(), &self.index.map().directory);
         if prefix.depth > directory.depth() {
             return Err(Error::damaged(self.offset, "a segment is deeper than the directory"));
         }
@@ -151,7 +92,7 @@ impl<T: Directed> Finishing<'_, T> {
 
     /// Returns the offset of the segment that the first entry of a range refers to.
     fn first(&self, range: HashPrefix) -> u64 {
-        T::offset_in(self.index.directory().first(range, self.latch))
+        T::offset_in(self.index.map().directory.first(range, self.latch))
     }
 
     fn prefix_at(&self, offset: u64) -> Option<HashPrefix> {
@@ -162,7 +103,7 @@ impl<T: Directed> Finishing<'_, T> {
     /// merged.
     fn merged_into(&self, prefix: HashPrefix) -> Option<u64> {
         let parent = prefix.parent().filter(|_| T::MERGES)?;
-        let entry = self.index.directory().first(parent.half(1), self.latch);
+        let entry = self.index.map().directory.first(parent.half(1), self.latch);
         let named = T::offset_in(entry);
         (named != self.offset && self.prefix_at(named) == Some(parent)).then_some(entry)
     }
@@ -171,8 +112,8 @@ impl<T: Directed> Finishing<'_, T> {
     /// does not show it yet. The upper half may have been split again since, any number of times,
     /// as that does not involve this segment.
     fn is_split_unfinished(&self, prefix: HashPrefix) -> bool {
-        let splits = prefix.depth < self.index.directory().depth();
-        if !splits || self.index.core().medium().mutant("DA-3") {
+        let splits = prefix.depth < self.index.map().directory.depth();
+        if !splits || self.index.core().medium().mutant(mistakes::SPLIT_UNFINISHED) {
             return false;
         }
         let upper = prefix.half(1);
@@ -192,16 +133,16 @@ impl<T: Directed> Finishing<'_, T> {
             return Err(Error::damaged(self.offset, what));
         }
         let prefix_of = |named| self.prefix_at(named);
-        self.index.directory().finish_range(sibling, self.offset, prefix_of, self.latch);
+        self.index.map().directory.finish_range(sibling, self.offset, prefix_of, self.latch);
         Ok(())
     }
 
     /// Corrects the entries that still refer to the two segments that were merged into this one.
     fn finish_own_range(&self, prefix: HashPrefix) {
         if !T::MERGES
-            || prefix.depth >= self.index.directory().depth()
+            || prefix.depth >= self.index.map().directory.depth()
             || self.first(prefix.half(1)) != self.offset
-            || self.index.core().medium().mutant("DA-5")
+            || self.index.core().medium().mutant(mistakes::MERGE_UNFINISHED)
         {
             return;
         }
@@ -215,7 +156,7 @@ impl<T: Directed> Finishing<'_, T> {
     fn swap_entries(&self, range: HashPrefix, right: u64, wrong: impl Fn(u64) -> bool) {
         let m = self.index.core().medium();
         let mut changed = false;
-        for entry in self.index.directory().range(range, self.latch) {
+        for entry in self.index.map().directory.range(range, self.latch) {
             let word = m.load(entry);
             if wrong(T::offset_in(word)) && m.cas(entry, word, right).is_ok() {
                 m.flush(entry);
@@ -234,10 +175,10 @@ impl<T: Directed> Finishing<'_, T> {
 pub fn for_each_named<T: Directed>(index: &T, mut each: impl FnMut(u64)) {
     let (mut cursor, mut last) = (Some(0), None);
     while let Some(hash) = cursor {
-        let offset = T::offset_in(index.directory().locate(hash));
+        let offset = T::offset_in(index.map().directory.locate(hash));
         if last.replace(offset) != Some(offset) {
             each(offset);
         }
-        cursor = first_hash_after(hash, index.directory().depth());
+        cursor = first_hash_after(hash, index.map().directory.depth());
     }
 }

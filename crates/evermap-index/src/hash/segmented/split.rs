@@ -7,26 +7,18 @@
 //! the prefix.
 
 use evermap_pm::medium::Note;
-use evermap_pm::{Guard, Medium, Result};
+use evermap_pm::{Guard, Medium, Pool, Result};
 
-use super::{SegmentHeader, SegmentLayout, Segmented};
-use crate::hash::directory::{Directory, Reserved};
+use super::core::HasCore;
+use super::extendible::Extendible;
+use super::map::Split;
+use super::{SegmentHeader, SegmentLayout, Segmented, prefix_of};
+use crate::hash::directory::{Directory, OFFSET, Reserved};
 use crate::hash::hash_prefix::HashPrefix;
+use crate::hash::mistakes;
 
-/// The outcome of an attempt to split a segment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Split {
-    /// The segment was split or otherwise changed, by this thread or another one: the caller tries
-    /// again.
-    Done,
-    /// A split would not help, or would make the directory too large: the caller uses the chain.
-    Refused,
-    /// The same, because no split would separate the records of the segment.
-    Inseparable,
-}
-
-/// An index whose segments are found by a [`Directory`].
-pub trait Directed: Segmented {
+/// An index whose segments a directory names: the steps of a split and of a merge.
+pub trait Directed: Segmented<Map = Extendible<<Self as HasCore>::Medium>> {
     /// The records of a segment, divided into those that stay and those that move.
     type Halves;
     /// The state of a new or rewritten segment that [`unlock_rebuilt`](Self::unlock_rebuilt) needs.
@@ -36,30 +28,13 @@ pub trait Directed: Segmented {
 
     /// Whether segments are merged, as well as split.
     const MERGES: bool;
-
-    /// Returns the directory.
-    fn directory(&self) -> &Directory<Self::Medium>;
-
-    /// Returns the directory entry for the segment at `offset`.
-    #[inline(always)]
-    fn entry_for(&self, offset: u64) -> u64 {
-        offset
-    }
-
-    /// Returns the offset of the segment that a directory entry refers to.
-    #[inline(always)]
-    fn offset_in(entry: u64) -> u64 {
-        entry
-    }
-
-    /// Counts a split.
-    fn count_split(&self);
-
-    /// Locks the segment at `offset` as a whole. Returns `None` if it no longer serves `hash`.
-    ///
-    /// # Errors
-    /// `Damaged`, `Poisoned`.
-    fn lock_whole(&self, offset: u64, hash: u64) -> Result<Option<Self::Locked<'_>>>;
+    /// Whether directory entries contain the generation of the opener that recovered the segment,
+    /// above the offset.
+    const ENTRIES_ARE_STAMPED: bool = false;
+    /// The least depth of a segment.
+    const DEPTH_MIN: u32 = 0;
+    /// The number of bytes up to which the directory may always grow.
+    const FREE_DIRECTORY: u64;
 
     /// Divides the records of a locked segment with this prefix. Returns
     /// [`Refused`](Split::Refused) or [`Inseparable`](Split::Inseparable) as an error if a split
@@ -88,10 +63,6 @@ pub trait Directed: Segmented {
         halves: &mut Self::Halves,
     ) -> Result<Self::Rebuilt<'_>>;
 
-    /// Frees the other blocks of a segment that was built, but that the directory never referred
-    /// to.
-    fn free_unpublished(&self, _segment: &Self::Segment) {}
-
     /// Makes a locked segment the lower half, durably. The directory refers to the upper half
     /// already.
     fn settle_lower<'a>(
@@ -108,12 +79,62 @@ pub trait Directed: Segmented {
     /// Stores the prefix of a segment: the last step of a split that a crash has interrupted after
     /// it was committed.
     fn store_finished_prefix(&self, segment: &Self::Segment, prefix: HashPrefix);
+
+    /// Returns whether two siblings hold so few records that they are to be merged. Approximate:
+    /// they need not be locked.
+    fn are_sparse(&self, _siblings: [&Self::Segment; 2]) -> bool {
+        false
+    }
+
+    /// Writes the records of two locked siblings into a new segment with this prefix, locked, and
+    /// flushes it without a fence. Returns `None` if they are not [sparse](Self::are_sparse) after
+    /// all, or if there is no room for them.
+    fn build_merged(
+        &self,
+        _block: u64,
+        _parent: HashPrefix,
+        _siblings: [&Self::Segment; 2],
+    ) -> Option<Self::Rebuilt<'_>> {
+        None
+    }
+
+    /// Stores `entry` in the range of the right half of `parent`, and then in the whole range of
+    /// `parent`, durably.
+    fn publish_merged(&self, parent: HashPrefix, entry: u64) {
+        let (m, directory) = (self.core().medium(), &self.map().directory);
+        let latch = directory.share();
+        let mut ranges = [parent.half(1), parent];
+        if m.mutant(mistakes::MERGE_LEFT_FIRST) {
+            ranges.reverse();
+        }
+        for range in ranges {
+            directory.point(range, entry, &latch);
+            m.fence();
+        }
+    }
+
+    /// Returns the bits above the offset in directory entries of the opener with this generation.
+    #[inline(always)]
+    fn stamp(generation: u64) -> u64 {
+        if Self::ENTRIES_ARE_STAMPED { generation << OFFSET.count_ones() } else { 0 }
+    }
+
+    /// Returns the directory entry for the segment at `offset`.
+    fn entry_for(&self, offset: u64) -> u64 {
+        offset | Self::stamp(self.core().generation)
+    }
+
+    /// Returns the offset of the segment that a directory entry refers to.
+    #[inline(always)]
+    fn offset_in(entry: u64) -> u64 {
+        if Self::ENTRIES_ARE_STAMPED { entry & OFFSET } else { entry }
+    }
 }
 
 /// The space that a split has allocated before it locks a segment. Frees it when dropped.
 struct Reservation<'a, M: Medium> {
     directory: &'a Directory<M>,
-    pool: &'a evermap_pm::Pool<M>,
+    pool: &'a Pool<M>,
     block: Option<u64>,
     doubled: Option<Reserved>,
 }
@@ -133,6 +154,31 @@ pub fn allocate_segment<T: Segmented>(index: &T) -> Result<u64> {
     index.core().pool.allocate_exact(size_of::<T::Segment>() as u64)
 }
 
+/// Splits a segment that serves `hash`. Refuses if the directory would have to double and would
+/// become too large for the number of segments.
+///
+/// # Errors
+/// `NoSpace`; nothing has changed then.
+#[cold]
+pub fn split_in_proportion<T: Directed>(
+    index: &T,
+    segment: &T::Segment,
+    hash: u64,
+    guard: &Guard<'_>,
+) -> Result<Split> {
+    let m = index.core().medium();
+    let Some(prefix) = prefix_of(m, segment) else {
+        // Damaged: the next access reports it.
+        return Ok(Split::Done);
+    };
+    let doubles = prefix.depth >= index.map().directory.depth();
+    let bytes = size_of::<T::Segment>() as u64;
+    if doubles && !index.map().may_double(bytes, T::FREE_DIRECTORY) {
+        return Ok(Split::Refused);
+    }
+    split(index, m.offset_of(segment), hash, prefix, guard)
+}
+
 /// Splits the segment at `offset`, which serves `hash` and had this prefix. Does nothing if another
 /// thread has changed the segment.
 ///
@@ -146,7 +192,7 @@ pub fn split<T: Directed>(
     guard: &Guard<'_>,
 ) -> Result<Split> {
     // All space is reserved before a segment is locked.
-    let (directory, pool) = (index.directory(), &*index.core().pool);
+    let (directory, pool) = (&index.map().directory, &*index.core().pool);
     let block = Some(allocate_segment(index)?);
     let mut reservation = Reservation { directory, pool, block, doubled: None };
     if prefix.depth >= directory.depth() {
@@ -196,16 +242,18 @@ fn split_locked<'a, T: Directed>(
     // directory refers to it, but can use it only once that is durable too.
     let (entry, doubled) = (index.entry_for(block), &mut reservation.doubled);
     let new = index.segment(block)?;
-    if !index.directory().publish(upper, entry, doubled, guard) {
+    if !index.map().directory.publish(upper, entry, doubled, guard) {
         // The directory was halved meanwhile, and no space is reserved for doubling it: begin
         // again.
-        index.free_unpublished(new);
+        let pool = &index.core().pool;
+        index.chain_blocks(new).into_iter().for_each(|block| pool.free_unpublished(block));
         reservation.block = Some(block);
         index.unlock_unchanged(locked);
         return Ok(Split::Done);
     }
     let remaining = index.settle_lower(locked, lower, halves, guard);
-    index.count_split();
+    index.core().count_split();
+    index.map().count_split();
     index.core().refusals.forget(m.offset_of(segment));
     index.unlock_rebuilt(new, built);
     index.unlock_rebuilt(segment, remaining);

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 
 use evermap_pm::{Error, Guard, Medium, Result};
 
+use super::map::SegmentMap;
 use super::{Segmented, prefix_of};
 use crate::hash::hash_prefix::{HashPrefix, first_hash_after};
 use crate::hash::walk_order::Ranked;
@@ -68,11 +69,11 @@ fn step<T: Segmented, C>(
 ) -> (Result<(C, Result<()>)>, Option<u64>) {
     let (m, from) = (index.core().medium(), *ranks.start());
     loop {
-        let locked = match index.lock_holder(from) {
+        let locked = match lock_holder(index, from) {
             Ok(Some(locked)) => locked,
             // The segment was split or merged before it was locked: try again.
             Ok(None) => continue,
-            Err(error) => return (Err(error), first_hash_after(from, index.depth())),
+            Err(error) => return (Err(error), first_hash_after(from, index.map().depth())),
         };
         let segment = T::segment_in(&locked);
         let offset = m.offset_of(segment);
@@ -86,15 +87,23 @@ fn step<T: Segmented, C>(
             Some((copied, depth)) => (Ok(copied), first_hash_after(from, depth)),
             None => {
                 let what = "a segment does not serve the hash that led to it";
-                (Err(Error::damaged(offset, what)), first_hash_after(from, index.depth()))
+                (Err(Error::damaged(offset, what)), first_hash_after(from, index.map().depth()))
             }
         };
     }
 }
 
+/// Locks the segment that holds the records of a rank. Returns `None` if the index changed while
+/// this thread waited.
+fn lock_holder<T: Segmented>(index: &T, rank: u64) -> Result<Option<T::Locked<'_>>> {
+    let hash = T::Map::unrank(rank);
+    let (offset, _) = index.map().holder(index.core().medium(), hash)?;
+    index.lock_whole(offset, hash)
+}
+
 impl<T: Segmented> Ranked for T {
     fn range_bits(&self) -> u32 {
-        self.segments().max(1).ilog2()
+        self.map().segments().max(1).ilog2()
     }
 
     fn show(
@@ -136,7 +145,9 @@ pub fn stats<T: Segmented>(index: &T) -> Result<Stats> {
     )?;
     stats.dram_bytes = size_of::<T>() as u64;
     index.core().complete_stats(&mut stats);
-    index.complete_stats(segments, links, &mut stats);
+    stats.capacity = links * T::LINK.0 as u64;
+    stats.pm_bytes = links * T::LINK.1;
+    index.map().complete_stats(segments, &mut stats);
     Ok(stats)
 }
 
@@ -146,7 +157,7 @@ pub fn visit<T: Segmented>(index: &T, visitor: &mut dyn Visitor) -> Result<()> {
     {
         // A block that is replaced meanwhile must not be reused before the visitor has seen it.
         let _guard = index.core().pool.pin();
-        index.visit_structure(visitor);
+        index.map().visit(visitor);
     }
     let mut segments = 0;
     walk(
@@ -157,7 +168,7 @@ pub fn visit<T: Segmented>(index: &T, visitor: &mut dyn Visitor) -> Result<()> {
         },
         |(offset, chain, pairs)| {
             segments += 1;
-            if T::SEGMENTS_ARE_BLOCKS {
+            if T::Map::SEGMENTS_ARE_BLOCKS {
                 visitor.block(offset);
             }
             chain.into_iter().for_each(|block| visitor.block(block));
@@ -168,6 +179,6 @@ pub fn visit<T: Segmented>(index: &T, visitor: &mut dyn Visitor) -> Result<()> {
     if visitor.is_done() {
         return Ok(());
     }
-    index.visited(segments);
+    index.map().visited(segments);
     Ok(())
 }

@@ -17,24 +17,18 @@
 //! * Two sibling segments that together fill at most a quarter of one are merged into a new
 //!   segment, without a change to either sibling.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
-use evermap_pm::{Guard, Medium, Pool, Result};
+use evermap_pm::medium::Note;
+use evermap_pm::{Guard, Medium, Result};
 
 use super::Dash;
-use super::expansion::{Expansion, Found};
-use super::layout::{HashPrefix, Root, SLOTS_MAX, Segment};
-use crate::hash::directory;
+use super::layout::{HashPrefix, SLOTS_MAX, Segment};
+use super::rebuild::{Headers, Placed};
+use crate::hash::hash_prefix::are_separable;
 use crate::hash::segmented::Segmented;
-use crate::hash::segmented::apply::Chain;
-use crate::hash::segmented::check::check_directory;
-use crate::hash::segmented::merge::{merge_if_sparse, split_in_proportion};
-use crate::hash::segmented::recover::{finish_structure, for_each_named};
-use crate::hash::segmented::split::Split;
-use crate::{Bytes, Key, Stats, Visitor};
+use crate::hash::segmented::map::Split;
+use crate::hash::segmented::split::Directed;
+use crate::{Bytes, Key};
 
-mod structure;
 #[cfg(test)]
 mod tests;
 
@@ -54,132 +48,92 @@ pub type WideStash<K, M> = DashEh<K, M, 64, 4>;
 /// Dash-EH over byte strings.
 pub type DashBytes<M> = DashEh<Bytes, M>;
 
-impl Found for directory::Found<'_> {
-    #[inline(always)]
-    fn segment(&self) -> u64 {
-        self.segment
-    }
+impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> DashEh<K, M, B, S, N> {
+    /// The greatest number of records that two siblings may hold together to be merged.
+    const MERGED_MAX: usize = Self::SLOTS / 4;
 }
 
-impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Expansion<K, M, B, S, N>
-    for Extendible<M>
+impl<K: Key, M: Medium, const B: usize, const S: usize, const N: usize> Directed
+    for DashEh<K, M, B, S, N>
 {
-    const NAME: [u8; 8] = *b"DASHEH\0\0";
-    const ROOT_BYTES: u64 = size_of::<Root>() as u64;
-    const SEGMENTS_ARE_BLOCKS: bool = true;
-    const CHAIN: Chain = Chain::Avoid;
+    /// The records that stay, and those that move.
+    type Halves = [Vec<Placed>; 2];
+    type Rebuilt<'a> = Headers<B, S>;
 
-    type Found<'a> = directory::Found<'a>;
+    const MERGES: bool = true;
+    const FREE_DIRECTORY: u64 = if B < 64 { 256 } else { 1 << 20 };
 
-    #[inline(always)]
-    fn rank(hash: u64) -> u64 {
-        hash
-    }
-
-    fn unrank(rank: u64) -> u64 {
-        rank
-    }
-
-    fn create(pool: &Arc<Pool<M>>, root: u64, depth: u32) -> Result<(Self, Vec<u64>)> {
-        Extendible::create(pool, root, depth, size_of::<Segment<B, S>>() as u64, 0)
-    }
-
-    fn open(pool: &Arc<Pool<M>>, root: u64) -> Result<Self> {
-        Extendible::open(pool, root)
-    }
-
-    #[inline(always)]
-    fn find<'a>(&'a self, _m: &'a M, hash: u64) -> Result<directory::Found<'a>> {
-        Ok(self.directory.find(hash))
-    }
-
-    #[inline(always)]
-    fn holder<'a>(&'a self, _m: &'a M, hash: u64) -> Result<directory::Found<'a>> {
-        // A segment holds all of its records as soon as the directory refers to it.
-        Ok(self.directory.find(hash))
-    }
-
-    #[inline(always)]
-    fn is_current(&self, m: &M, _hash: u64, found: &directory::Found<'_>) -> bool {
-        self.directory.is_current(m, found)
-    }
-
-    fn depth(&self) -> u32 {
-        self.directory.depth()
-    }
-
-    fn segments(&self) -> u64 {
-        self.segments()
-    }
-
-    fn prepare(
-        dash: &DashEh<K, M, B, S, N>,
-        offset: u64,
-        _hash: u64,
-        _guard: &Guard<'_>,
-    ) -> Result<bool> {
-        dash.recover(offset).map(|()| true)
-    }
-
-    fn finish_structure(
-        dash: &DashEh<K, M, B, S, N>,
-        offset: u64,
-        segment: &Segment<B, S>,
+    fn divide(
+        &self,
+        segment: &&Segment<B, S>,
         prefix: HashPrefix,
-    ) -> Result<Option<HashPrefix>> {
-        finish_structure(dash, offset, segment, prefix)
+    ) -> std::result::Result<[Vec<Placed>; 2], Split> {
+        let halves = self.halves_of(segment, prefix.half(1));
+        let all = match &halves {
+            [all, none] | [none, all] if none.is_empty() => all,
+            _ => return Ok(halves),
+        };
+        let separable = are_separable(all.iter().map(|placed| placed.record.hash));
+        if separable { Ok(halves) } else { Err(Split::Inseparable) }
     }
 
-    #[cold]
-    fn split(
-        dash: &DashEh<K, M, B, S, N>,
-        segment: &Segment<B, S>,
-        hash: u64,
+    fn build_upper(
+        &self,
+        block: u64,
+        upper: HashPrefix,
+        _: &&Segment<B, S>,
+        [_, moving]: &mut [Vec<Placed>; 2],
+    ) -> Result<Headers<B, S>> {
+        self.build(block, Some(upper), moving.iter().map(|placed| placed.record))
+    }
+
+    fn settle_lower<'a>(
+        &'a self,
+        segment: &'a Segment<B, S>,
+        lower: HashPrefix,
+        [staying, moving]: [Vec<Placed>; 2],
         guard: &Guard<'_>,
-    ) -> Result<Split> {
-        split_in_proportion(dash, segment, hash, guard)
+    ) -> Headers<B, S> {
+        let m = self.medium();
+        // The moved records are removed from this segment only now that the move is durable. Until
+        // the prefix is stored, recovery sees from the directory that this segment is the lower
+        // half.
+        let remaining = self.settle(segment, lower, &staying, &moving);
+        m.store(&segment.header.prefix, lower.encode());
+        m.note(Note::Harmless("late, a crash finds the split in the directory, and finishes it"));
+        m.flush(&segment.header.prefix);
+        m.fence();
+        self.trim_chain(segment, guard);
+        remaining
     }
 
-    fn lengthened(_dash: &DashEh<K, M, B, S, N>, _hash: u64) -> Result<()> {
-        Ok(())
+    fn unlock_rebuilt(&self, segment: &Segment<B, S>, headers: Headers<B, S>) {
+        self.unlock_all(segment, &headers);
     }
 
-    fn emptied(
-        dash: &DashEh<K, M, B, S, N>,
-        segment: &Segment<B, S>,
-        hash: u64,
-        guard: &Guard<'_>,
-    ) -> Result<()> {
-        merge_if_sparse(dash, segment, hash, guard)
+    fn store_finished_prefix(&self, segment: &Segment<B, S>, prefix: HashPrefix) {
+        let m = self.medium();
+        m.store(&segment.header.prefix, prefix.encode());
+        m.note(Note::Harmless(
+            "late, a crash finds the split in the directory, and finishes it again",
+        ));
+        m.flush(&segment.header.prefix);
     }
 
-    fn make_all_stale(dash: &DashEh<K, M, B, S, N>) -> Result<()> {
-        for_each_named(dash, |offset| {
-            if let Ok(segment) = dash.segment(offset) {
-                dash.make_stale(segment);
-            }
-        });
-        Ok(())
+    fn are_sparse(&self, siblings: [&Segment<B, S>; 2]) -> bool {
+        let records: usize = siblings.map(|segment| self.count_records(segment)).iter().sum();
+        records <= Self::MERGED_MAX
     }
 
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.block(self.directory.block());
-    }
-
-    fn visited(&self, segments: u64) {
-        self.count_all(segments);
-    }
-
-    fn complete(&self, segments: u64, stats: &mut Stats) {
-        let segment = (((B + S) * N) as u64, size_of::<Segment<B, S>>() as u64);
-        self.complete_stats(segments, segment, stats);
-    }
-
-    fn check(
-        dash: &DashEh<K, M, B, S, N>,
-        found: &HashMap<u64, HashPrefix>,
-        problems: &mut Vec<String>,
-    ) {
-        check_directory(dash, found, problems);
+    fn build_merged(
+        &self,
+        block: u64,
+        parent: HashPrefix,
+        siblings: [&Segment<B, S>; 2],
+    ) -> Option<Headers<B, S>> {
+        let records: Vec<_> =
+            siblings.iter().flat_map(|segment| self.all_records(segment)).collect();
+        let fits = records.len() <= Self::MERGED_MAX;
+        fits.then(|| self.build(block, Some(parent), records.into_iter()).ok()).flatten()
     }
 }

@@ -56,7 +56,7 @@ fn a_stamp_of_an_earlier_opener_is_ignored() {
         let segments = index.stats(&pool.pin()).unwrap().segments;
         // A process terminates while it holds the locks of all buckets.
         for key in keys() {
-            let segment = index.segment(index.expansion.directory.locate(key)).unwrap();
+            let segment = index.segment(index.map.directory.locate(key)).unwrap();
             for bucket in &segment.normal {
                 let version = Version(sim.load(&bucket.version));
                 sim.store_transient(&bucket.version, version.locked().0);
@@ -83,7 +83,7 @@ fn a_bucket_that_stays_stale_is_reported() {
     let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
     let (sim, pool, index) = filled::<Plain>(keys());
     for key in keys() {
-        let segment = index.segment(index.expansion.directory.locate(key)).unwrap();
+        let segment = index.segment(index.map.directory.locate(key)).unwrap();
         for bucket in &segment.normal {
             sim.store_transient(&bucket.version, Version::fresh(index.core.generation - 1).0);
         }
@@ -101,7 +101,7 @@ fn a_bucket_that_stays_stale_is_reported() {
 #[test]
 fn a_damaged_chain_is_ended_durably() {
     let (sim, pool, index) = filled::<Plain>(0..4);
-    let link = &index.segment(index.expansion.directory.locate(0)).unwrap().header.chain;
+    let link = &index.segment(index.map.directory.locate(0)).unwrap().header.chain;
     sim.store(link, 1 << 40);
     let at = sim.offset_of(link);
     drop((index, pool));
@@ -118,7 +118,7 @@ fn a_range_that_recovery_has_finished_stays_finished() {
     // Several segments, of which all but one have many entries.
     let spread = (0..64).map(|key| key << 58 | 1);
     let (sim, pool, index) = filled::<Plain>(spread.chain((2..400).map(|key| key << 34)));
-    let entries = index.expansion.directory.entries();
+    let entries = index.map.directory.entries();
     let names = |at: usize| sim.load(&entries[at]);
     let prefix = |at: usize| prefix_at::<Header, _>(index.medium(), names(at)).unwrap();
     // The last entry of an upper half, and an entry of the lower half.
@@ -152,7 +152,7 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     let keys = |count: u64| (1..count).map(|key: u64| key.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let wide = || keys(100).map(|key| key >> 1);
     let (sim, pool, index) = filled::<Plain>(wide().chain(keys(400).map(|key| key >> 1 | 1 << 63)));
-    let locate = |index: &Tiny<Plain, Sim>, key| index.expansion.directory.locate(key);
+    let locate = |index: &Tiny<Plain, Sim>, key| index.map.directory.locate(key);
     let segments = |index: &_| wide().map(|key| locate(index, key)).collect::<BTreeSet<u64>>();
     let before = segments(&index);
     for key in wide() {
@@ -170,7 +170,7 @@ fn what_was_merged_away_and_split_again_is_no_damage() {
     for segment in merged {
         index.recover(segment).unwrap();
         // If an entry for other hashes refers to the segment, the directory is damaged.
-        let entry = index.expansion.directory.entries().last().unwrap();
+        let entry = index.map.directory.entries().last().unwrap();
         let right = sim.load(entry);
         sim.store(entry, segment);
         assert!(index.recover(segment).is_err());
@@ -218,8 +218,7 @@ fn a_chain_leads_to_empty_buckets_only() {
         let key = keys.next().unwrap();
         index.insert(key, key, &pool.pin()).unwrap();
     };
-    let chain =
-        || sim.load(&index.segment(index.expansion.directory.locate(0)).unwrap().header.chain);
+    let chain = || sim.load(&index.segment(index.map.directory.locate(0)).unwrap().header.chain);
     while chain() == 0 {
         insert();
     }
@@ -257,15 +256,14 @@ fn a_chain_leads_to_empty_buckets_only() {
 #[test]
 fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
     let (sim, pool, index) = filled::<Crowded>(0..0);
-    let chain =
-        || sim.load(&index.segment(index.expansion.directory.locate(0)).unwrap().header.chain);
+    let chain = || sim.load(&index.segment(index.map.directory.locate(0)).unwrap().header.chain);
     for key in 0..100 {
         record(&sim, || {
             let keep = &mut |_| Action::Keep;
             index.mutate(key, MutateMode::MayInsert, &pool.pin(), keep).unwrap();
         });
         if chain() != 0 {
-            let header = &index.segment(index.expansion.directory.locate(0)).unwrap().header;
+            let header = &index.segment(index.map.directory.locate(0)).unwrap().header;
             return is_kept(&sim, &header.chain);
         }
         index.insert(key, key, &pool.pin()).unwrap();
@@ -278,7 +276,7 @@ fn a_longer_chain_is_durable_whatever_comes_of_the_record() {
 #[test]
 fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     let (sim, pool, index) = filled::<Crowded>(0..0);
-    let header = || &index.segment(index.expansion.directory.locate(0)).unwrap().header;
+    let header = || &index.segment(index.map.directory.locate(0)).unwrap().header;
     let last = (0..100)
         .find(|&key| {
             index.insert(key, key, &pool.pin()).unwrap();
@@ -296,7 +294,7 @@ fn an_empty_block_of_a_chain_is_unlinked_for_good() {
 #[test]
 fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let (sim, pool, index) = filled::<Plain>(0..4);
-    let segment = index.segment(index.expansion.directory.locate(0)).unwrap();
+    let segment = index.segment(index.map.directory.locate(0)).unwrap();
     let strange = &segment.normal[2];
     let before = meta_of(&sim, strange).0;
     let slot = free_slot(meta_of(&sim, strange), 4).unwrap();
@@ -315,7 +313,7 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
 #[test]
 fn what_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index) = filled::<Crowded>(0..40);
-    let directory = &index.expansion.directory;
+    let directory = &index.map.directory;
     let segment = index.segment(directory.locate(0)).unwrap();
     let chain = sim.at::<Bucket>(sim.load(&segment.header.chain)).expect("a chain");
     let words = [
@@ -346,9 +344,8 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
     let crowd =
         (0..500).map(|key: u64| 1 << 63 | key << 54 | key.wrapping_mul(0x9e37_79b1) & 0xffff);
     let (sim, pool, index) = filled::<Plain>(crowd);
-    let depth = index.expansion.directory.depth();
-    let load =
-        |index: &Tiny<Plain, Sim>, at: usize| sim.load(&index.expansion.directory.entries()[at]);
+    let depth = index.map.directory.depth();
+    let load = |index: &Tiny<Plain, Sim>, at: usize| sim.load(&index.map.directory.entries()[at]);
     let prefix = |index: &Tiny<Plain, Sim>, at| {
         prefix_at::<Header, _>(index.medium(), load(index, at)).unwrap()
     };
@@ -365,7 +362,7 @@ fn a_half_that_is_split_again_before_its_split_was_finished_keeps_its_records() 
                first: usize,
                before: u64,
                lower: (u64, HashPrefix)| {
-        let entries = &index.expansion.directory.entries()[first + 1..end];
+        let entries = &index.map.directory.entries()[first + 1..end];
         assert!(!entries.is_empty() && load(&index, first) != before);
         entries.iter().for_each(|entry| sim.store(entry, before));
         sim.store(&index.segment(lower.0).unwrap().header.prefix, lower.1.encode());

@@ -1,0 +1,34 @@
+//! Mistakes of other implementations that tests can enable in Dash and in its directory: see
+//! [`Medium::mutant`](evermap_pm::Medium::mutant). The codes are those of `docs/design/dash.md`,
+//! which says who notices them. The first two are made by the region.
+
+/// The mark of a clean shutdown is not durably removed when the file is opened.
+pub const CLEAN_MARK_STAYS: &str = "DA-1";
+/// The generation is not flushed.
+pub const GENERATION_UNFLUSHED: &str = "DA-2";
+/// Recovery does not finish a committed split.
+pub const SPLIT_UNFINISHED: &str = "DA-3";
+/// A merge redirects the left half of its range before the right one.
+pub const MERGE_LEFT_FIRST: &str = "DA-4";
+/// Recovery leaves entries of a merged range pointing to the segments that were merged.
+pub const MERGE_UNFINISHED: &str = "DA-5";
+/// The root names an index that is not complete.
+pub const ROOT_TOO_EARLY: &str = "DA-6";
+/// A split changes entries of a directory that may be replaced meanwhile.
+pub const LATCH_RELEASED_EARLY: &str = "DA-7";
+/// Readers read from a locked bucket.
+pub const LOCKED_BUCKET_READ: &str = "DA-8";
+/// Recovery keeps both copies of a displaced record.
+pub const BOTH_COPIES_KEPT: &str = "DA-9";
+/// Recovery does not announce records in the stash.
+pub const STASH_UNANNOUNCED: &str = "DA-10";
+/// A record's removal is not durable before its slot is used again.
+pub const REMOVAL_UNFLUSHED: &str = "DA-11";
+/// A miss is not verified.
+pub const MISS_UNVERIFIED: &str = "DA-14";
+/// Recovery makes the entries that a split had not reached point to the segment of the first one,
+/// although parts of that half were split again since.
+pub const FIRST_ENTRY_DECIDES: &str = "DA-15";
+/// Recovery copies the left neighbour of such an entry, which can be another split's unfinished
+/// work.
+pub const NEIGHBOUR_DECIDES: &str = "DA-16";
