@@ -27,6 +27,10 @@ use super::bucket::{KeyHashes, Locks, Record};
 use super::layout::Version;
 use super::levels::{Site, View, region_bits, top_bits};
 
+/// A deliberate mistake that tests can enable: a record moves past a walk, which misses it or shows
+/// it twice.
+const MOVE_PASSES_WALK: &str = "LV-16";
+
 /// The binary logarithm of the number of hash ranges.
 const RANGE_BITS: u32 = 6;
 
@@ -180,7 +184,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// `false`, the record may move until they are released.
     #[inline(always)]
     pub(super) fn must_stay(&self, hashes: KeyHashes) -> bool {
-        self.walks.are_copying(hashes) && !self.medium().mutant("LV-16")
+        self.walks.are_copying(hashes) && !self.medium().mutant(MOVE_PASSES_WALK)
     }
 
     /// Calls `each` with the records of every unit, under a guard but without locks, until it

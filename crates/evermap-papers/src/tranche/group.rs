@@ -8,6 +8,7 @@ use super::ahead::Ahead;
 use super::arrays::Group;
 use super::image::{Item, bytes_of, fingerprint, home, nth, steps_to};
 use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, LINK, Named, OVERFLOWS_MAX, Shape};
+use super::mistakes;
 use super::place::Geometry;
 
 /// A record in a tranche.
@@ -268,8 +269,11 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
             }
             // Not "has free space": records of any size may have been removed here since a record
             // found no room, and a small one may fit where a large one did not.
-            let last =
-                if self.0.mutant("TM-1") { commit.has_room::<T>(2) } else { commit.pass == 0 };
+            let last = if self.0.mutant(mistakes::FREE_SPACE_ENDS_SEARCH) {
+                commit.has_room::<T>(2)
+            } else {
+                commit.pass == 0
+            };
             if last {
                 return Ok(Search::Ended(None));
             }

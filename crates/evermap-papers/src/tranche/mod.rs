@@ -74,6 +74,7 @@ mod image;
 mod items;
 pub mod layout;
 mod map;
+mod mistakes;
 pub mod place;
 mod placement;
 mod reserve;
@@ -102,7 +103,7 @@ pub use value::ValueRef;
 /// for the others: TM-1, which shows only while a record is displaced although its home has room,
 /// and growth returns such records; TM-2 and TM-6, which few schedules of threads show; and TM-5,
 /// for walks.
-pub const MUTANTS: &[&str] = &["TM-3", "TM-4"];
+pub const MUTANTS: &[&str] = &[mistakes::STRAYS_KEPT, mistakes::DUPLICATES_KEPT];
 
 /// Pairs of the keys `K` and words.
 struct Pairs<K>(PhantomData<fn(K) -> K>);

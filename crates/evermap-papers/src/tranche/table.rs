@@ -23,6 +23,7 @@ use super::image::{Image, bytes_of, home};
 use super::layout::{
     COMMIT, Commit, GROUP_WORD, Kind, LINK, Named, OVERFLOWS_MAX, Redo, Root, Shape, Version,
 };
+use super::mistakes;
 use super::place::{DEPTH_MAX, State};
 
 /// The configuration of a new table.
@@ -130,7 +131,7 @@ impl<'t, M: Medium> Locked<'t, M> {
         self.changed = true;
         if let Some(cell) = self.version_of(place)
             && self.tranches >> place & 1 == 0
-            && !self.medium.mutant("TM-6")
+            && !self.medium.mutant(mistakes::MOVE_UNANNOUNCED)
         {
             self.tranches |= 1 << place;
             // Nobody else stores it while the group is locked.
@@ -417,7 +418,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         // version. A group that has joined the table meanwhile has a later version, and what a
         // group had that has left has none.
         let moved = self.arrays.state_word() != state && self.group_of(hash) != group.index;
-        if moved && !m.mutant("TM-2") {
+        if moved && !m.mutant(mistakes::GROUP_NOT_CHECKED) {
             return None;
         }
         let result = match search(group, Reach::Home) {
@@ -447,7 +448,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             if version.is_readable(self.generation) {
                 // Asked again now: a move of the key has published the new state before it stored
                 // this version.
-                if self.group_of(hash) != index && !m.mutant("TM-2") {
+                if self.group_of(hash) != index && !m.mutant(mistakes::GROUP_NOT_CHECKED) {
                     continue;
                 }
                 let result = search(group, Reach::Group);
@@ -774,7 +775,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             let is_right = groups.mend_fingerprint(&stored, hash);
             // Left over by a move that a crash has interrupted before or after its commit. If its
             // fingerprint is wrong, it is damaged, and not there by mistake.
-            let stray = self.group_of(hash) != group.index && is_right && !m.mutant("TM-3");
+            let stray =
+                self.group_of(hash) != group.index && is_right && !m.mutant(mistakes::STRAYS_KEPT);
             if stray {
                 dropped.push(stored)
             } else {
@@ -782,7 +784,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             }
             Ok(())
         })?;
-        if !m.mutant("TM-4") {
+        if !m.mutant(mistakes::DUPLICATES_KEPT) {
             self.drop_duplicates(&mut live, &mut dropped);
         }
         dropped.iter().for_each(|stored| groups.mark_dead(stored));

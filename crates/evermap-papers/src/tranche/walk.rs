@@ -21,6 +21,7 @@ use evermap_index::hash::walk_order::Position;
 use evermap_pm::{Medium, Result};
 
 use super::group::Stored;
+use super::mistakes;
 use super::place::{Geometry, State};
 use super::table::{Format, Table};
 
@@ -121,7 +122,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             fence(Ordering::Acquire);
             let same = self.moves_in(set).load(Ordering::Relaxed) == moves
                 && self.arrays.state().depth == state.depth;
-            if same || growth.is_some() || self.medium().mutant("TM-5") {
+            if same || growth.is_some() || self.medium().mutant(mistakes::PAGE_NOT_CHECKED) {
                 let next = Self::behind(here, state);
                 return match self.region.ensure_writable() {
                     Ok(()) => (result, page, next),
