@@ -9,9 +9,9 @@ use evermap_pm::sync::Backoff;
 use evermap_pm::{Error, Medium, PmU64, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::BwTree;
 use super::layout::{Child, IDS, Intent, Link, Part, RECORD_HEADER, Record, TREE_MARK};
 use super::node::{BaseRef, Entry, known_deltas};
+use super::{BwTree, mistakes};
 
 /// A search finds another node to be merged each time that it starts anew: more often than a few
 /// times in a row only because of damage.
@@ -196,7 +196,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     #[inline(always)]
     pub(super) fn settled(&self, cell: &PmU64, word: u64, mark: u64) -> u64 {
         let m = self.medium();
-        if m.mutant("BW-1") && word & mark != 0 {
+        if m.mutant(mistakes::ACT_EARLY) && word & mark != 0 {
             let _ = m.cas_transient(cell, word, word & !mark);
             return word & !mark;
         }
@@ -410,7 +410,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let mut restarts = 0;
         loop {
             let end = self.descend(search, level)?;
-            if !end.node.is_frozen() || self.medium().mutant("BW-5") {
+            if !end.node.is_frozen() || self.medium().mutant(mistakes::CHANGE_FROZEN) {
                 return Ok(end);
             }
             self.restart(&end.node, &mut restarts)?;

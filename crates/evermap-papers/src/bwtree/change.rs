@@ -8,10 +8,10 @@ use evermap_pm::medium::Note;
 use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Error, Medium, PmU64, Result};
 
-use super::BwTree;
 use super::access::{End, Node, Search};
 use super::consolidate::Work;
 use super::layout::{Link, Part, RECORD_HEADER, Record};
+use super::{BwTree, mistakes};
 
 /// The number of locks for keys.
 const LOCKS: usize = 1024;
@@ -167,7 +167,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// faster. For `tag` see [`BaseRef::note_delta`](super::node::BaseRef::note_delta).
     pub(super) fn prepend(&self, node: &Node<'_>, part: Part, block: u64, tag: u64) -> bool {
         let m = self.medium();
-        if !m.mutant("BW-3") {
+        if !m.mutant(mistakes::PUBLISH_EARLY) {
             m.fence();
         }
         let word = node.word.with(part, block).0;

@@ -12,11 +12,11 @@ use evermap_index::recipe;
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
-use super::BwTree;
 use super::access::Node;
 use super::layout::{INTENT_BYTES, Link, RECORD_HEADER};
 use super::node::{BaseRef, Bounds, Entry, base_bytes};
 use super::table::LOST_IDS;
+use super::{BwTree, mistakes};
 
 /// What is to be done in the structure: something at a level, for the node with an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -343,7 +343,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let (m, id) = (self.medium(), self.new_id()?);
         let (cell, word) = (self.cell(id)?, Link(Link::base(block).0 | Link::NEW));
         m.store(cell, word.0);
-        if !m.mutant("BW-2") {
+        if !m.mutant(mistakes::SPLIT_EARLY) {
             m.flush(cell);
         }
         Ok(NewNode { id, cell, word })

@@ -9,11 +9,11 @@ use evermap_index::recipe;
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, Result};
 
-use super::BwTree;
 use super::access::{Node, Search};
 use super::consolidate::Work;
 use super::layout::{Link, Part, RECORD_HEADER, TREE_MARK};
 use super::node::{BaseRef, Bounds, Entry, base_bytes};
+use super::{BwTree, mistakes};
 
 /// How often a change of structure is tried if other threads are faster.
 pub(super) const ATTEMPTS: u32 = 8;
@@ -42,7 +42,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             // A node is only merged if it is in the level above, and that is changed first. So if
             // it is not frozen now, and `above` does not have it, then it will not be frozen unless
             // `above` is changed, and the exchange below fails.
-            let is_frozen = self.word_in(node.cell).is_frozen() && !m.mutant("BW-6");
+            let is_frozen =
+                self.word_in(node.cell).is_frozen() && !m.mutant(mistakes::TELL_OF_MERGED);
             if is_merged || is_frozen || self.child(&above, &search)?.0.id() == id {
                 return Ok(());
             }

@@ -15,11 +15,11 @@ use evermap_index::recipe;
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, Result};
 
-use super::BwTree;
 use super::access::{Node, Search};
 use super::consolidate::Work;
 use super::grow::ATTEMPTS;
 use super::layout::{INTENT_BYTES, Intent, Link, Part};
+use super::{BwTree, mistakes};
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Begins to merge a node into its left neighbour, if both fit into one node.
@@ -88,7 +88,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let damaged = || Error::damaged(above.base.offset, "a node of a tree has no such child");
         let entry = above.base.entries(m).find(|entry| entry.child == child);
         let (entry, level) = entry.zip(above.level().checked_sub(1)).ok_or_else(damaged)?;
-        if m.mutant("BW-4") {
+        if m.mutant(mistakes::MERGE_EARLY) {
             return Ok(true);
         }
         if !self.freeze(level, child, guard, todo)? {

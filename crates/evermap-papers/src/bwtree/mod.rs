@@ -75,6 +75,7 @@ mod consolidate;
 mod grow;
 pub mod layout;
 mod merge;
+pub mod mistakes;
 mod node;
 mod scan;
 mod table;
@@ -85,6 +86,7 @@ mod walk;
 use access::Search;
 use change::KeyLocks;
 use layout::{Base, INNER_ENTRY, KEY_SPACE, Link, Root};
+pub use mistakes::{MUTANTS, NOTICED_ELSEWHERE};
 use node::{BaseRef, Bounds};
 use table::Ids;
 
@@ -109,29 +111,6 @@ struct Events {
     splits: AtomicU64,
     merges: AtomicU64,
 }
-
-/// Mistakes that can be planted, and that tests notice.
-///
-/// * BW-1: readers and writers act on words that are not durable;
-/// * BW-2: a node is split before the word of the new node is durable;
-/// * BW-3: a delta becomes durable after the word that names it;
-/// * BW-4: a merge is taken for complete before the left node has the keys;
-/// * BW-5: a frozen node is changed;
-/// * BW-6: the level above is told of a node that was merged meanwhile.
-pub const MUTANTS: &[&str] = &["BW-1", "BW-2", "BW-3", "BW-4", "BW-5", "BW-6"];
-
-/// Mistakes that the workloads of the campaigns detect only by chance, and the tests that detect
-/// them.
-///
-/// BW-1 shows in few of all orders of threads: a thread that changes the same node stores the same
-/// word, and so makes durable what it has built on. Only a lookup of the same key, or a change in a
-/// node that was just split off, shows it, if it begins and ends while another thread is between
-/// its exchange of a word and the fence that follows.
-pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
-    ("BW-1", "noticed by `what_is_not_durable_and_acted_on_is_lost`"),
-    ("BW-5", "noticed by `a_frozen_node_is_not_changed`"),
-    ("BW-6", "noticed by `a_node_that_was_merged_is_not_added_to_the_level_above`"),
-];
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     const SHAPE: () = assert!(8 <= ITEMS && ITEMS <= 254 && ITEMS.is_multiple_of(2));

@@ -24,7 +24,7 @@ use super::layout::{Child, Link, Part, TREE_MARK};
 use super::node::{BaseRef, Bounds};
 use super::table::segment_words;
 use super::walk::Shown;
-use super::{BwTree, Tiny};
+use super::{BwTree, Tiny, mistakes};
 
 type Tree = InOrder<u64, Tiny<Sim>>;
 type Open = (Sim, Arc<Pool<Sim>>, Tree);
@@ -314,7 +314,7 @@ fn a_merge_survives_every_crash() {
 /// A thread has split a node, and comes to tell the level above when the new node has been merged.
 #[test]
 fn a_node_that_was_merged_is_not_added_to_the_level_above() {
-    for mutation in [None, Some(Mutation::Planted("BW-6"))] {
+    for mutation in [None, Some(Mutation::Planted(mistakes::TELL_OF_MERGED))] {
         let (sim, pool, index) = tree();
         let tree = &*index.index;
         insert(tree, (0..6).map(|key| 10 * key));
@@ -368,7 +368,8 @@ fn a_lookup_makes_durable_what_it_acts_on() {
 #[test]
 fn what_is_not_durable_and_acted_on_is_lost() {
     for word in [0, 2] {
-        let (sim, at, mark) = looked_up_before_it_was_durable(word, false, Some("BW-1"));
+        let (sim, at, mark) =
+            looked_up_before_it_was_durable(word, false, Some(mistakes::ACT_EARLY));
         let (now, lost) = (sim.load(sim.at(at).unwrap()), Cell::new(false));
         for_each_image(&sim, true, |image| {
             lost.set(lost.get() || (word_in(image, at) ^ now) & !mark != 0);
@@ -749,7 +750,8 @@ fn race(seed: u64, mutation: Option<Mutation>) -> bool {
 #[test]
 fn a_frozen_node_is_not_changed() {
     assert!((0..400).all(|seed| race(seed, None)));
-    let noticed = (0..400).find(|&seed| !race(seed, Some(Mutation::Planted("BW-5"))));
+    let noticed =
+        (0..400).find(|&seed| !race(seed, Some(Mutation::Planted(mistakes::CHANGE_FROZEN))));
     println!("noticed by {noticed:?}");
     assert!(noticed.is_some());
 }

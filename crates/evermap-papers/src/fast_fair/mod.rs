@@ -58,6 +58,7 @@ mod change;
 mod check;
 mod copies;
 pub mod layout;
+pub mod mistakes;
 mod scan;
 mod shift;
 mod split;
@@ -67,22 +68,13 @@ mod walk;
 
 use access::{NodeRef, Search};
 use layout::{NO_CHILD, RECORDS_MAX, Rest, Root};
+pub use mistakes::MUTANTS;
 
 /// FAST & FAIR in medium `M`, with up to `FULL` records in a node, which is from 4 to
 /// [`RECORDS_MAX`]. See the [module](self).
 pub struct FastFair<M: Medium, const FULL: usize = RECORDS_MAX> {
     memory: TreeMemory<M>,
 }
-
-/// Mistakes that can be planted, and that the crash campaign notices.
-///
-/// * FF-1: an insertion changes the next line before the last one is durable;
-/// * FF-2: a removal does (Witcher found that in the published code: it flushes the other end);
-/// * FF-3: the upper half stays in the node that is split;
-/// * FF-4: a record that was being inserted or removed at a crash stays (Witcher);
-/// * FF-5: a split is not completed after a crash;
-/// * FF-6: copies of words are trusted after a crash.
-pub const MUTANTS: &[&str] = &["FF-1", "FF-2", "FF-3", "FF-4", "FF-5", "FF-6"];
 
 /// The first word of the root.
 const KIND: u64 = u64::from_le_bytes(*b"FASTFAI\x04");

@@ -15,9 +15,9 @@
 use evermap_pm::Medium;
 use evermap_pm::medium::Note;
 
-use super::FastFair;
 use super::access::NodeRef;
 use super::layout::{LINE_RECORDS, VACANT};
+use super::{FastFair, mistakes};
 
 /// Why a crash seldom shows that the end of a node was not durable: recovery removes what the next
 /// node has too, but has to read leaves for that.
@@ -52,7 +52,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
             m.store(&records[to].at, m.load(&from.at));
             m.store(&records[to].prefix, m.load(&from.prefix));
             // Before anything is stored to the line of `from`.
-            if begins_line(to) && !m.mutant("FF-1") {
+            if begins_line(to) && !m.mutant(mistakes::INSERT_OUT_OF_ORDER) {
                 m.flush(&records[to]);
                 m.fence();
             }
@@ -87,7 +87,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
             m.store(&records[to].at, m.load(&from.at));
             // Before anything is stored to the line of `from`. The published code flushes as for an
             // insertion, at the other end of each line.
-            if begins_line(to + 1) && !m.mutant("FF-2") {
+            if begins_line(to + 1) && !m.mutant(mistakes::REMOVE_OUT_OF_ORDER) {
                 m.flush(&records[to]);
                 m.fence();
             }

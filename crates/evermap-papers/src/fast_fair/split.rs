@@ -16,10 +16,10 @@ use evermap_index::recipe;
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, Result};
 
-use super::FastFair;
 use super::access::{Locked, NodeRef, Search};
 use super::layout::{self, Meta, NO_CHILD, RECORDS, Record, Rest, VACANT};
 use super::shift::BEHIND_THE_END;
+use super::{FastFair, mistakes};
 
 /// The blocks for a split.
 pub(super) struct Space {
@@ -99,7 +99,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         m.fence();
         recipe::commit(m, &old.header().sibling, new.offset);
         m.store_transient(&old.header().next_prefix, m.load(&middle.prefix));
-        if !m.mutant("FF-3") {
+        if !m.mutant(mistakes::KEEP_UPPER_HALF) {
             m.store(&middle.at, 0);
             // The insertion that follows begins with a fence.
             m.note(Note::Harmless(BEHIND_THE_END));
@@ -237,7 +237,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
                 break;
             }
             // A record was being inserted or removed: at most one.
-            if at == left && !m.mutant("FF-4") {
+            if at == left && !m.mutant(mistakes::LEAVE_SHIFT) {
                 if node.count(m) < RECORDS {
                     self.close_gap(node, position);
                 }
@@ -245,10 +245,10 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
             }
             left = at;
         }
-        if !m.mutant("FF-5") {
+        if !m.mutant(mistakes::LEAVE_SPLIT) {
             self.end_before_sibling(node);
         }
-        if !m.mutant("FF-6") {
+        if !m.mutant(mistakes::TRUST_COPIES) {
             self.copy_words(node);
         }
     }

@@ -11,8 +11,8 @@ use evermap_index::{OrderedIndex, Persistent};
 use evermap_pm::sim::{Mutation, Sim};
 use evermap_pm::{ErrorKind, Medium, Pool};
 
-use super::FastFair;
 use super::layout::{Node, RECORDS_MAX, node_bytes};
+use super::{FastFair, mistakes};
 
 type Tree = InOrder<u64, FastFair<Sim>>;
 
@@ -78,7 +78,7 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
 fn a_split_is_completed_after_a_crash() {
     let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
     insert(&index, 0..FULL);
-    sim.mutate(Some(Mutation::Planted("FF-3")));
+    sim.mutate(Some(Mutation::Planted(mistakes::KEEP_UPPER_HALF)));
     insert(&index, FULL..FULL + 1);
     sim.mutate(None);
     let root = sim.load(&index.index.root_block().unwrap().tree);

@@ -6,10 +6,10 @@ use evermap_index::ordered::leaf::LeafRef;
 use evermap_index::recipe;
 use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
-use super::Hot;
 use super::bits::Search;
 use super::layout::Child;
 use super::node::Node;
+use super::{Hot, mistakes};
 
 /// The number of bytes of a node that a search asks the memory for before it reads the first ones.
 const AHEAD: u64 = 320;
@@ -47,12 +47,13 @@ impl<'m, const ENTRIES: usize, M: Medium> Held<'_, 'm, ENTRIES, M> {
     /// is higher than all that are held, so no two threads wait for each other.
     pub(super) fn lock(&mut self, step: &Step<'m>) -> Result<bool> {
         let (tree, node) = (self.tree, step.node);
-        let ignores = tree.medium().mutant("HO-5");
+        let ignores = tree.medium().mutant(mistakes::CHANGE_OBSOLETE);
         let Some(lock) = node_lock::acquire(&tree.memory.region, node.lock, ignores)? else {
             return Ok(false);
         };
         self.nodes.push((node, lock));
-        let is_same = tree.child(&node, step.at) == step.child || tree.medium().mutant("HO-6");
+        let is_same = tree.child(&node, step.at) == step.child
+            || tree.medium().mutant(mistakes::OVERLOOK_CHANGES);
         if !is_same {
             self.release_last();
         }
@@ -136,7 +137,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     pub(super) fn child(&self, node: &Node<'_>, at: usize) -> Child {
         let (m, cell) = (self.medium(), &node.children[at]);
         let word = m.load(cell);
-        if m.mutant("HO-1") {
+        if m.mutant(mistakes::ACT_EARLY) {
             return Child(word).unmarked();
         }
         Child(recipe::help(m, cell, word, Child::MARK))

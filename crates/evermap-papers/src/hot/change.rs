@@ -11,12 +11,12 @@ use evermap_index::ordered::leaf::{LeafRef, leaf_bytes};
 use evermap_index::recipe;
 use evermap_pm::{Guard, Medium, Result};
 
-use super::Hot;
 use super::access::{Path, Retries, Step};
 use super::bits::Search;
 use super::draft::{Draft, Work};
 use super::layout::Child;
 use super::place::{Gap, Place};
+use super::{Hot, mistakes};
 
 /// Where an insertion begins.
 enum Start {
@@ -71,7 +71,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     #[track_caller]
     pub(super) fn publish(&self, step: &Step<'_>, child: Child) {
         let m = self.medium();
-        if m.mutant("HO-3") {
+        if m.mutant(mistakes::LEAVE_REFERENCE_UNFLUSHED) {
             return m.store(step.cell(), child.0);
         }
         recipe::commit_marked(m, step.cell(), child.0, Child::MARK);

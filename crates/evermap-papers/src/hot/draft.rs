@@ -11,11 +11,11 @@
 use evermap_index::fresh::Fresh;
 use evermap_pm::{Error, Guard, Medium, Result};
 
-use super::Hot;
 use super::access::{Held, Step};
 use super::contents::Contents;
 use super::layout::{Child, Shape};
 use super::node::Plan;
+use super::{Hot, mistakes};
 
 /// The nodes of a change.
 pub(super) struct Draft<'t, const ENTRIES: usize, M: Medium> {
@@ -143,11 +143,11 @@ impl<'t, const ENTRIES: usize, M: Medium> Draft<'t, ENTRIES, M> {
             let cells = plan.write(m, tree.memory.generation);
             let refers =
                 |other: &Plan| plan.contents.children().contains(&Child::node(other.block));
-            if !(m.mutant("HO-4") && self.plans.iter().any(refers)) {
+            if !(m.mutant(mistakes::LEAVE_NODE_UNFLUSHED) && self.plans.iter().any(refers)) {
                 m.flush(cells);
             }
         }
-        if (is_flushed || !self.plans.is_empty()) && !m.mutant("HO-2") {
+        if (is_flushed || !self.plans.is_empty()) && !m.mutant(mistakes::PUBLISH_EARLY) {
             m.fence();
         }
         self.blocks.keep();

@@ -74,6 +74,7 @@ mod check;
 mod contents;
 mod draft;
 pub mod layout;
+pub mod mistakes;
 mod node;
 mod place;
 mod scan;
@@ -84,29 +85,12 @@ mod walk;
 
 use bits::Search;
 use layout::{Child, ENTRIES_MAX, Root};
+pub use mistakes::{MUTANTS, NOTICED_ELSEWHERE};
 
 /// P-HOT in medium `M`, whose nodes have up to `ENTRIES` entries. See the [module](self).
 pub struct Hot<M: Medium, const ENTRIES: usize = ENTRIES_MAX> {
     memory: TreeMemory<M>,
 }
-
-/// Mistakes that can be planted, and that tests notice.
-///
-/// * HO-1: readers act on references that are not durable;
-/// * HO-2: a reference becomes durable before the node does (Witcher found that in the published
-///   code);
-/// * HO-3: a reference is not flushed (Witcher found that too: the address of a variable is
-///   flushed);
-/// * HO-4: a new node with references to others is not flushed after they were stored (as
-///   published);
-/// * HO-5: a node is changed that is not part of the tree any more;
-/// * HO-6: a change does not notice that references have changed since its search.
-pub const MUTANTS: &[&str] = &["HO-1", "HO-2", "HO-3", "HO-4", "HO-5", "HO-6"];
-
-/// Mistakes that the workloads of the campaigns detect only by chance, and the tests that detect
-/// them.
-pub const NOTICED_ELSEWHERE: &[(&str, &str)] =
-    &[("HO-1", "noticed by `what_is_not_durable_and_acted_on_is_noticed`")];
 
 impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     /// The first word of the root.

@@ -19,11 +19,11 @@ use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{Image, Mutation, Sim};
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 
-use super::Hot;
 use super::bits::Search;
 use super::layout::Child;
 use super::node::Node;
 use super::scan::Item;
+use super::{Hot, mistakes};
 
 type Tiny = Hot<Sim, 5>;
 type Tree = InOrder<u64, Tiny>;
@@ -90,7 +90,7 @@ fn a_lookup_makes_durable_what_it_acts_on() {
 /// The same, with the mistake planted.
 #[test]
 fn what_is_not_durable_and_acted_on_is_noticed() {
-    let (sim, cell, mark) = looked_up_before_it_was_durable(1, Some("HO-1"));
+    let (sim, cell, mark) = looked_up_before_it_was_durable(1, Some(mistakes::ACT_EARLY));
     let (now, lost) = (sim.load(sim.at(cell).unwrap()), Cell::new(false));
     for_each_image(&sim, true, |image| {
         lost.set(lost.get() || (word_in(image, cell) ^ now) & !mark != 0);
@@ -210,7 +210,11 @@ fn a_split_of_several_levels_survives_every_crash() {
 /// The same, with each mistake planted.
 #[test]
 fn a_node_or_reference_that_is_not_flushed_is_noticed() {
-    for mistake in ["HO-2", "HO-3", "HO-4"] {
+    for mistake in [
+        mistakes::PUBLISH_EARLY,
+        mistakes::LEAVE_REFERENCE_UNFLUSHED,
+        mistakes::LEAVE_NODE_UNFLUSHED,
+    ] {
         assert!(!high_split_survives(Some(mistake)), "{mistake}");
     }
 }
@@ -362,7 +366,7 @@ fn a_change_notices_what_others_have_changed() {
 
 #[test]
 fn a_change_that_does_not_notice_is_noticed() {
-    for mistake in ["HO-5", "HO-6"] {
+    for mistake in [mistakes::CHANGE_OBSOLETE, mistakes::OVERLOOK_CHANGES] {
         assert!(!late_changes_are_right(Some(mistake)), "{mistake}");
     }
 }

@@ -6,9 +6,9 @@ use evermap_index::ordered::leaf::{LeafRef, leaf_bytes};
 use evermap_index::recipe::{self, Preparation};
 use evermap_pm::{Guard, Medium, Result};
 
-use super::Masstree;
 use super::access::{Locked, NodeRef, Place, Target};
 use super::layout::{Below, Classes, Node, Slice};
+use super::{Masstree, mistakes};
 
 /// Decides what is done with a key, given its current word.
 pub(super) type Decide<'f> = dyn FnMut(Option<u64>) -> Action + 'f;
@@ -198,7 +198,7 @@ impl<M: Medium> Masstree<M> {
         let (free, inserted) = (order.free(), order.with_inserted(rank));
         let classes = Classes(m.load(&header.classes)).with(free, slice.class);
         let entry = &node.node.entries[free];
-        if m.mutant("MT-1") {
+        if m.mutant(mistakes::COUNT_EARLY) {
             m.store(&entry.key, slice.bytes);
             m.store(&entry.value, value);
             m.store(&header.classes, classes.0);

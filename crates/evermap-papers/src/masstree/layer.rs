@@ -12,10 +12,10 @@ use evermap_index::ordered::leaf::{LeafRef, leaf_bytes};
 use evermap_index::recipe;
 use evermap_pm::{Error, Guard, Medium, Result};
 
-use super::Masstree;
 use super::access::Target;
 use super::change::{Decide, Worked};
 use super::layout::{Below, Entry, Node, SLICE, Slice};
+use super::{Masstree, mistakes};
 
 impl<M: Medium> Masstree<M> {
     /// Binds an absent key whose slice is that of another key, the one of the leaf `other` that
@@ -51,7 +51,7 @@ impl<M: Medium> Masstree<M> {
             LeafRef::write(m, leaf, key, word);
         }
         let top = self.write_layers(target, &layers, two);
-        if !m.mutant("MT-5") {
+        if !m.mutant(mistakes::ENTER_LAYER_EARLY) {
             m.fence();
         }
         recipe::commit(m, &entry.value, Below::Layer(top).word());

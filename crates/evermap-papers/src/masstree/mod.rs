@@ -66,6 +66,7 @@ mod change;
 mod check;
 mod layer;
 pub mod layout;
+pub mod mistakes;
 mod scan;
 mod split;
 #[cfg(test)]
@@ -74,20 +75,12 @@ mod walk;
 
 use access::NodeRef;
 use layout::Root;
+pub use mistakes::MUTANTS;
 
 /// P-Masstree in medium `M`. See the [module](self).
 pub struct Masstree<M: Medium> {
     memory: TreeMemory<M>,
 }
-
-/// Mistakes that can be planted, and that the crash campaign notices.
-///
-/// * MT-1: an entry is not durable when the permutation that counts it is;
-/// * MT-2: the upper half stays in the node that is split;
-/// * MT-3: a split is not completed after a crash;
-/// * MT-4: the new node of a split is not durable when the old one refers to it;
-/// * MT-5: a new layer is not durable when an entry refers to it.
-pub const MUTANTS: &[&str] = &["MT-1", "MT-2", "MT-3", "MT-4", "MT-5"];
 
 /// The first word of the root.
 const KIND: u64 = u64::from_le_bytes(*b"P-MASST\x01");

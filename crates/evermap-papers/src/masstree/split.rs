@@ -19,9 +19,9 @@ use evermap_index::recipe::{self, Preparation};
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, Result};
 
-use super::Masstree;
 use super::access::{Contents, NodeRef, Target};
 use super::layout::{self, Below, Classes, Meta, Permutation, Slice};
+use super::{Masstree, mistakes};
 
 /// What is written to a new node.
 struct New<'e> {
@@ -65,10 +65,10 @@ impl<M: Medium> Masstree<M> {
         };
         let (level, depth) = (old.level(), old.depth());
         self.write_node(block, &New { level, depth, low, leftmost, next, entries: &moved });
-        if !m.mutant("MT-4") {
+        if !m.mutant(mistakes::SPLIT_EARLY) {
             m.fence();
         }
-        if middle == count || m.mutant("MT-2") {
+        if middle == count || m.mutant(mistakes::KEEP_UPPER_HALF) {
             m.note(Note::Harmless(
                 "late, it matters to other threads: \
                  `a_node_is_locked_until_its_change_is_durable`",
@@ -252,7 +252,7 @@ impl<M: Medium> Masstree<M> {
         let m = self.medium();
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(node.node);
-        if !m.mutant("MT-3") {
+        if !m.mutant(mistakes::LEAVE_SPLIT) {
             self.end_before_next(node);
         }
     }

@@ -14,9 +14,9 @@ use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::{Access, Mutation, Observer, Sim};
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 
-use super::Masstree;
 use super::access::{NodeRef, Target};
 use super::layout::{Below, ENTRIES, Node, Permutation, Slice};
+use super::{Masstree, mistakes};
 
 type Tree = InOrder<u64, Masstree<Sim>>;
 type Open = (Sim, Arc<Pool<Sim>>, Tree);
@@ -126,7 +126,7 @@ fn assert_no_leak(pool: &Pool<Sim>, tree: &Masstree<Sim>) {
 fn half_split() -> (Sim, Arc<Pool<Sim>>, Tree) {
     let (sim, pool, index) = empty();
     insert(&index, (0..FULL).map(|key| 2 * key));
-    sim.mutate(Some(Mutation::Planted("MT-2")));
+    sim.mutate(Some(Mutation::Planted(mistakes::KEEP_UPPER_HALF)));
     insert(&index, [2 * FULL - 3]);
     sim.mutate(None);
     assert_eq!(lengths(&index.index), [15, 8]);

@@ -2,9 +2,9 @@
 
 use evermap_pm::{Error, Medium, PmU64, Result};
 
-use super::Art;
 use super::layout::{Child, Kind, Node48};
 use super::node::Node;
+use super::{Art, mistakes};
 use crate::node_lock::{self, Lock};
 use crate::ordered::leaf::LeafRef;
 use crate::recipe;
@@ -17,7 +17,7 @@ impl<M: Medium> Art<M> {
     /// Returns a child whose word was loaded from `cell`, once that is durable.
     #[inline(always)]
     pub(super) fn settled(&self, cell: &PmU64, child: Child) -> Child {
-        if self.medium().mutant("AR-1") {
+        if self.medium().mutant(mistakes::ACT_EARLY) {
             return Child(child.0 & !Child::MARK);
         }
         Child(recipe::help(self.medium(), cell, child.0, Child::MARK))
@@ -123,7 +123,7 @@ impl<M: Medium> Art<M> {
     /// # Errors
     /// `Poisoned`, `Damaged`: the lock is never released.
     pub(super) fn lock<'m>(&self, node: Node<'m>) -> Result<Option<Locked<'m>>> {
-        let ignores = self.medium().mutant("AR-4");
+        let ignores = self.medium().mutant(mistakes::CHANGE_OBSOLETE);
         Locked::acquire(&self.memory.region, node, &node.header.lock, ignores)
     }
 
@@ -137,7 +137,7 @@ impl<M: Medium> Art<M> {
     fn recover_contents(&self, node: &Node<'_>) {
         let m = self.medium();
         self.settled(&node.header.end, Child(m.load(&node.header.end)));
-        if m.mutant("AR-3") {
+        if m.mutant(mistakes::KEEP_HINTS) {
             return;
         }
         node.clear_hints(m);

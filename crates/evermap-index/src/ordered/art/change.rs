@@ -7,10 +7,10 @@
 
 use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
-use super::Art;
 use super::access::Locked;
 use super::layout::{Child, Kind};
 use super::node::Node;
+use super::{Art, mistakes};
 use crate::fresh::Fresh;
 use crate::index::{Action, Change, MutateMode};
 use crate::node_lock::LastObsolete;
@@ -259,7 +259,7 @@ impl<M: Medium> Art<M> {
         let leaf = Child::leaf(block);
         match (free, larger) {
             (Some(cell), _) => {
-                if !m.mutant("AR-2") {
+                if !m.mutant(mistakes::PUBLISH_EARLY) {
                     m.fence();
                 }
                 self.publish(cell, leaf, symbol);

@@ -62,6 +62,7 @@ mod access;
 mod change;
 mod check;
 pub mod layout;
+pub mod mistakes;
 mod node;
 mod scan;
 #[cfg(test)]
@@ -69,6 +70,7 @@ mod tests;
 mod walk;
 
 use layout::{Child, Kind, Root};
+pub use mistakes::MUTANTS;
 use node::Node;
 
 /// P-ART in medium `M`. See the [module](self).
@@ -77,15 +79,6 @@ pub struct Art<M: Medium> {
     /// The offset of the root node.
     tree: u64,
 }
-
-/// Mistakes that can be planted, and that the crash campaign notices.
-///
-/// * AR-1: readers act on references that are not durable;
-/// * AR-2: a reference becomes durable before the leaf does (Witcher found that in the published
-///   code);
-/// * AR-3: symbols and positions are not computed anew after a crash;
-/// * AR-4: a node is changed that is not part of the tree any more.
-pub const MUTANTS: &[&str] = &["AR-1", "AR-2", "AR-3", "AR-4"];
 
 /// The first word of the root.
 const KIND: u64 = u64::from_le_bytes(*b"P-ART\0\0\x01");
