@@ -14,7 +14,8 @@
 //! indexes, and of no use to programs that use one: [`fresh`] (blocks of an index that is being
 //! created), [`root`] (the block that a root cell refers to), [`lock_wait`] (waiting for a lock),
 //! [`node_lock`] (locks of the nodes of trees), [`recipe`] (making changes durable before they
-//! become visible), most modules of [`hash`], and [`ordered::leaf`] and [`ordered::memory`].
+//! become visible), most modules of [`hash`], and [`ordered::tree`], [`ordered::leaf`] and
+//! [`ordered::memory`].
 
 pub mod fingerprint;
 pub mod fresh;

@@ -296,27 +296,40 @@ pub fn walk_all<'m, M: Medium, W>(
     }
 }
 
-/// Makes a page of leaves, which are in the order of the scan, and their words. The next page
-/// begins beyond the last one of the first `most`, unless the tree has `ended` with these leaves.
-/// One leaf more shows whether that last one is where it belongs.
+/// Makes a page of up to `most` leaves, whose offsets `next` returns in the order of the scan. A
+/// page usually has `usual` pairs. The next page begins beyond the last one, unless the tree ends
+/// there.
 ///
 /// Leaves that are damaged are passed over.
 ///
 /// # Errors
-/// The first of a leaf that is not damage.
-pub fn fill_page<'m, M: Medium>(
+/// Those of `next`, and the first of a leaf that is not damage.
+pub fn fill_page<M: Medium>(
     m: &M,
     page: &mut Page,
-    mut leaves: impl DoubleEndedIterator<Item = Result<LeafRef<'m>>> + ExactSizeIterator,
     (from, direction): (Bound<&[u8]>, Direction),
-    most: usize,
-    ended: bool,
+    (most, usual): (usize, usize),
+    mut next: impl FnMut() -> Result<Option<u64>>,
 ) -> Result<()> {
-    let ended = ended && leaves.len() <= most;
+    // One more, to see where the last one belongs, unless a short scan will end with it.
+    let wanted = if most < usual { most } else { most + 1 };
+    let mut leaves = Vec::with_capacity(wanted);
+    let mut ended = false;
+    while leaves.len() < wanted && !ended {
+        match next()? {
+            Some(leaf) => {
+                prefetch(m, leaf);
+                leaves.push(leaf);
+            }
+            None => ended = true,
+        }
+    }
+    ended &= leaves.len() <= most;
     page.clear();
     page.pairs.reserve(leaves.len());
-    let push = |leaf: Result<LeafRef<'m>>| -> Result<()> {
-        let leaf = match leaf {
+    // Each leaf is somewhere else, so they are read when the memory has been asked for all of them.
+    let push = |offset: u64| -> Result<()> {
+        let leaf = match LeafRef::at(m, offset) {
             Ok(leaf) => leaf,
             Err(error) => return page.pass_over_damage(error),
         };
@@ -324,14 +337,19 @@ pub fn fill_page<'m, M: Medium>(
         Ok(())
     };
     match direction {
-        Direction::Ascending => leaves.try_for_each(push)?,
-        Direction::Descending => leaves.rev().try_for_each(push)?,
+        Direction::Ascending => leaves.into_iter().try_for_each(push)?,
+        Direction::Descending => leaves.into_iter().rev().try_for_each(push)?,
     }
     page.keep_ordered(from, direction, most);
     if !ended {
         page.continue_beyond_pairs(from, direction);
     }
     Ok(())
+}
+
+/// Prefetches a leaf whose key has up to 24 bytes.
+pub fn prefetch<M: Medium>(m: &M, leaf: u64) {
+    m.prefetch_bytes(leaf, leaf_bytes(24));
 }
 
 /// Returns the size in bytes of a leaf whose key has this length.

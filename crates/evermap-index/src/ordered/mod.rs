@@ -18,6 +18,7 @@ mod cursor;
 pub mod leaf;
 pub mod memory;
 mod run;
+pub mod tree;
 
 pub use cursor::{Cursor, Direction, prefix_end};
 pub use run::{Page, Run};

@@ -1,6 +1,7 @@
 //! P-ART.
 
 use evermap_index::ordered::art::{Art, MUTANTS};
+use evermap_index::ordered::tree::PersistentTree;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::ordered::trees::{
@@ -113,8 +114,8 @@ fn nodes_grow_and_shrink() {
         assert_eq!((stats.len, stats.segments), (0, 1));
         assert_eq!(stats.pm_bytes, empty.pm_bytes);
     }
-    tree.pool().epoch().drain();
-    assert_eq!(tree.pool().allocated().len(), 2);
+    tree.memory().pool.epoch().drain();
+    assert_eq!(tree.memory().pool.allocated().len(), 2);
 }
 
 /// The flushes and fences of inserts of random keys, growth included: RECIPE has 2.4 and 3.0. A

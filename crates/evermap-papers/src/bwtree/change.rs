@@ -59,7 +59,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Carries out what `decide` returns for a key, which this thread has locked. Also returns what
     /// is to be done in the structure. The caller has a guard.
-    pub(super) fn change(
+    pub(super) fn change_locked(
         &self,
         key: &[u8],
         mode: MutateMode,

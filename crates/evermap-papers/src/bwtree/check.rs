@@ -10,16 +10,13 @@ use super::walk::Shown;
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Describes what is wrong. Changes that are not complete are not wrong.
-    pub(super) fn check_all(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let walked = self.each_node(&mut |shown| {
-            if let Err(error) = self.check_node(shown, &mut problems) {
+    pub(super) fn check_parts(&self, problems: &mut Vec<String>) -> Result<()> {
+        self.each_node(&mut |shown| {
+            if let Err(error) = self.check_node(shown, problems) {
                 problems.push(error.to_string());
             }
             Ok(true)
-        });
-        problems.extend(walked.err().map(|error| error.to_string()));
-        problems
+        })
     }
 
     /// Returns `true` if what a base node knows of the deltas is what they say.

@@ -57,16 +57,17 @@
 //!   others the first eight bytes.
 
 use std::ops::Bound;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use evermap_index::fresh::Fresh;
-use evermap_index::index::{Action, Change, MutateMode, Stats, Visitor};
+use evermap_index::index::{Action, Change, MutateMode, Stats};
+use evermap_index::node_lock::Seen;
 use evermap_index::ordered::memory::TreeMemory;
-use evermap_index::ordered::{Direction, OrderedIndex, Page, PersistentOrdered};
-use evermap_index::root;
+use evermap_index::ordered::tree::{PersistentTree, Show};
+use evermap_index::ordered::{Direction, Page};
 use evermap_pm::sync::{Mutex, Rank};
-use evermap_pm::{Medium, PmU64, Pool, Result};
+use evermap_pm::{Medium, PmU64, Result};
 
 mod access;
 mod change;
@@ -113,14 +114,6 @@ struct Events {
 }
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
-    const SHAPE: () = assert!(8 <= ITEMS && ITEMS <= 254 && ITEMS.is_multiple_of(2));
-
-    /// The first word of the root. Its seventh byte is the number of keys of a leaf node.
-    const KIND: u64 = {
-        let () = Self::SHAPE;
-        u64::from_le_bytes(*b"BWTREE\0\x01") | (ITEMS as u64) << 48
-    };
-
     /// The bytes of the usual block of a base node.
     const NODE_BYTES: u64 = {
         let inner = INNER_ENTRY * Self::capacity(1);
@@ -159,94 +152,42 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         self.memory.medium()
     }
 
-    /// Returns the pool of the index.
-    pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.memory.pool
-    }
-
-    fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
-        BwTree {
-            memory: TreeMemory::new(pool, root),
-            ids: OnceLock::new(),
-            finding: Mutex::ranked(Rank::TreeIds, ()),
-            locks: KeyLocks::new(),
-            events: Events::default(),
-        }
-    }
-
     #[inline(always)]
     fn root_block(&self) -> Result<&Root> {
         self.memory.root_block()
     }
 }
 
-impl<M: Medium, const ITEMS: usize> OrderedIndex for BwTree<M, ITEMS> {
-    /// Returns the word bound to `key`. O(log n); takes no lock. Stores only to remove the mark
-    /// of a word that it finds, and that is not durable yet.
-    fn get(&self, key: &[u8]) -> Result<Option<u64>> {
-        let _guard = self.memory.pool.pin();
-        let leaf = self.find(&self.descend(&Search::at(key), 0)?, key)?;
-        Ok(leaf.and_then(|leaf| self.binding(&leaf)))
+impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
+    type Medium = M;
+    type Root = Root;
+
+    /// Its seventh byte is the number of keys of a leaf node.
+    const KIND: u64 = {
+        assert!(8 <= ITEMS && ITEMS <= 254 && ITEMS.is_multiple_of(2));
+        u64::from_le_bytes(*b"BWTREE\0\x01") | (ITEMS as u64) << 48
+    };
+    const PAGE: usize = 2 * ITEMS;
+
+    fn memory(&self) -> &TreeMemory<M> {
+        &self.memory
     }
 
-    fn mutate(
-        &self,
-        key: &[u8],
-        mode: MutateMode,
-        decide: &mut dyn FnMut(Option<u64>) -> Action,
-    ) -> Result<Change> {
-        self.memory.change(key, mode, || {
-            let lock = self.lock_key(key)?;
-            let guard = self.memory.pool.pin();
-            let (change, todo) = self.change(key, mode, decide)?;
-            // Other changes of the key need not wait for the maintenance of the structure.
-            drop(lock);
-            let done = self.work(todo, &guard);
-            drop(guard);
-            if !done {
-                // Space that was freed may be used for the next attempt.
-                self.memory.pool.epoch().flush();
-            }
-            Ok(change)
+    fn assemble(memory: TreeMemory<M>) -> Result<Self> {
+        Ok(BwTree {
+            memory,
+            ids: OnceLock::new(),
+            finding: Mutex::ranked(Rank::TreeIds, ()),
+            locks: KeyLocks::new(),
+            events: Events::default(),
         })
     }
 
-    fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
-        let _guard = self.memory.pool.pin();
-        self.read_page(from, direction, page)
-    }
-
-    /// Counts the pairs: O(n).
-    fn len(&self) -> u64 {
-        self.stats().len
-    }
-
-    fn stats(&self) -> Stats {
-        let stats = self.measure().unwrap_or_default();
-        Stats {
-            splits: self.events.splits.load(Ordering::Relaxed),
-            merges: self.events.merges.load(Ordering::Relaxed),
-            ..stats
-        }
-    }
-
-    fn check(&self) -> Vec<String> {
-        self.check_all()
-    }
-}
-
-impl<M: Medium, const ITEMS: usize> PersistentOrdered<M> for BwTree<M, ITEMS> {
-    fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        pool.region().ensure_writable()?;
-        // Nothing below is reachable until the root cell names it, so an error or a crash discards
-        // it all.
-        let mut fresh = Fresh::new(&pool);
-        let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
+    fn write_empty(memory: TreeMemory<M>, root: &Root, fresh: &mut Fresh<'_, M>) -> Result<Self> {
+        let m = memory.medium();
         let node = fresh.allocate_fixed(Self::NODE_BYTES)?;
         let reserve = fresh.allocate_fixed(Self::NODE_BYTES)?;
         let segment = fresh.allocate_fixed(8 * table::segment_words(0))?;
-        fresh.keep();
-        let m = pool.medium();
         let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0, skip: 0 };
         BaseRef::write(m, node, 0, &bounds, &[]);
         table::write_segment(m, segment, 0);
@@ -254,33 +195,73 @@ impl<M: Medium, const ITEMS: usize> PersistentOrdered<M> for BwTree<M, ITEMS> {
         let words: &[PmU64] = m.slice(segment, FIRST + 1).expect("just allocated");
         m.store(&words[FIRST as usize], Link::base(node).0);
         m.flush(&words[FIRST as usize]);
-        let header = m.at::<Root>(block).expect("just allocated");
-        m.store(&header.tree, FIRST);
-        m.store(&header.reserve, reserve);
-        for (number, cell) in header.segments.iter().enumerate() {
+        m.store(&root.tree, FIRST);
+        m.store(&root.reserve, reserve);
+        for (number, cell) in root.segments.iter().enumerate() {
             m.store(cell, if number == 0 { segment } else { 0 });
         }
-        m.flush(header);
-        root::publish(&pool, root, block, Self::KIND);
-        Ok(Self::assemble(pool, block))
+        Self::assemble(memory)
     }
 
-    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, Self::KIND)
+    /// Does nothing: there are no locks in the nodes.
+    fn make_stale(&self) -> Result<()> {
+        Ok(())
     }
 
-    /// Opens the index that the root cell `root` names. O(1): there is nothing to recover. The
-    /// first split or merge looks at the mapping table to find free ids.
-    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        let block = root::block_of(&pool, root, Self::KIND)?;
-        let index = Self::assemble(pool.clone(), block);
-        let guard = pool.pin();
-        index.root_node()?;
+    /// There is nothing to recover. The first split or merge looks at the mapping table to find
+    /// free ids.
+    fn recover_root(&self) -> Result<()> {
+        self.root_node().map(drop)
+    }
+
+    /// Stores only to remove the mark of a word that it finds, and that is not durable yet.
+    fn lookup(&self, key: &[u8]) -> Result<Option<u64>> {
+        let leaf = self.find(&self.descend(&Search::at(key), 0)?, key)?;
+        Ok(leaf.and_then(|leaf| self.binding(&leaf)))
+    }
+
+    fn change(
+        &self,
+        key: &[u8],
+        mode: MutateMode,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        let lock = self.lock_key(key)?;
+        let guard = self.memory.pool.pin();
+        let (change, todo) = self.change_locked(key, mode, decide)?;
+        // Other changes of the key need not wait for the maintenance of the structure.
+        drop(lock);
+        let done = self.work(todo, &guard);
         drop(guard);
-        Ok(index)
+        if !done {
+            // Space that was freed may be used for the next attempt.
+            self.memory.pool.epoch().flush();
+        }
+        Ok(change)
     }
 
-    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        self.visit_all(visitor)
+    fn try_page(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        most: usize,
+        page: &mut Page,
+    ) -> Result<Option<Seen<'_>>> {
+        // What it has read is not locked, but it sees itself whether that has changed.
+        Ok(self.read_page(from, direction, most, page)?.then(Seen::default))
+    }
+
+    fn show(&self, each: &mut Show<'_>) -> Result<()> {
+        self.show_parts(each)
+    }
+
+    fn check_all(&self, problems: &mut Vec<String>) -> Result<()> {
+        self.check_parts(problems)
+    }
+
+    fn add_stats(&self, stats: &mut Stats) {
+        stats.dram_bytes += self.locks.bytes() as u64;
+        stats.splits = self.events.splits.load(Ordering::Relaxed);
+        stats.merges = self.events.merges.load(Ordering::Relaxed);
     }
 }

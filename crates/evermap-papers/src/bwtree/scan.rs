@@ -2,9 +2,8 @@
 
 use std::ops::Bound;
 
-use evermap_index::ordered::leaf::{LeafRef, LeafState, leaf_bytes};
+use evermap_index::ordered::leaf::{self, LeafRef, LeafState};
 use evermap_index::ordered::{Direction, Page};
-use evermap_pm::sync::Backoff;
 use evermap_pm::{Medium, Result};
 
 use super::BwTree;
@@ -16,26 +15,8 @@ use super::node::{Bounds, Entry};
 type Read<'m> = (LeafRef<'m>, LeafState, u64);
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
-    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). A page has the pairs of one
-    /// node. If other threads change what it is to show, it is read again, with fewer pairs.
+    /// Reads a page of up to `most` pairs of one node. Returns `false` if they changed meanwhile.
     pub(super) fn read_page(
-        &self,
-        from: Bound<&[u8]>,
-        direction: Direction,
-        page: &mut Page,
-    ) -> Result<()> {
-        let mut backoff = Backoff::default();
-        let mut most = page.most(2 * ITEMS);
-        while !self.try_page(from, direction, most, page)? {
-            self.memory.region.ensure_sound()?;
-            most = (most / 2).max(1);
-            backoff.wait();
-        }
-        Ok(())
-    }
-
-    /// Reads a page of up to `most` pairs. Returns `false` if they changed meanwhile.
-    fn try_page(
         &self,
         from: Bound<&[u8]>,
         direction: Direction,
@@ -108,8 +89,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Reads records.
     fn read_all(&self, entries: &[Entry]) -> Result<Vec<Read<'_>>> {
         let m = self.medium();
-        // As for a key of up to 24 bytes.
-        entries.iter().for_each(|entry| m.prefetch_bytes(entry.at, leaf_bytes(24)));
+        entries.iter().for_each(|entry| leaf::prefetch(m, entry.at));
         let read = |entry: &Entry| {
             let leaf = self.record(entry.at)?;
             let (state, word) = leaf.read(m);

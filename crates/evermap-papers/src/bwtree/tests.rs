@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use evermap_index::ordered::PersistentOrdered;
 use evermap_index::ordered::leaf::LeafState;
 use evermap_index::testkit::crash_states::{
     are_kept, as_operation, created, for_each_image, look_up_after_death, record, reopened, word_in,
@@ -48,7 +49,7 @@ fn insert(tree: &Tiny<Sim>, keys: impl IntoIterator<Item = u64>) {
 /// Removes a key, and leaves undone what is to be done in the structure.
 fn remove_only(tree: &Tiny<Sim>, key: u64) {
     let remove = &mut |_| Action::Remove;
-    let (change, _) = tree.change(&bytes(key), MutateMode::ExistingOnly, remove).unwrap();
+    let (change, _) = tree.change_locked(&bytes(key), MutateMode::ExistingOnly, remove).unwrap();
     assert!(change.removed());
 }
 
@@ -89,14 +90,14 @@ fn assert_no_leak(pool: &Pool<Sim>, tree: &Tiny<Sim>) {
     }
     pool.sweep(|mark| {
         let mut blocks = Blocks(Vec::new());
-        tree.visit_all(&mut blocks)?;
+        tree.visit(&mut blocks)?;
         blocks.0.into_iter().for_each(mark);
         Ok(())
     })
     .unwrap();
     pool.epoch().drain();
     let mut blocks = Blocks(Vec::new());
-    tree.visit_all(&mut blocks).unwrap();
+    tree.visit(&mut blocks).unwrap();
     blocks.0.sort_unstable();
     assert_eq!(blocks.0, pool.allocated());
 }
@@ -193,7 +194,7 @@ fn a_merge_that_ends_in_a_split_at_the_same_key_is_complete() {
         for key in range.clone() {
             if keys.range(range.clone()).count() < 5 && keys.insert(key) {
                 let put = &mut |_| Action::Put(key);
-                tree.change(&bytes(key), MutateMode::MayInsert, put).unwrap();
+                tree.change_locked(&bytes(key), MutateMode::MayInsert, put).unwrap();
             }
         }
     };
@@ -324,7 +325,7 @@ fn a_node_that_was_merged_is_not_added_to_the_level_above() {
         while todo.is_empty() {
             let next = tree.stats().len * 10;
             let put = &mut |_| Action::Put(next);
-            let (_, left) = tree.change(&bytes(next), MutateMode::MayInsert, put).unwrap();
+            let (_, left) = tree.change_locked(&bytes(next), MutateMode::MayInsert, put).unwrap();
             for work in left {
                 let Work::Consolidate(level, id) = work else { unreachable!("{work:?}") };
                 tree.consolidate(level, id, &slow, todo).unwrap();

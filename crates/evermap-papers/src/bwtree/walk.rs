@@ -1,11 +1,11 @@
-//! Showing all blocks of the tree, and counting them.
+//! Showing all parts of the tree.
 
-use evermap_index::index::{Stats, Visitor};
+use evermap_index::ordered::tree::{Part, Show};
 use evermap_pm::{Error, Medium, Result};
 
 use super::BwTree;
 use super::access::{End, Search};
-use super::layout::{INTENT_BYTES, RECORD_HEADER, Root};
+use super::layout::{INTENT_BYTES, RECORD_HEADER};
 use super::node::Bounds;
 
 /// What a walk shows: the part of a node from a key on.
@@ -77,61 +77,32 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         Ok(Shown { end, bounds, is_whole, records })
     }
 
-    /// Shows every block and word.
-    pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        let m = self.medium();
-        visitor.block(self.memory.root);
-        self.segments()?.for_each(|(at, _)| visitor.block(at));
-        let reserve = m.load(&self.root_block()?.reserve);
-        if reserve != 0 {
-            visitor.block(reserve);
+    /// Shows every part.
+    pub(super) fn show_parts(&self, each: &mut Show<'_>) -> Result<()> {
+        let reserve = self.medium().load(&self.root_block()?.reserve);
+        let reserve = (reserve != 0).then_some((reserve, Self::NODE_BYTES));
+        if !self.segments()?.chain(reserve).all(|(at, bytes)| each(Part::Block(at, bytes))) {
+            return Ok(());
         }
         self.each_node(&mut |shown| {
             let node = shown.end.target();
+            let mut goes_on = true;
             if shown.is_whole {
-                visitor.block(node.base.offset);
-                node.intent.iter().for_each(|&(intent, _)| visitor.block(intent));
+                let (offset, bytes) = (node.base.offset, node.base.bytes().max(Self::NODE_BYTES));
+                let height = u32::from(node.level()) + 1;
+                goes_on = each(Part::Node { offset, bytes, height })
+                    && node.intent.is_none_or(|(at, _)| each(Part::Block(at, INTENT_BYTES)));
             }
-            for &record in &shown.records {
-                if visitor.is_done() {
-                    return Ok(false);
-                }
-                visitor.block(record);
-                if node.level() == 0
-                    && let Some(word) = self.binding(&self.record(record)?)
-                {
-                    visitor.word(word);
-                }
-            }
-            Ok(!visitor.is_done())
-        })
-    }
-
-    /// Counts pairs and nodes: O(n).
-    pub(super) fn measure(&self) -> Result<Stats> {
-        let reserve = self.medium().load(&self.root_block()?.reserve);
-        let reserve = if reserve == 0 { 0 } else { Self::NODE_BYTES };
-        let table: u64 = self.segments()?.map(|(_, bytes)| bytes).sum();
-        let mut stats = Stats {
-            pm_bytes: size_of::<Root>() as u64 + table + reserve,
-            dram_bytes: (size_of::<Self>() + self.locks.bytes()) as u64,
-            ..Stats::default()
-        };
-        self.each_node(&mut |shown| {
-            let node = shown.end.target();
-            if shown.is_whole {
-                stats.segments += 1;
-                stats.pm_bytes += node.base.bytes().max(Self::NODE_BYTES);
-                stats.pm_bytes += node.intent.map_or(0, |_| INTENT_BYTES);
-            }
-            stats.depth = stats.depth.max(u32::from(node.level()) + 1);
             for &record in &shown.records {
                 let leaf = self.record(record)?;
-                stats.pm_bytes += RECORD_HEADER + leaf.bytes();
-                stats.len += u64::from(node.level() == 0 && self.binding(&leaf).is_some());
+                goes_on = goes_on && each(Part::Block(record, RECORD_HEADER + leaf.bytes()));
+                if node.level() == 0
+                    && let Some(word) = self.binding(&leaf)
+                {
+                    goes_on = goes_on && each(Part::Word(word));
+                }
             }
-            Ok(true)
-        })?;
-        Ok(stats)
+            Ok(goes_on)
+        })
     }
 }

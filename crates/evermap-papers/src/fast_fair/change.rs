@@ -11,7 +11,7 @@ use super::copies::WHOLE;
 
 impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Carries out what `decide` returns for a key.
-    pub(super) fn change(
+    pub(super) fn change_under(
         &self,
         key: &[u8],
         mode: MutateMode,

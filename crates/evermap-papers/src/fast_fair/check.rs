@@ -11,16 +11,13 @@ use super::walk::Snapshot;
 
 impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Describes what is wrong. Each leaf has to be found by its key.
-    pub(super) fn check_all(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let walked = self.each_node(&mut |node, snapshot| {
-            if let Err(error) = self.check_node(node, snapshot, &mut problems) {
+    pub(super) fn check_parts(&self, problems: &mut Vec<String>) -> Result<()> {
+        self.each_node(&mut |node, snapshot| {
+            if let Err(error) = self.check_node(node, snapshot, problems) {
                 problems.push(error.to_string());
             }
             Ok(true)
-        });
-        problems.extend(walked.err().map(|error| error.to_string()));
-        problems
+        })
     }
 
     fn check_node(

@@ -44,14 +44,14 @@
 //! * **Any byte string is a key.** Records have the first eight bytes.
 
 use std::ops::Bound;
-use std::sync::Arc;
 
 use evermap_index::fresh::Fresh;
-use evermap_index::index::{Action, Change, MutateMode, Stats, Visitor};
-use evermap_index::ordered::memory::TreeMemory;
-use evermap_index::ordered::{Direction, OrderedIndex, Page, PersistentOrdered};
-use evermap_index::root;
-use evermap_pm::{Medium, PmU64, Pool, Result};
+use evermap_index::index::{Action, Change, MutateMode};
+use evermap_index::node_lock::{Lock, Seen};
+use evermap_index::ordered::memory::{self, TreeMemory};
+use evermap_index::ordered::tree::{PersistentTree, Show};
+use evermap_index::ordered::{Direction, Page};
+use evermap_pm::{Medium, Result};
 
 mod access;
 mod change;
@@ -76,25 +76,10 @@ pub struct FastFair<M: Medium, const FULL: usize = RECORDS_MAX> {
     memory: TreeMemory<M>,
 }
 
-/// The first word of the root.
-const KIND: u64 = u64::from_le_bytes(*b"FASTFAI\x04");
-
 impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     #[inline(always)]
     fn medium(&self) -> &M {
         self.memory.medium()
-    }
-
-    /// Returns the pool of the index.
-    pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.memory.pool
-    }
-
-    const SHAPE: () = assert!(4 <= FULL && FULL <= RECORDS_MAX);
-
-    fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
-        let () = Self::SHAPE;
-        FastFair { memory: TreeMemory::new(pool, root) }
     }
 
     #[inline(always)]
@@ -109,79 +94,93 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 }
 
-impl<M: Medium, const FULL: usize> OrderedIndex for FastFair<M, FULL> {
-    fn get(&self, key: &[u8]) -> Result<Option<u64>> {
-        let _guard = self.memory.pool.pin();
+impl<M: Medium, const FULL: usize> PersistentTree for FastFair<M, FULL> {
+    type Medium = M;
+    type Root = Root;
+
+    const KIND: u64 = {
+        assert!(4 <= FULL && FULL <= RECORDS_MAX);
+        u64::from_le_bytes(*b"FASTFAI\x04")
+    };
+    const PAGE: usize = scan::PAGE;
+
+    fn memory(&self) -> &TreeMemory<M> {
+        &self.memory
+    }
+
+    fn assemble(memory: TreeMemory<M>) -> Result<Self> {
+        Ok(FastFair { memory })
+    }
+
+    fn write_empty(memory: TreeMemory<M>, root: &Root, fresh: &mut Fresh<'_, M>) -> Result<Self> {
+        let node = fresh.allocate_fixed(layout::node_bytes(&memory.pool, 0))?;
+        let tree = FastFair { memory };
+        let m = tree.medium();
+        m.flush(tree.write_node(node, 0, (0, Rest::None.word()), NO_CHILD).node);
+        m.store(&root.tree, node);
+        Ok(tree)
+    }
+
+    /// Makes those stale that a search can come to. In a file whose pages are of different ages, a
+    /// node above may have references to nodes that are not in the list of their level yet.
+    fn make_stale(&self) -> Result<()> {
+        let m = self.medium();
+        let stale = Lock::stale(self.memory.generation);
+        let root = self.node_as_it_is(m.load(&self.root_block()?.tree), None)?;
+        memory::for_each_reachable(
+            root,
+            |node| node.offset,
+            |node, left| {
+                m.store_transient(&node.header().lock, stale.0);
+                // Searches that come to a reference which is damaged return that.
+                let mut refers =
+                    |at: u64, level| left.extend(self.node_as_it_is(at, Some(level)).ok());
+                refers(m.load(&node.header().sibling), node.level);
+                if let Some(below) = node.level.checked_sub(1) {
+                    let children =
+                        node.node.low_and_records.iter().map(|record| m.load(&record.at));
+                    children.take_while(|&at| at != 0).for_each(|at| refers(at, below));
+                }
+            },
+        );
+        Ok(())
+    }
+
+    fn recover_root(&self) -> Result<()> {
+        self.root_node().map(drop)
+    }
+
+    fn lookup(&self, key: &[u8]) -> Result<Option<u64>> {
         self.find(&Search::new(key))
     }
 
-    fn mutate(
+    fn change(
         &self,
         key: &[u8],
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.memory.change(key, mode, || {
-            let guard = self.memory.pool.pin();
-            self.change(key, mode, &guard, decide)
-        })
+        self.change_under(key, mode, &self.memory.pool.pin(), decide)
     }
 
-    fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
-        let _guard = self.memory.pool.pin();
-        self.read_page(from, direction, page)
-    }
-
-    /// Counts the pairs: O(n).
-    fn len(&self) -> u64 {
-        self.stats().len
-    }
-
-    fn stats(&self) -> Stats {
-        let stats = self.measure().unwrap_or_default();
-        Stats { recovered: self.memory.recovered(), ..stats }
-    }
-
-    fn check(&self) -> Vec<String> {
-        self.check_all()
-    }
-}
-
-impl<M: Medium, const FULL: usize> PersistentOrdered<M> for FastFair<M, FULL> {
-    fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        pool.region().ensure_writable()?;
-        // Nothing below is reachable until the root cell names it, so an error or a crash discards
-        // it all.
-        let mut fresh = Fresh::new(&pool);
-        let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
-        let tree = fresh.allocate_fixed(layout::node_bytes(&pool, 0))?;
-        fresh.keep();
-        let index = Self::assemble(pool.clone(), block);
-        let m = pool.medium();
-        m.flush(index.write_node(tree, 0, (0, Rest::None.word()), NO_CHILD).node);
-        let header = m.at::<Root>(block).expect("just allocated");
-        m.store(&header.tree, tree);
-        m.flush(header);
-        root::publish(&pool, root, block, KIND);
-        Ok(index)
-    }
-
-    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, KIND)
-    }
-
-    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        let block = root::block_of(&pool, root, KIND)?;
-        let index = Self::assemble(pool.clone(), block);
-        if pool.region().must_recover_all() {
-            // Generations of an earlier opener could equal the current one.
-            index.make_stale()?;
+    fn try_page(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        most: usize,
+        page: &mut Page,
+    ) -> Result<Option<Seen<'_>>> {
+        match direction {
+            Direction::Ascending => self.try_ascending(from, most, page),
+            Direction::Descending => self.try_descending(from, page),
         }
-        index.root_node()?;
-        Ok(index)
     }
 
-    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        self.visit_all(visitor)
+    fn show(&self, each: &mut Show<'_>) -> Result<()> {
+        self.show_parts(each)
+    }
+
+    fn check_all(&self, problems: &mut Vec<String>) -> Result<()> {
+        self.check_parts(problems)
     }
 }

@@ -2,10 +2,9 @@
 
 use std::ops::Bound;
 
-use evermap_index::node_lock::Lock;
-use evermap_index::ordered::leaf::{LeafRef, leaf_bytes};
-use evermap_index::ordered::{Direction, Page};
-use evermap_pm::sync::Backoff;
+use evermap_index::node_lock::Seen;
+use evermap_index::ordered::Page;
+use evermap_index::ordered::leaf::{self, LeafRef};
 use evermap_pm::{Error, Medium, Result};
 
 use super::FastFair;
@@ -13,35 +12,16 @@ use super::access::{NodeRef, Search};
 use super::layout::RECORDS;
 
 /// A page ends with the node in which it has this many pairs.
-const PAGE: usize = 64;
+pub(super) const PAGE: usize = 64;
 
 impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
-    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what
-    /// a page is to show, it is read again, of one node.
-    pub(super) fn read_page(
+    /// Reads a page of some nodes. Returns their locks, or `None` if they have changed meanwhile.
+    pub(super) fn try_ascending(
         &self,
         from: Bound<&[u8]>,
-        direction: Direction,
+        most: usize,
         page: &mut Page,
-    ) -> Result<()> {
-        let mut backoff = Backoff::default();
-        let mut most = page.most(PAGE);
-        loop {
-            let read = match direction {
-                Direction::Ascending => self.try_ascending(from, most, page)?,
-                Direction::Descending => self.try_descending(from, page)?,
-            };
-            if read {
-                return Ok(());
-            }
-            self.memory.region.ensure_sound()?;
-            most = 1;
-            backoff.wait();
-        }
-    }
-
-    /// Reads a page of some nodes. Returns `false` if they changed meanwhile.
-    fn try_ascending(&self, from: Bound<&[u8]>, most: usize, page: &mut Page) -> Result<bool> {
+    ) -> Result<Option<Seen<'_>>> {
         let m = self.medium();
         let (key, excluded) = match from {
             Bound::Unbounded => (&[][..], false),
@@ -50,16 +30,11 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         };
         let search = Search::new(key);
         let mut node = self.descend(&search, 0)?.node;
-        let (mut leaves, mut versions) = (Vec::with_capacity(most + RECORDS), Vec::new());
+        let (mut leaves, mut seen) = (Vec::with_capacity(most + RECORDS), Seen::default());
+        seen.add(&node.header().lock, self.version(&node)?);
+        let place = self.place(&node, &search)?;
+        let mut start = place.position + usize::from(excluded && place.found.is_some());
         let next = loop {
-            versions.push((node, self.version(&node)?));
-            let start = match versions.len() {
-                1 => {
-                    let place = self.place(&node, &search)?;
-                    place.position + usize::from(excluded && place.found.is_some())
-                }
-                _ => 0,
-            };
             leaves.extend(self.leaves(&node, start..RECORDS));
             let sibling = m.load(&node.header().sibling);
             if sibling == 0 {
@@ -69,24 +44,26 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
             if leaves.len() >= most {
                 break self.low(&next)?;
             }
-            node = next;
+            (node, start) = (next, 0);
+            seen.add(&node.header().lock, self.version(&node)?);
         };
         self.fill(page, &leaves)?;
-        if !self.are_unchanged(&versions) {
-            return Ok(false);
-        }
         if let Some(low) = next {
             // It was split before its version was read: the key is further to the right.
             if low.as_slice() <= key && !matches!(from, Bound::Unbounded) {
-                return Ok(false);
+                return Ok(None);
             }
             page.continue_at(&low);
         }
-        Ok(true)
+        Ok(Some(seen))
     }
 
-    /// Reads a page of one node. Returns `false` if it changed meanwhile.
-    fn try_descending(&self, from: Bound<&[u8]>, page: &mut Page) -> Result<bool> {
+    /// Reads a page of one node. Returns its lock, or `None` if it has changed meanwhile.
+    pub(super) fn try_descending(
+        &self,
+        from: Bound<&[u8]>,
+        page: &mut Page,
+    ) -> Result<Option<Seen<'_>>> {
         let (node, search) = match from {
             Bound::Unbounded => (self.last_node()?, None),
             Bound::Included(key) => {
@@ -99,7 +76,8 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
             }
         };
         let m = self.medium();
-        let versions = [(node, self.version(&node)?)];
+        let mut seen = Seen::default();
+        seen.add(&node.header().lock, self.version(&node)?);
         let end = match search {
             None => RECORDS,
             Some(search) => {
@@ -115,19 +93,16 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
                 Ok::<_, Error>(search.admits(self.compare_low(&next, &search)?))
             };
             if search.map_or(Ok(true), admits)? {
-                return Ok(false);
+                return Ok(None);
             }
         }
         let leaves: Vec<_> = self.leaves(&node, 0..end).collect();
         let low = self.low(&node)?;
         self.fill(page, &leaves)?;
-        if !self.are_unchanged(&versions) {
-            return Ok(false);
-        }
         if let Some(low) = low {
             page.continue_at(&low);
         }
-        Ok(true)
+        Ok(Some(seen))
     }
 
     /// Returns the last node of the lowest level.
@@ -154,10 +129,8 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     ) -> impl Iterator<Item = u64> + 'm {
         let m = self.medium();
         let records = &node.records()[positions];
-        records.iter().map(|record| m.load(&record.at)).take_while(|&at| at != 0).inspect(|&at| {
-            // As for a key of up to 24 bytes.
-            m.prefetch_bytes(at, leaf_bytes(24));
-        })
+        let leaves = records.iter().map(|record| m.load(&record.at)).take_while(|&at| at != 0);
+        leaves.inspect(|&at| leaf::prefetch(m, at))
     }
 
     /// Copies the pairs of leaves to a page.
@@ -169,10 +142,5 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
             page.pairs.push_with(leaf.word(m), |bytes| leaf.append_key(m, bytes));
         }
         Ok(())
-    }
-
-    fn are_unchanged(&self, versions: &[(NodeRef<'_>, Lock)]) -> bool {
-        let m = self.medium();
-        versions.iter().all(|(node, version)| m.load(&node.header().lock) == version.0)
     }
 }

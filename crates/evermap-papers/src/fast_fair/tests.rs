@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use evermap_index::node_lock::Lock;
+use evermap_index::ordered::tree::PersistentTree;
 use evermap_index::testkit::crash_states::{
     created, is_durable_once_served, is_kept, record, reopened,
 };

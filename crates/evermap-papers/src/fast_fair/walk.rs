@@ -1,14 +1,12 @@
-//! Showing all blocks of the tree, and counting them.
+//! Showing all parts of the tree.
 
-use evermap_index::index::{Stats, Visitor};
-use evermap_index::node_lock::Lock;
 use evermap_index::ordered::leaf::LeafRef;
-use evermap_index::ordered::memory;
+use evermap_index::ordered::tree::{Part, Show};
 use evermap_pm::{Medium, Result};
 
 use super::FastFair;
 use super::access::NodeRef;
-use super::layout::{self, Rest, Root};
+use super::layout::{self, Rest};
 
 /// What a node refers to, at one moment.
 pub(super) struct Snapshot {
@@ -64,81 +62,22 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         }
     }
 
-    /// Makes all nodes stale that a search can come to, so that they are recovered when they are
-    /// first used. No other thread uses the index.
-    ///
-    /// In a file whose pages are of different ages, the node above may have references to nodes
-    /// that are not in the list of their level yet.
-    pub(super) fn make_stale(&self) -> Result<()> {
+    /// Shows every part.
+    pub(super) fn show_parts(&self, each: &mut Show<'_>) -> Result<()> {
         let m = self.medium();
-        let stale = Lock::stale(self.memory.generation);
-        let root = self.node_as_it_is(m.load(&self.root_block()?.tree), None)?;
-        memory::for_each_reachable(
-            root,
-            |node| node.offset,
-            |node, left| {
-                m.store_transient(&node.header().lock, stale.0);
-                // Searches that come to a reference which is damaged return that.
-                let mut refers =
-                    |at: u64, level| left.extend(self.node_as_it_is(at, Some(level)).ok());
-                refers(m.load(&node.header().sibling), node.level);
-                if let Some(below) = node.level.checked_sub(1) {
-                    let children =
-                        node.node.low_and_records.iter().map(|record| m.load(&record.at));
-                    children.take_while(|&at| at != 0).for_each(|at| refers(at, below));
-                }
-            },
-        );
-        Ok(())
-    }
-
-    /// Shows every block and word.
-    pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        let m = self.medium();
-        visitor.block(self.memory.root);
         self.each_node(&mut |node, snapshot| {
-            visitor.block(node.offset);
+            let (offset, bytes) = (node.offset, layout::node_bytes(&self.memory.pool, node.level));
+            let mut goes_on = each(Part::Node { offset, bytes, height: u32::from(node.level) + 1 });
             if node.level > 0 {
-                return Ok(!visitor.is_done());
+                return Ok(goes_on);
             }
             if let Rest::Leaf(leaf) = Rest::from_word(m.load(&node.header().low_rest)) {
-                visitor.block(leaf);
+                goes_on = goes_on && each(Part::Block(leaf, LeafRef::at(m, leaf)?.bytes()));
             }
             for &leaf in &snapshot.records {
-                if visitor.is_done() {
-                    return Ok(false);
-                }
-                visitor.block(leaf);
-                visitor.word(LeafRef::at(m, leaf)?.word(m));
+                goes_on = goes_on && each(Part::Leaf(LeafRef::at(m, leaf)?));
             }
-            Ok(!visitor.is_done())
+            Ok(goes_on)
         })
-    }
-
-    /// Counts pairs and nodes: O(n).
-    pub(super) fn measure(&self) -> Result<Stats> {
-        let m = self.medium();
-        let mut stats = Stats {
-            pm_bytes: size_of::<Root>() as u64,
-            dram_bytes: size_of::<Self>() as u64,
-            ..Stats::default()
-        };
-        self.each_node(&mut |node, snapshot| {
-            stats.segments += 1;
-            stats.pm_bytes += layout::node_bytes(&self.memory.pool, node.level);
-            stats.depth = stats.depth.max(u32::from(node.level) + 1);
-            if node.level > 0 {
-                return Ok(true);
-            }
-            if let Rest::Leaf(leaf) = Rest::from_word(m.load(&node.header().low_rest)) {
-                stats.pm_bytes += LeafRef::at(m, leaf)?.bytes();
-            }
-            stats.len += snapshot.records.len() as u64;
-            for &leaf in &snapshot.records {
-                stats.pm_bytes += LeafRef::at(m, leaf)?.bytes();
-            }
-            Ok(true)
-        })?;
-        Ok(stats)
     }
 }

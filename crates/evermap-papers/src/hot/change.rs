@@ -28,7 +28,7 @@ enum Start {
 
 impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     /// Carries out what `decide` returns for a key.
-    pub(super) fn change(
+    pub(super) fn change_under(
         &self,
         key: &[u8],
         mode: MutateMode,

@@ -1,7 +1,5 @@
 //! The invariants of the tree.
 
-use std::ops::ControlFlow;
-
 use evermap_index::node_lock::Lock;
 use evermap_index::ordered::leaf::LeafRef;
 use evermap_pm::medium::LINE;
@@ -13,39 +11,35 @@ use super::node::Node;
 use super::scan::Item;
 
 /// What a check has seen so far.
-#[derive(Default)]
-struct Seen {
+struct Seen<'p> {
     /// The nodes above: the height and the first bit of each.
     above: Vec<(u32, u32)>,
     /// The key of the last leaf.
     last: Option<Vec<u8>>,
-    problems: Vec<String>,
+    problems: &'p mut Vec<String>,
 }
 
 impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
     /// Describes what is wrong. Each leaf has to be found by its key, so this includes the masks
     /// and the partial keys of the nodes above it.
-    pub(super) fn check_all(&self) -> Vec<String> {
-        let mut seen = Seen::default();
-        let walked = self.show(&mut |item, above| {
+    pub(super) fn check_parts(&self, problems: &mut Vec<String>) -> Result<()> {
+        let root = self.root_node()?;
+        if Lock(self.medium().load(root.lock)).is_locked() {
+            problems.push("the root block is locked".to_owned());
+        }
+        let mut seen = Seen { above: Vec::new(), last: None, problems };
+        self.walk(&mut |item, above| {
             let checked = match item {
                 Item::Node(node) => self.check_node(&node, above, &mut seen),
                 Item::Leaf(leaf) => self.check_leaf(&leaf, false, &mut seen),
                 Item::Dead(leaf) => self.check_leaf(&leaf, true, &mut seen),
             };
             seen.problems.extend(checked.err().map(|error| error.to_string()));
-            ControlFlow::Continue(())
-        });
-        if let Ok(root) = self.root_node()
-            && Lock(self.medium().load(root.lock)).is_locked()
-        {
-            seen.problems.push("the root block is locked".to_owned());
-        }
-        seen.problems.extend(walked.err().map(|error| error.to_string()));
-        seen.problems
+            true
+        })
     }
 
-    fn check_leaf(&self, leaf: &LeafRef<'_>, is_dead: bool, seen: &mut Seen) -> Result<()> {
+    fn check_leaf(&self, leaf: &LeafRef<'_>, is_dead: bool, seen: &mut Seen<'_>) -> Result<()> {
         let key = leaf.key(self.medium());
         if seen.last.as_ref().is_some_and(|last| *last >= key) {
             seen.problems.push(format!("leaf {:#x} is not in order", leaf.offset));
@@ -61,7 +55,7 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         }
     }
 
-    fn check_node(&self, node: &Node<'_>, above: usize, seen: &mut Seen) -> Result<()> {
+    fn check_node(&self, node: &Node<'_>, above: usize, seen: &mut Seen<'_>) -> Result<()> {
         let m = self.medium();
         let mut wrong = |what: &str| seen.problems.push(format!("node {:#x}: {what}", node.offset));
         let lock = Lock(m.load(node.lock));

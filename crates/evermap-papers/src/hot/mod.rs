@@ -57,15 +57,14 @@
 //! Scans read a page of pairs and validate the versions of the nodes that they have used.
 
 use std::ops::Bound;
-use std::sync::Arc;
 
 use evermap_index::fresh::Fresh;
-use evermap_index::index::{Action, Change, MutateMode, Stats, Visitor};
-use evermap_index::node_lock::Lock;
+use evermap_index::index::{Action, Change, MutateMode};
+use evermap_index::node_lock::{Lock, Seen};
 use evermap_index::ordered::memory::TreeMemory;
-use evermap_index::ordered::{Direction, OrderedIndex, Page, PersistentOrdered};
-use evermap_index::root;
-use evermap_pm::{Medium, PmU64, Pool, Result};
+use evermap_index::ordered::tree::{PersistentTree, Show};
+use evermap_index::ordered::{Direction, Page};
+use evermap_pm::{Medium, Result};
 
 mod access;
 mod bits;
@@ -93,32 +92,42 @@ pub struct Hot<M: Medium, const ENTRIES: usize = ENTRIES_MAX> {
 }
 
 impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
-    /// The first word of the root.
-    const KIND: u64 = {
-        assert!(ENTRIES >= 2 && ENTRIES <= ENTRIES_MAX);
-        u64::from_le_bytes(*b"P-HOT\0\0\x01") | (ENTRIES as u64) << 48
-    };
-
     #[inline(always)]
     fn medium(&self) -> &M {
         self.memory.medium()
-    }
-
-    /// Returns the pool of the index.
-    pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.memory.pool
-    }
-
-    fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
-        Hot { memory: TreeMemory::new(pool, root) }
     }
 
     #[inline(always)]
     fn root_block(&self) -> Result<&Root> {
         self.memory.root_block()
     }
+}
 
-    /// Makes all nodes stale, so that they are recovered when they are first used.
+impl<const ENTRIES: usize, M: Medium> PersistentTree for Hot<M, ENTRIES> {
+    type Medium = M;
+    type Root = Root;
+
+    const KIND: u64 = {
+        assert!(ENTRIES >= 2 && ENTRIES <= ENTRIES_MAX);
+        u64::from_le_bytes(*b"P-HOT\0\0\x01") | (ENTRIES as u64) << 48
+    };
+    const PAGE: usize = scan::PAGE;
+
+    fn memory(&self) -> &TreeMemory<M> {
+        &self.memory
+    }
+
+    fn assemble(memory: TreeMemory<M>) -> Result<Self> {
+        Ok(Hot { memory })
+    }
+
+    fn write_empty(memory: TreeMemory<M>, root: &Root, _: &mut Fresh<'_, M>) -> Result<Self> {
+        let m = memory.medium();
+        m.store(&root.lock, Lock::fresh(memory.generation).0);
+        m.store(&root.tree, Child::NONE.0);
+        Ok(Hot { memory })
+    }
+
     fn make_stale(&self) -> Result<()> {
         let m = self.medium();
         let stale = Lock::stale(self.memory.generation);
@@ -134,82 +143,43 @@ impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
         }
         Ok(())
     }
-}
 
-impl<const ENTRIES: usize, M: Medium> OrderedIndex for Hot<M, ENTRIES> {
-    fn get(&self, key: &[u8]) -> Result<Option<u64>> {
-        let _guard = self.memory.pool.pin();
+    fn recover_root(&self) -> Result<()> {
+        let root = self.root_node()?;
+        match Lock(self.medium().load(root.lock)).is_of(self.memory.generation) {
+            true => Ok(()),
+            false => self.recover(&root),
+        }
+    }
+
+    fn lookup(&self, key: &[u8]) -> Result<Option<u64>> {
         Ok(self.find(&Search::new(key))?.map(|leaf| leaf.word(self.medium())))
     }
 
-    fn mutate(
+    fn change(
         &self,
         key: &[u8],
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.memory.change(key, mode, || {
-            let guard = self.memory.pool.pin();
-            self.change(key, mode, &guard, decide)
-        })
+        self.change_under(key, mode, &self.memory.pool.pin(), decide)
     }
 
-    fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
-        let _guard = self.memory.pool.pin();
-        self.read_page(from, direction, page)
+    fn try_page(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        most: usize,
+        page: &mut Page,
+    ) -> Result<Option<Seen<'_>>> {
+        self.read_page(from, direction, most, page).map(Some)
     }
 
-    /// Counts the pairs: O(n).
-    fn len(&self) -> u64 {
-        self.stats().len
+    fn show(&self, each: &mut Show<'_>) -> Result<()> {
+        self.show_parts(each)
     }
 
-    fn stats(&self) -> Stats {
-        let stats = self.measure().unwrap_or_default();
-        Stats { recovered: self.memory.recovered(), ..stats }
-    }
-
-    fn check(&self) -> Vec<String> {
-        self.check_all()
-    }
-}
-
-impl<const ENTRIES: usize, M: Medium> PersistentOrdered<M> for Hot<M, ENTRIES> {
-    fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        pool.region().ensure_writable()?;
-        // Nothing below is reachable until the root cell names it, so an error or a crash discards
-        // it.
-        let mut fresh = Fresh::new(&pool);
-        let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
-        fresh.keep();
-        let m = pool.medium();
-        let header = m.at::<Root>(block).expect("just allocated");
-        m.store(&header.lock, Lock::fresh(pool.generation()).0);
-        m.store(&header.tree, Child::NONE.0);
-        m.flush(header);
-        root::publish(&pool, root, block, Self::KIND);
-        Ok(Self::assemble(pool, block))
-    }
-
-    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, Self::KIND)
-    }
-
-    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        let block = root::block_of(&pool, root, Self::KIND)?;
-        let index = Self::assemble(pool.clone(), block);
-        if pool.region().must_recover_all() {
-            // Generations of an earlier opener could equal the current one.
-            index.make_stale()?;
-        }
-        let root = index.root_node()?;
-        if !Lock(pool.medium().load(root.lock)).is_of(index.memory.generation) {
-            index.recover(&root)?;
-        }
-        Ok(index)
-    }
-
-    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        self.visit_all(visitor)
+    fn check_all(&self, problems: &mut Vec<String>) -> Result<()> {
+        self.check_parts(problems)
     }
 }

@@ -2,20 +2,19 @@
 
 use std::ops::{Bound, ControlFlow};
 
-use evermap_index::node_lock::Lock;
-use evermap_index::ordered::leaf::{LeafRef, fill_page, leaf_bytes};
+use evermap_index::node_lock::{Lock, Seen};
+use evermap_index::ordered::leaf::{self, LeafRef};
 use evermap_index::ordered::{Direction, Page};
-use evermap_pm::{Medium, PmU64, Result};
+use evermap_pm::{Medium, Result};
 
 use super::Hot;
-use super::access::Retries;
 use super::bits::Search;
 use super::layout::Child;
 use super::node::Node;
 use super::place::Place;
 
 /// The largest number of pairs in a page.
-const PAGE: usize = 128;
+pub(super) const PAGE: usize = 128;
 
 /// A walk in one direction.
 pub(super) struct Walk<'m, const ENTRIES: usize, M: Medium> {
@@ -24,8 +23,8 @@ pub(super) struct Walk<'m, const ENTRIES: usize, M: Medium> {
     /// The nodes from the root block down, and the edge in each: in ascending order the position of
     /// the first child that was not shown, in descending order of the last one that was.
     stack: Vec<(Node<'m>, usize)>,
-    /// The locks of all nodes that were used, as they were before.
-    seen: Vec<(&'m PmU64, u64)>,
+    /// The locks of all nodes that were used.
+    seen: Seen<'m>,
 }
 
 /// What a walk shows.
@@ -38,8 +37,9 @@ pub(super) enum Item<'m> {
     Dead(LeafRef<'m>),
 }
 
-/// What is called with everything that a walk shows, and the number of nodes above it.
-pub(super) type Each<'f> = dyn FnMut(Item<'_>, usize) -> ControlFlow<()> + 'f;
+/// What is called with everything that a walk shows, and the number of nodes above it. Returns
+/// `false` to end the walk.
+pub(super) type Each<'f> = dyn FnMut(Item<'_>, usize) -> bool + 'f;
 
 impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
     /// Begins a walk at a bound.
@@ -48,7 +48,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
         from: Bound<&[u8]>,
         direction: Direction,
     ) -> Result<Self> {
-        let mut walk = Walk { tree, direction, stack: Vec::new(), seen: Vec::new() };
+        let mut walk = Walk { tree, direction, stack: Vec::new(), seen: Seen::default() };
         match from {
             Bound::Unbounded => walk.enter(tree.root_node()?),
             Bound::Included(key) => walk.seek(key, true)?,
@@ -64,7 +64,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
     fn enter(&mut self, node: Node<'m>) {
         let edge = if self.is_ascending() { 0 } else { node.children.len() };
         // Before any child is loaded.
-        self.seen.push((node.lock, self.tree.medium().load(node.lock)));
+        self.seen.add(node.lock, Lock(self.tree.medium().load(node.lock)));
         self.stack.push((node, edge));
     }
 
@@ -72,7 +72,8 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
     fn seek(&mut self, key: &[u8], included: bool) -> Result<()> {
         let (m, search) = (self.tree.medium(), Search::new(key));
         let seen = &mut self.seen;
-        let path = self.tree.descend(&search, |node| seen.push((node.lock, m.load(node.lock))))?;
+        let enter = |node: &Node<'m>| seen.add(node.lock, Lock(m.load(node.lock)));
+        let path = self.tree.descend(&search, enter)?;
         let (depth, edge) = match self.tree.place(&search, &path)? {
             Place::Empty => (0, 0),
             Place::Gap(gap) => (gap.depth, if gap.after { gap.below.end } else { gap.below.start }),
@@ -117,7 +118,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
     }
 
     /// Goes on to the next leaf. Calls `each` with what comes before it and with the leaf, until it
-    /// returns `Break`.
+    /// returns `false`.
     pub(super) fn next_leaf(
         &mut self,
         each: &mut Each<'_>,
@@ -132,7 +133,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
             };
             // Without the root block, and without the node itself.
             let above = self.stack.len() - 1 - usize::from(leaf.is_none());
-            if each(item, above).is_break() {
+            if !each(item, above) {
                 return Ok(ControlFlow::Break(()));
             }
             if leaf.is_some() {
@@ -141,69 +142,26 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
         }
         Ok(ControlFlow::Continue(None))
     }
-
-    /// Returns `true` if no node that was used has changed since: then all that was shown was in
-    /// the tree at this moment.
-    fn is_valid(&self) -> bool {
-        let m = self.tree.medium();
-        self.seen.iter().all(|&(cell, then)| {
-            let lock = Lock(then);
-            m.load(cell) == then && !lock.is_locked() && !lock.is_obsolete()
-        })
-    }
 }
 
 impl<const ENTRIES: usize, M: Medium> Hot<M, ENTRIES> {
-    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what
-    /// a page is to show, it is read again, with fewer pairs.
+    /// Reads a page of up to `most` pairs, and returns the locks of the nodes that it has used.
     pub(super) fn read_page(
         &self,
         from: Bound<&[u8]>,
         direction: Direction,
-        page: &mut Page,
-    ) -> Result<()> {
-        let mut retries = Retries::default();
-        let mut most = page.most(PAGE);
-        while !self.try_page(from, direction, most, page, &mut retries)? {
-            most = (most / 2).max(1);
-        }
-        Ok(())
-    }
-
-    /// Reads a page of up to `most` pairs. Returns `false` if the tree changed meanwhile.
-    fn try_page<'m>(
-        &'m self,
-        from: Bound<&[u8]>,
-        direction: Direction,
         most: usize,
         page: &mut Page,
-        retries: &mut Retries<'m>,
-    ) -> Result<bool> {
-        let m = self.medium();
+    ) -> Result<Seen<'_>> {
         let mut walk = Walk::new(self, from, direction)?;
-        // One more, to see where the last one belongs, unless a short scan will end with it.
-        let wanted = if most < PAGE { most } else { most + 1 };
-        let mut children = Vec::with_capacity(wanted);
-        let mut ended = false;
-        while children.len() < wanted && !ended {
-            match walk.next()? {
-                Some(child) if child.is_leaf() && !child.is_dead() => {
-                    // As for a key of up to 24 bytes.
-                    m.prefetch_bytes(child.offset(), leaf_bytes(24));
-                    children.push(child);
+        leaf::fill_page(self.medium(), page, (from, direction), (most, PAGE), || {
+            while let Some(child) = walk.next()? {
+                if child.is_leaf() && !child.is_dead() {
+                    return Ok(Some(child.offset()));
                 }
-                Some(_) => {}
-                None => ended = true,
             }
-        }
-        // Each leaf is somewhere else, so they are read when the memory has been asked for all of
-        // them.
-        let leaves = children.into_iter().map(|child| self.leaf(child));
-        fill_page(m, page, leaves, (from, direction), most, ended)?;
-        if !walk.is_valid() {
-            retries.again(self, walk.seen.iter().map(|&(lock, _)| lock))?;
-            return Ok(false);
-        }
-        Ok(true)
+            Ok(None)
+        })?;
+        Ok(walk.seen)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ops::{Bound, ControlFlow};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use evermap_index::index::{Action, Change, MutateMode};
@@ -159,11 +159,11 @@ fn pairs_in(image: &Image<'_>) -> std::result::Result<Pairs, String> {
 /// Returns the pairs of a tree.
 fn pairs(tree: &Tiny) -> Pairs {
     let mut pairs = Vec::new();
-    let shown = tree.show(&mut |item, _| {
+    let shown = tree.walk(&mut |item, _| {
         if let Item::Leaf(leaf) = item {
             pairs.push((leaf.key(tree.medium()), leaf.word(tree.medium())));
         }
-        ControlFlow::Continue(())
+        true
     });
     shown.unwrap();
     pairs

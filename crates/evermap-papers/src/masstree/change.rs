@@ -67,7 +67,7 @@ impl<M: Medium> Masstree<M> {
     }
 
     /// Carries out what `decide` returns for a key.
-    pub(super) fn change(
+    pub(super) fn change_under(
         &self,
         key: &[u8],
         mode: MutateMode,

@@ -12,16 +12,13 @@ use super::walk::Way;
 
 impl<M: Medium> Masstree<M> {
     /// Describes what is wrong. Each key has to be found.
-    pub(super) fn check_all(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let walked = self.each_node(&mut |node, contents, way| {
-            if let Err(error) = self.check_node(node, contents, way, &mut problems) {
+    pub(super) fn check_parts(&self, problems: &mut Vec<String>) -> Result<()> {
+        self.each_node(&mut |node, contents, way| {
+            if let Err(error) = self.check_node(node, contents, way, problems) {
                 problems.push(error.to_string());
             }
             Ok(true)
-        });
-        problems.extend(walked.err().map(|error| error.to_string()));
-        problems
+        })
     }
 
     fn check_node(

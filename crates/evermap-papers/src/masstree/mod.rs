@@ -52,14 +52,14 @@
 //! that are removed leave nodes with free places.
 
 use std::ops::Bound;
-use std::sync::Arc;
 
 use evermap_index::fresh::Fresh;
-use evermap_index::index::{Action, Change, MutateMode, Stats, Visitor};
-use evermap_index::ordered::memory::TreeMemory;
-use evermap_index::ordered::{Direction, OrderedIndex, Page, PersistentOrdered};
-use evermap_index::root;
-use evermap_pm::{Medium, PmU64, Pool, Result};
+use evermap_index::index::{Action, Change, MutateMode};
+use evermap_index::node_lock::{Lock, Seen};
+use evermap_index::ordered::memory::{self, TreeMemory};
+use evermap_index::ordered::tree::{PersistentTree, Show};
+use evermap_index::ordered::{Direction, Page};
+use evermap_pm::{Medium, Result};
 
 mod access;
 mod change;
@@ -74,7 +74,7 @@ mod tests;
 mod walk;
 
 use access::NodeRef;
-use layout::Root;
+use layout::{Below, Node, Root};
 pub use mistakes::MUTANTS;
 
 /// P-Masstree in medium `M`. See the [module](self).
@@ -82,22 +82,10 @@ pub struct Masstree<M: Medium> {
     memory: TreeMemory<M>,
 }
 
-/// The first word of the root.
-const KIND: u64 = u64::from_le_bytes(*b"P-MASST\x01");
-
 impl<M: Medium> Masstree<M> {
     #[inline(always)]
     fn medium(&self) -> &M {
         self.memory.medium()
-    }
-
-    /// Returns the pool of the index.
-    pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.memory.pool
-    }
-
-    fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
-        Masstree { memory: TreeMemory::new(pool, root) }
     }
 
     #[inline(always)]
@@ -112,79 +100,97 @@ impl<M: Medium> Masstree<M> {
     }
 }
 
-impl<M: Medium> OrderedIndex for Masstree<M> {
-    fn get(&self, key: &[u8]) -> Result<Option<u64>> {
-        let _guard = self.memory.pool.pin();
+impl<M: Medium> PersistentTree for Masstree<M> {
+    type Medium = M;
+    type Root = Root;
+
+    const KIND: u64 = u64::from_le_bytes(*b"P-MASST\x01");
+    const PAGE: usize = scan::PAGE;
+
+    fn memory(&self) -> &TreeMemory<M> {
+        &self.memory
+    }
+
+    fn assemble(memory: TreeMemory<M>) -> Result<Self> {
+        Ok(Masstree { memory })
+    }
+
+    fn write_empty(memory: TreeMemory<M>, root: &Root, fresh: &mut Fresh<'_, M>) -> Result<Self> {
+        let (tree, node) = (Masstree { memory }, fresh.allocate_fixed(size_of::<Node>() as u64)?);
+        tree.write_root(node, 0, &[]);
+        tree.medium().store(&root.tree, node);
+        Ok(tree)
+    }
+
+    /// Makes those stale that a search can come to. In a file whose pages are of different ages, a
+    /// node above may have references to nodes that are not in the list of their level yet.
+    fn make_stale(&self) -> Result<()> {
+        let m = self.medium();
+        let stale = Lock::stale(self.memory.generation);
+        let root = self.node_as_it_is(m.load(&self.root_block()?.tree), None, 0)?;
+        memory::for_each_reachable(
+            root,
+            |node| node.offset,
+            |node, left| {
+                let (header, level, depth) = (node.header(), node.level(), node.depth());
+                m.store_transient(&header.lock, stale.0);
+                // Searches that come to a reference which is damaged return that.
+                let mut refers = |at: u64, level: Option<u8>, depth| {
+                    left.extend(self.node_as_it_is(at, level, depth).ok());
+                };
+                refers(m.load(&header.next), Some(level), depth);
+                let below = level.checked_sub(1);
+                if below.is_some() {
+                    refers(m.load(&header.leftmost), below, depth);
+                }
+                let order = node.permutation(m);
+                for entry in
+                    (0..order.len()).filter_map(|rank| node.entry(order.position(rank)).ok())
+                {
+                    let word = m.load(&entry.value);
+                    match (below, Below::from_word(word)) {
+                        (Some(_), _) => refers(word, below, depth),
+                        (None, Below::Layer(root)) => refers(root, None, depth + 1),
+                        (None, Below::Leaf(_)) => {}
+                    }
+                }
+            },
+        );
+        Ok(())
+    }
+
+    fn recover_root(&self) -> Result<()> {
+        self.root_node().map(drop)
+    }
+
+    fn lookup(&self, key: &[u8]) -> Result<Option<u64>> {
         Ok(self.find(key)?.map(|found| found.word(self.medium())))
     }
 
-    fn mutate(
+    fn change(
         &self,
         key: &[u8],
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.memory.change(key, mode, || {
-            let guard = self.memory.pool.pin();
-            self.change(key, mode, &guard, decide)
-        })
+        self.change_under(key, mode, &self.memory.pool.pin(), decide)
     }
 
-    fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
-        let _guard = self.memory.pool.pin();
-        self.read_page(from, direction, page)
+    fn try_page(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        most: usize,
+        page: &mut Page,
+    ) -> Result<Option<Seen<'_>>> {
+        self.read_page(from, direction, most, page).map(Some)
     }
 
-    /// Counts the pairs: O(n).
-    fn len(&self) -> u64 {
-        self.stats().len
+    fn show(&self, each: &mut Show<'_>) -> Result<()> {
+        self.show_parts(each)
     }
 
-    fn stats(&self) -> Stats {
-        let stats = self.measure().unwrap_or_default();
-        Stats { recovered: self.memory.recovered(), ..stats }
-    }
-
-    fn check(&self) -> Vec<String> {
-        self.check_all()
-    }
-}
-
-impl<M: Medium> PersistentOrdered<M> for Masstree<M> {
-    fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        pool.region().ensure_writable()?;
-        // Nothing below is reachable until the root cell names it, so an error or a crash discards
-        // it all.
-        let mut fresh = Fresh::new(&pool);
-        let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
-        let tree = fresh.allocate_fixed(size_of::<layout::Node>() as u64)?;
-        fresh.keep();
-        let index = Self::assemble(pool.clone(), block);
-        index.write_root(tree, 0, &[]);
-        let m = pool.medium();
-        let header = m.at::<Root>(block).expect("just allocated");
-        m.store(&header.tree, tree);
-        m.flush(header);
-        root::publish(&pool, root, block, KIND);
-        Ok(index)
-    }
-
-    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, KIND)
-    }
-
-    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        let block = root::block_of(&pool, root, KIND)?;
-        let index = Self::assemble(pool.clone(), block);
-        if pool.region().must_recover_all() {
-            // Generations of an earlier opener could equal the current one.
-            index.make_stale()?;
-        }
-        index.root_node()?;
-        Ok(index)
-    }
-
-    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        self.visit_all(visitor)
+    fn check_all(&self, problems: &mut Vec<String>) -> Result<()> {
+        self.check_parts(problems)
     }
 }

@@ -3,11 +3,10 @@
 use std::cmp::Ordering;
 use std::ops::{Bound, Range};
 
-use evermap_index::node_lock::Lock;
-use evermap_index::ordered::leaf::{LeafRef, leaf_bytes};
+use evermap_index::node_lock::Seen;
+use evermap_index::ordered::leaf::{self, LeafRef};
 use evermap_index::ordered::{Direction, Page};
-use evermap_pm::sync::Backoff;
-use evermap_pm::{Medium, PmU64, Result};
+use evermap_pm::{Medium, Result};
 
 use super::Masstree;
 use super::access::{Contents, NodeRef, Target};
@@ -15,7 +14,7 @@ use super::layout::{Below, SLICE, Slice};
 
 /// The number of pairs in a page, and of nodes that are read for it, if no other thread changes
 /// the tree meanwhile.
-const PAGE: usize = 64;
+pub(super) const PAGE: usize = 64;
 
 /// A walk in one direction.
 struct Walk<'m, M: Medium> {
@@ -25,8 +24,8 @@ struct Walk<'m, M: Medium> {
     places: Vec<Place<'m>>,
     /// What the keys in the lowest of these layers begin with.
     prefix: Vec<u8>,
-    /// The locks of all nodes that were read, as they were then.
-    seen: Vec<(&'m PmU64, Lock)>,
+    /// The locks of all nodes that were read.
+    seen: Seen<'m>,
 }
 
 /// A place in a layer.
@@ -65,7 +64,7 @@ enum Item {
 impl<'m, M: Medium> Walk<'m, M> {
     /// Begins a walk at a bound.
     fn new(tree: &'m Masstree<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
-        let (places, prefix, seen) = (Vec::new(), Vec::new(), Vec::new());
+        let (places, prefix, seen) = (Vec::new(), Vec::new(), Seen::default());
         let mut walk = Walk { tree, direction, places, prefix, seen };
         let root = tree.root_node()?;
         match from {
@@ -123,7 +122,7 @@ impl<'m, M: Medium> Walk<'m, M> {
                     continue;
                 }
             }
-            self.seen.push((&node.header().lock, lock));
+            self.seen.add(&node.header().lock, lock);
             return Ok((node, contents));
         }
     }
@@ -229,42 +228,17 @@ impl<'m, M: Medium> Walk<'m, M> {
         }
         Ok(Some((node, contents, low)))
     }
-
-    /// Returns `true` if no node that was read has changed since: then all that was shown was in
-    /// the tree at this moment.
-    fn is_valid(&self) -> bool {
-        let m = self.tree.medium();
-        self.seen.iter().all(|(cell, lock)| m.load(cell) == lock.0)
-    }
 }
 
 impl<M: Medium> Masstree<M> {
-    /// See [`OrderedIndex::page`](evermap_index::OrderedIndex::page). If other threads change what
-    /// a page is to show, it is read again, with fewer pairs.
+    /// Reads a page of up to `most` pairs, and returns the locks of the nodes that it has read.
     pub(super) fn read_page(
-        &self,
-        from: Bound<&[u8]>,
-        direction: Direction,
-        page: &mut Page,
-    ) -> Result<()> {
-        let mut backoff = Backoff::default();
-        let mut most = page.most(PAGE);
-        while !self.try_page(from, direction, most, page)? {
-            self.memory.region.ensure_sound()?;
-            most = (most / 2).max(1);
-            backoff.wait();
-        }
-        Ok(())
-    }
-
-    /// Reads a page of up to `most` pairs. Returns `false` if the tree changed meanwhile.
-    pub(super) fn try_page(
         &self,
         from: Bound<&[u8]>,
         direction: Direction,
         most: usize,
         page: &mut Page,
-    ) -> Result<bool> {
+    ) -> Result<Seen<'_>> {
         let m = self.medium();
         let mut walk = Walk::new(self, from, direction)?;
         let (mut items, mut keys) = (Vec::with_capacity(most), Vec::new());
@@ -275,8 +249,7 @@ impl<M: Medium> Masstree<M> {
         while items.len() < most && edge.is_none() && !ended {
             match walk.next()? {
                 Step::Pair(slice, leaf) if slice.goes_on() => {
-                    // As for a key of up to 24 bytes.
-                    m.prefetch_bytes(leaf, leaf_bytes(24));
+                    leaf::prefetch(m, leaf);
                     items.push(Item::Leaf(leaf));
                 }
                 Step::Pair(slice, word) => {
@@ -301,11 +274,8 @@ impl<M: Medium> Masstree<M> {
             Direction::Ascending => self.fill(page, items.iter(), &keys)?,
             Direction::Descending => self.fill(page, items.iter().rev(), &keys)?,
         }
-        if !walk.is_valid() {
-            return Ok(false);
-        }
         if ended {
-            return Ok(true);
+            return Ok(walk.seen);
         }
         let last = page.pairs.len().saturating_sub(1);
         let edge = edge.unwrap_or_else(|| match direction {
@@ -313,7 +283,7 @@ impl<M: Medium> Masstree<M> {
             Direction::Descending => page.pairs.key(0).to_vec(),
         });
         page.continue_at(&edge);
-        Ok(true)
+        Ok(walk.seen)
     }
 
     /// Copies pairs to a page, in this order.

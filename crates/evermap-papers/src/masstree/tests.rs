@@ -4,6 +4,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::{Arc, Mutex};
 
 use evermap_index::node_lock::Lock;
+use evermap_index::ordered::tree::PersistentTree;
 use evermap_index::ordered::{Cursor, Direction, Page, PersistentOrdered};
 use evermap_index::testkit::crash_states::{
     created, for_each_image, is_durable_once_served, record, reopened,
@@ -438,7 +439,8 @@ fn short_pages_go_on_beyond_where_they_began() {
                 loop {
                     let mut page = Page::default();
                     let bound = from.as_ref().map(Vec::as_slice);
-                    assert!(tree.try_page(bound, direction, 1, &mut page).unwrap());
+                    let seen = tree.read_page(bound, direction, 1, &mut page).unwrap();
+                    assert!(seen.is_unchanged(tree.medium()));
                     shown.extend(page.pairs.iter().map(|(key, _)| key.to_vec()));
                     let Some(next) = page.next(direction) else { break };
                     let (Bound::Included(edge) | Bound::Excluded(edge)) = next else { panic!() };

@@ -1,14 +1,12 @@
-//! Showing all blocks of the tree, and counting them.
+//! Showing all parts of the tree.
 
-use evermap_index::index::{Stats, Visitor};
-use evermap_index::node_lock::Lock;
 use evermap_index::ordered::leaf::LeafRef;
-use evermap_index::ordered::memory;
+use evermap_index::ordered::tree::{Part, Show};
 use evermap_pm::{Medium, Result};
 
 use super::Masstree;
 use super::access::{Contents, NodeRef};
-use super::layout::{self, Below, Root, SLICE};
+use super::layout::{Below, Node, SLICE};
 
 /// Where a walk is.
 pub(super) struct Way<'p> {
@@ -125,95 +123,22 @@ impl<M: Medium> Masstree<M> {
         Walk { tree: self, each, prefix: Vec::new(), left: Vec::new() }.run()
     }
 
-    /// Makes all nodes stale that a search can come to, so that they are recovered when they are
-    /// first used. No other thread uses the index.
-    ///
-    /// In a file whose pages are of different ages, the node above may have references to nodes
-    /// that are not in the list of their level yet.
-    pub(super) fn make_stale(&self) -> Result<()> {
+    /// Shows every part.
+    pub(super) fn show_parts(&self, each: &mut Show<'_>) -> Result<()> {
         let m = self.medium();
-        let stale = Lock::stale(self.memory.generation);
-        let root = self.node_as_it_is(m.load(&self.root_block()?.tree), None, 0)?;
-        memory::for_each_reachable(
-            root,
-            |node| node.offset,
-            |node, left| {
-                let (header, level, depth) = (node.header(), node.level(), node.depth());
-                m.store_transient(&header.lock, stale.0);
-                // Searches that come to a reference which is damaged return that.
-                let mut refers = |at: u64, level: Option<u8>, depth| {
-                    left.extend(self.node_as_it_is(at, level, depth).ok());
-                };
-                refers(m.load(&header.next), Some(level), depth);
-                let below = level.checked_sub(1);
-                if below.is_some() {
-                    refers(m.load(&header.leftmost), below, depth);
-                }
-                let order = node.permutation(m);
-                for entry in
-                    (0..order.len()).filter_map(|rank| node.entry(order.position(rank)).ok())
-                {
-                    let word = m.load(&entry.value);
-                    match (below, Below::from_word(word)) {
-                        (Some(_), _) => refers(word, below, depth),
-                        (None, Below::Layer(root)) => refers(root, None, depth + 1),
-                        (None, Below::Leaf(_)) => {}
-                    }
-                }
-            },
-        );
-        Ok(())
-    }
-
-    /// Shows every block and word.
-    pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        let m = self.medium();
-        visitor.block(self.memory.root);
-        self.each_node(&mut |node, contents, _| {
-            visitor.block(node.offset);
-            if node.level() > 0 {
-                return Ok(!visitor.is_done());
-            }
-            for &(slice, word) in &contents.entries {
-                if visitor.is_done() {
-                    return Ok(false);
-                }
-                if !slice.goes_on() {
-                    visitor.word(word);
-                } else if let Below::Leaf(leaf) = Below::from_word(word) {
-                    visitor.block(leaf);
-                    visitor.word(LeafRef::at(m, leaf)?.word(m));
-                }
-            }
-            Ok(!visitor.is_done())
-        })
-    }
-
-    /// Counts pairs and nodes: O(n).
-    pub(super) fn measure(&self) -> Result<Stats> {
-        let m = self.medium();
-        let mut stats = Stats {
-            pm_bytes: size_of::<Root>() as u64,
-            dram_bytes: size_of::<Self>() as u64,
-            ..Stats::default()
-        };
         self.each_node(&mut |node, contents, way| {
-            stats.segments += 1;
-            stats.pm_bytes += size_of::<layout::Node>() as u64;
-            stats.depth = stats.depth.max(way.height);
-            let is_leaf = node.level() == 0;
-            for &(slice, word) in contents.entries.iter().filter(|_| is_leaf) {
-                match Below::from_word(word) {
-                    _ if !slice.goes_on() => stats.len += 1,
-                    Below::Layer(_) => {}
-                    Below::Leaf(leaf) => {
-                        stats.len += 1;
-                        stats.pm_bytes += LeafRef::at(m, leaf)?.bytes();
-                    }
-                }
+            let (offset, bytes, height) = (node.offset, size_of::<Node>() as u64, way.height);
+            let mut goes_on = each(Part::Node { offset, bytes, height });
+            let entries = if node.level() == 0 { &contents.entries[..] } else { &[] };
+            for &(slice, word) in entries {
+                goes_on = goes_on
+                    && match Below::from_word(word) {
+                        _ if !slice.goes_on() => each(Part::Word(word)),
+                        Below::Layer(_) => true,
+                        Below::Leaf(leaf) => each(Part::Leaf(LeafRef::at(m, leaf)?)),
+                    };
             }
-            Ok(true)
-        })?;
-        Ok(stats)
+            Ok(goes_on)
+        })
     }
 }

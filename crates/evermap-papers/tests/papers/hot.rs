@@ -1,5 +1,6 @@
 //! P-HOT.
 
+use evermap_index::ordered::tree::PersistentTree;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex};
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::ordered::trees::{
@@ -166,8 +167,8 @@ fn trees_are_low_and_shrink() {
             assert!(tree.remove(&order(number).to_be_bytes()).unwrap().removed());
         });
         assert_eq!(tree.stats(), empty);
-        tree.pool().epoch().drain();
-        assert_eq!(tree.pool().allocated().len(), 1);
+        tree.memory().pool.epoch().drain();
+        assert_eq!(tree.memory().pool.allocated().len(), 1);
     }
 }
 

@@ -47,7 +47,7 @@ const DETOURS_MAX: u32 = 1000;
 
 impl<M: Medium> Art<M> {
     /// Carries out what `decide` returns for a key.
-    pub(super) fn change(
+    pub(super) fn change_under(
         &self,
         key: &[u8],
         mode: MutateMode,

@@ -1,7 +1,5 @@
 //! The invariants of the tree.
 
-use std::ops::ControlFlow;
-
 use evermap_pm::{Medium, Result};
 
 use super::Art;
@@ -13,8 +11,7 @@ use crate::node_lock::Lock;
 impl<M: Medium> Art<M> {
     /// Describes what is wrong. Each leaf has to be found by its key, so this includes the
     /// prefixes, symbols, positions and levels of the nodes above it.
-    pub(super) fn check_all(&self) -> Vec<String> {
-        let mut problems = Vec::new();
+    pub(super) fn check_parts(&self, problems: &mut Vec<String>) -> Result<()> {
         let mut last: Option<Vec<u8>> = None;
         let mut check = |item: Item<'_>, problems: &mut Vec<String>| -> Result<()> {
             match item {
@@ -36,16 +33,12 @@ impl<M: Medium> Art<M> {
                 }
             }
         };
-        let mut found = Vec::new();
-        let walked = self.show(&mut |item, _| {
-            if let Err(error) = check(item, &mut found) {
-                found.push(error.to_string());
+        self.walk(&mut |item, _| {
+            if let Err(error) = check(item, problems) {
+                problems.push(error.to_string());
             }
-            ControlFlow::Continue(())
-        });
-        problems.append(&mut found);
-        problems.extend(walked.err().map(|error| error.to_string()));
-        problems
+            true
+        })
     }
 
     fn check_node(&self, child: Child, problems: &mut Vec<String>) -> Result<()> {

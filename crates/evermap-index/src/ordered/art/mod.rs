@@ -46,17 +46,16 @@
 //! Scans read a page of pairs and validate the versions of the nodes that they have used.
 
 use std::ops::Bound;
-use std::sync::Arc;
 
-use evermap_pm::{Guard, Medium, PmU64, Pool, Result};
+use evermap_pm::{Guard, Medium, Result};
 
 use super::leaf::LeafRef;
 use super::memory::TreeMemory;
-use super::{Direction, OrderedIndex, Page, PersistentOrdered};
+use super::tree::{PersistentTree, Show};
+use super::{Direction, Page};
 use crate::fresh::Fresh;
-use crate::index::{Action, Change, MutateMode, Stats, Visitor};
-use crate::node_lock::Lock;
-use crate::root;
+use crate::index::{Action, Change, MutateMode};
+use crate::node_lock::{Lock, Seen};
 
 mod access;
 mod change;
@@ -80,22 +79,10 @@ pub struct Art<M: Medium> {
     tree: u64,
 }
 
-/// The first word of the root.
-const KIND: u64 = u64::from_le_bytes(*b"P-ART\0\0\x01");
-
 impl<M: Medium> Art<M> {
     #[inline(always)]
     fn medium(&self) -> &M {
         self.memory.medium()
-    }
-
-    /// Returns the pool of the index.
-    pub fn pool(&self) -> &Arc<Pool<M>> {
-        &self.memory.pool
-    }
-
-    fn assemble(pool: Arc<Pool<M>>, root: u64, tree: u64) -> Self {
-        Art { memory: TreeMemory::new(pool, root), tree }
     }
 
     /// Returns the leaf of a key. The caller has a guard.
@@ -118,7 +105,46 @@ impl<M: Medium> Art<M> {
         }
     }
 
-    /// Makes all nodes stale, so that they are recovered when they are first used.
+    /// As [`mutate`](super::OrderedIndex::mutate), for a caller that has a guard of the pool: a
+    /// second one costs two atomic exchanges.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`mutate`](super::OrderedIndex::mutate).
+    pub fn mutate_under(
+        &self,
+        key: &[u8],
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Result<Change> {
+        self.memory.change(key, mode, || self.change_under(key, mode, guard, decide))
+    }
+}
+
+impl<M: Medium> PersistentTree for Art<M> {
+    type Medium = M;
+    type Root = Root;
+
+    const KIND: u64 = u64::from_le_bytes(*b"P-ART\0\0\x01");
+    const PAGE: usize = scan::PAGE;
+
+    fn memory(&self) -> &TreeMemory<M> {
+        &self.memory
+    }
+
+    fn assemble(memory: TreeMemory<M>) -> Result<Self> {
+        let tree = memory.medium().load(&memory.root_block::<Root>()?.tree);
+        Ok(Art { memory, tree })
+    }
+
+    fn write_empty(memory: TreeMemory<M>, root: &Root, fresh: &mut Fresh<'_, M>) -> Result<Self> {
+        let (m, tree) = (memory.medium(), fresh.allocate_fixed(Kind::N256.bytes())?);
+        Node::write(m, tree, (Kind::N256, 0), &[], memory.generation, std::iter::empty());
+        m.store(&root.tree, tree);
+        Ok(Art { memory, tree })
+    }
+
     fn make_stale(&self) -> Result<()> {
         let m = self.medium();
         let stale = Lock::stale(self.memory.generation);
@@ -132,94 +158,38 @@ impl<M: Medium> Art<M> {
         Ok(())
     }
 
-    /// As [`mutate`](OrderedIndex::mutate), for a caller that has a guard of the pool: a second one
-    /// costs two atomic exchanges.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`mutate`](OrderedIndex::mutate).
-    pub fn mutate_under(
-        &self,
-        key: &[u8],
-        mode: MutateMode,
-        guard: &Guard<'_>,
-        decide: &mut dyn FnMut(Option<u64>) -> Action,
-    ) -> Result<Change> {
-        self.memory.change(key, mode, || self.change(key, mode, guard, decide))
+    fn recover_root(&self) -> Result<()> {
+        self.root_node().map(drop)
     }
-}
 
-impl<M: Medium> OrderedIndex for Art<M> {
-    fn get(&self, key: &[u8]) -> Result<Option<u64>> {
-        let _guard = self.memory.pool.pin();
+    fn lookup(&self, key: &[u8]) -> Result<Option<u64>> {
         Ok(self.find(key)?.map(|leaf| leaf.word(self.medium())))
     }
 
-    fn mutate(
+    fn change(
         &self,
         key: &[u8],
         mode: MutateMode,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        self.mutate_under(key, mode, &self.memory.pool.pin(), decide)
+        self.change_under(key, mode, &self.memory.pool.pin(), decide)
     }
 
-    fn page(&self, from: Bound<&[u8]>, direction: Direction, page: &mut Page) -> Result<()> {
-        let _guard = self.memory.pool.pin();
-        self.read_page(from, direction, page)
+    fn try_page(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        most: usize,
+        page: &mut Page,
+    ) -> Result<Option<Seen<'_>>> {
+        self.read_page(from, direction, most, page).map(Some)
     }
 
-    /// Counts the pairs: O(n).
-    fn len(&self) -> u64 {
-        self.stats().len
+    fn show(&self, each: &mut Show<'_>) -> Result<()> {
+        self.show_parts(each)
     }
 
-    fn stats(&self) -> Stats {
-        let stats = self.count().unwrap_or_default();
-        Stats { recovered: self.memory.recovered(), ..stats }
-    }
-
-    fn check(&self) -> Vec<String> {
-        self.check_all()
-    }
-}
-
-impl<M: Medium> PersistentOrdered<M> for Art<M> {
-    fn create(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        pool.region().ensure_writable()?;
-        // Nothing below is reachable until the root cell names it, so an error or a crash discards
-        // it all.
-        let mut fresh = Fresh::new(&pool);
-        let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
-        let tree = fresh.allocate_fixed(Kind::N256.bytes())?;
-        fresh.keep();
-        let m = pool.medium();
-        Node::write(m, tree, (Kind::N256, 0), &[], pool.generation(), std::iter::empty());
-        let header = m.at::<Root>(block).expect("just allocated");
-        m.store(&header.tree, tree);
-        m.flush(header);
-        root::publish(&pool, root, block, KIND);
-        Ok(Self::assemble(pool, block, tree))
-    }
-
-    fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, KIND)
-    }
-
-    fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {
-        let block = root::block_of(&pool, root, KIND)?;
-        let m = pool.medium();
-        let tree = m.at::<Root>(block).map_or(0, |header| m.load(&header.tree));
-        let index = Self::assemble(pool.clone(), block, tree);
-        index.root_node()?;
-        if pool.region().must_recover_all() {
-            // Generations of an earlier opener could equal the current one.
-            index.make_stale()?;
-        }
-        Ok(index)
-    }
-
-    fn visit(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        self.visit_all(visitor)
+    fn check_all(&self, problems: &mut Vec<String>) -> Result<()> {
+        self.check_parts(problems)
     }
 }

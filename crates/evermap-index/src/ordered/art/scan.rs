@@ -3,18 +3,17 @@
 use std::cmp::Ordering;
 use std::ops::{Bound, ControlFlow};
 
-use evermap_pm::sync::Backoff;
 use evermap_pm::{Error, ErrorKind, Medium, PmU64, Result};
 
 use super::Art;
 use super::layout::Child;
 use super::node::{Node, RANKS, rank};
-use crate::node_lock::{LastObsolete, Lock};
-use crate::ordered::leaf::{LeafRef, fill_page, leaf_bytes};
+use crate::node_lock::{Lock, Seen};
+use crate::ordered::leaf::{self, LeafRef};
 use crate::ordered::{Direction, Page};
 
 /// The largest number of pairs in a page.
-const PAGE: usize = 128;
+pub(super) const PAGE: usize = 128;
 
 /// The number of children that are prefetched, if they are nodes, before a walk comes to them.
 const NODES_AHEAD: usize = 8;
@@ -28,8 +27,8 @@ pub(super) struct Walk<'m, M: Medium> {
     /// Children of the nodes on the stack that were not shown, the next one last, with the words
     /// that refer to them.
     waiting: Vec<(&'m PmU64, Child)>,
-    /// The locks of all nodes that were used, as they were before.
-    seen: Vec<(&'m PmU64, u64)>,
+    /// The locks of all nodes that were used.
+    seen: Seen<'m>,
     /// Whether it goes on beside what cannot be read.
     passes_over: bool,
     /// Where the first part is that it has passed over.
@@ -56,14 +55,15 @@ pub(super) enum Item<'m> {
     Leaf(LeafRef<'m>),
 }
 
-/// What is called with everything that a walk shows, and the number of nodes above it.
-pub(super) type Each<'f> = dyn FnMut(Item<'_>, usize) -> ControlFlow<()> + 'f;
+/// What is called with everything that a walk shows, and the number of nodes on the way to it, a
+/// node included. Returns `false` to end the walk.
+pub(super) type Each<'f> = dyn FnMut(Item<'_>, usize) -> bool + 'f;
 
 impl<'m, M: Medium> Walk<'m, M> {
     /// Begins a walk at a bound.
     pub(super) fn new(tree: &'m Art<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
         // As many as most pages need.
-        let (stack, seen) = (Vec::with_capacity(8), Vec::with_capacity(32));
+        let (stack, seen) = (Vec::with_capacity(8), Seen::with_capacity(32));
         let waiting = Vec::with_capacity(64);
         let (passes_over, unreadable) = (false, None);
         let mut walk = Walk { tree, direction, stack, waiting, seen, passes_over, unreadable };
@@ -112,7 +112,7 @@ impl<'m, M: Medium> Walk<'m, M> {
         };
         let m = self.tree.medium();
         // Before any child is loaded.
-        self.seen.push((&node.header.lock, m.load(&node.header.lock)));
+        self.seen.add(&node.header.lock, Lock(m.load(&node.header.lock)));
         self.stack.push(Entered { node, edge, below: self.waiting.len(), is_empty: true });
     }
 
@@ -239,7 +239,7 @@ impl<'m, M: Medium> Walk<'m, M> {
     }
 
     /// Goes on to the next leaf. Calls `each` with what comes before it and with the leaf, until it
-    /// returns `Break`.
+    /// returns `false`.
     pub(super) fn next_leaf(
         &mut self,
         each: &mut Each<'_>,
@@ -247,7 +247,7 @@ impl<'m, M: Medium> Walk<'m, M> {
         while let Some(child) = self.next()? {
             let leaf = child.is_leaf().then(|| self.tree.leaf(child)).transpose()?;
             let item = leaf.map_or(Item::Node(child), Item::Leaf);
-            if each(item, self.stack.len()).is_break() {
+            if !each(item, self.stack.len()) {
                 return Ok(ControlFlow::Break(()));
             }
             if leaf.is_some() {
@@ -256,74 +256,29 @@ impl<'m, M: Medium> Walk<'m, M> {
         }
         Ok(ControlFlow::Continue(None))
     }
-
-    /// Returns `true` if no node that was used has changed since: then all that was shown was in
-    /// the tree at this moment.
-    ///
-    /// # Errors
-    /// `Damaged` if a node was obsolete for the last attempt too.
-    fn is_valid(&self, last: &mut LastObsolete<'m>) -> Result<bool> {
-        let m = self.tree.medium();
-        last.meet(m, self.seen.iter().map(|&(cell, _)| cell))?;
-        Ok(self.seen.iter().all(|&(cell, then)| {
-            let lock = Lock(then);
-            m.load(cell) == then && !lock.is_locked() && !lock.is_obsolete()
-        }))
-    }
 }
 
 impl<M: Medium> Art<M> {
-    /// See [`OrderedIndex::page`](crate::OrderedIndex::page). If other threads change what a page
-    /// is to show, it is read again, with fewer pairs.
+    /// Reads a page of up to `most` pairs, and returns the locks of the nodes that it has used.
     pub(super) fn read_page(
         &self,
         from: Bound<&[u8]>,
         direction: Direction,
-        page: &mut Page,
-    ) -> Result<()> {
-        let mut backoff = Backoff::default();
-        let (mut most, mut last) = (page.most(PAGE), LastObsolete::default());
-        while !self.try_page(from, direction, most, page, &mut last)? {
-            self.memory.region.ensure_sound()?;
-            most = (most / 2).max(1);
-            backoff.wait();
-        }
-        Ok(())
-    }
-
-    /// Reads a page of up to `most` pairs. Returns `false` if the tree changed meanwhile.
-    fn try_page<'m>(
-        &'m self,
-        from: Bound<&[u8]>,
-        direction: Direction,
         most: usize,
         page: &mut Page,
-        last: &mut LastObsolete<'m>,
-    ) -> Result<bool> {
-        let m = self.medium();
+    ) -> Result<Seen<'_>> {
         let mut walk = Walk::passing_over(self, from, direction)?;
-        // One more, to see where the last one belongs, unless a short scan will end with it.
-        let wanted = if most < PAGE { most } else { most + 1 };
-        let mut children = Vec::with_capacity(wanted);
-        let mut ended = false;
-        while children.len() < wanted && !ended {
-            match walk.next()? {
-                Some(child) if child.is_leaf() => {
-                    // As for a key of up to 24 bytes.
-                    m.prefetch_bytes(child.offset(), leaf_bytes(24));
-                    children.push(child);
+        leaf::fill_page(self.medium(), page, (from, direction), (most, PAGE), || {
+            while let Some(child) = walk.next()? {
+                if child.is_leaf() {
+                    return Ok(Some(child.offset()));
                 }
-                Some(_) => {}
-                None => ended = true,
             }
-        }
-        // Each leaf is somewhere else, so they are read when the memory has been asked for all of
-        // them.
-        let leaves = children.into_iter().map(|child| self.leaf(child));
-        fill_page(m, page, leaves, (from, direction), most, ended)?;
+            Ok(None)
+        })?;
         if let Some(offset) = walk.unreadable {
             page.pass_over(offset);
         }
-        walk.is_valid(last)
+        Ok(walk.seen)
     }
 }

@@ -1,69 +1,41 @@
-//! Showing all blocks of the tree, and counting them.
+//! Showing all parts of the tree.
 
-use std::ops::{Bound, ControlFlow};
+use std::ops::Bound;
 
 use evermap_pm::{Medium, Result};
 
 use super::Art;
-use super::layout::Root;
+use super::layout::Kind;
 use super::scan::{Each, Item, Walk};
-use crate::index::{Stats, Visitor};
+use crate::ordered::tree::{Part, Show};
 use crate::ordered::{Direction, leaf};
 
 impl<M: Medium> Art<M> {
-    /// Shows every block and word, with a guard for some leaves at a time.
+    /// Shows every part, with a guard for some leaves at a time.
     ///
     /// Between two guards the walk is at the key of a leaf. The nodes above that were shown before
     /// it; those that were put there since are new. Every other node is shown when the walk comes
     /// to it. A node that is replaced meanwhile keeps its children as they were, so what is
     /// reachable throughout is found below it.
-    pub(super) fn visit_all(&self, visitor: &mut dyn Visitor) -> Result<()> {
-        visitor.block(self.memory.root);
-        visitor.block(self.tree);
-        self.show(&mut |item, _| {
-            match item {
-                Item::Node(child) => visitor.block(child.offset()),
-                Item::Leaf(leaf) => {
-                    visitor.block(leaf.offset);
-                    visitor.word(leaf.word(self.medium()));
-                }
-            }
-            match visitor.is_done() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
+    pub(super) fn show_parts(&self, each: &mut Show<'_>) -> Result<()> {
+        if !each(Part::Node { offset: self.tree, bytes: Kind::N256.bytes(), height: 1 }) {
+            return Ok(());
+        }
+        self.walk(&mut |item, height| {
+            each(match item {
+                Item::Node(child) => Part::Node {
+                    offset: child.offset(),
+                    bytes: child.kind().bytes(),
+                    height: height as u32,
+                },
+                Item::Leaf(leaf) => Part::Leaf(leaf),
+            })
         })
     }
 
-    /// Calls `each` with every node but the root and every leaf, and the number of nodes above it,
-    /// until it returns `Break`.
-    pub(super) fn show(&self, each: &mut Each<'_>) -> Result<()> {
+    /// Calls `each` with every node but the root and every leaf, until it returns `false`.
+    pub(super) fn walk(&self, each: &mut Each<'_>) -> Result<()> {
         let start = |from: Bound<&[u8]>| Walk::new(self, from, Direction::Ascending);
         leaf::walk_all(&self.memory.pool, start, |walk| walk.next_leaf(each))
-    }
-
-    /// Counts pairs and nodes: O(n).
-    pub(super) fn count(&self) -> Result<Stats> {
-        let mut stats = Stats {
-            segments: 1,
-            pm_bytes: size_of::<Root>() as u64 + super::layout::Kind::N256.bytes(),
-            dram_bytes: size_of::<Self>() as u64,
-            ..Stats::default()
-        };
-        self.show(&mut |item, depth| {
-            stats.depth = stats.depth.max(depth as u32);
-            match item {
-                Item::Node(child) => {
-                    stats.segments += 1;
-                    stats.pm_bytes += child.kind().bytes();
-                }
-                Item::Leaf(leaf) => {
-                    stats.len += 1;
-                    stats.pm_bytes += leaf.bytes();
-                }
-            }
-            ControlFlow::Continue(())
-        })?;
-        Ok(stats)
     }
 }
