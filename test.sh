@@ -62,7 +62,7 @@ lints() {
 # Every test, except those whose programs have passed before and have not changed since.
 tests_of_what_changed() {
     local runner="target.'cfg(unix)'.runner = ['$PWD/tests/unless-passed.sh']"
-    # The examples have been compiled by the lints; linking them would find nothing more.
+    # The examples have been compiled by the lints, and those that teach are run later.
     cargo test --workspace --tests --config "$runner"
     cargo test --workspace --doc
 }
@@ -75,6 +75,8 @@ programs() {
     "$EVERMAP" lab run micro \
         --index dash-eh,dash-lh,cceh,level,p-clht,line-hash,papaya,dashmap,scc-hashmap \
         --keys 30000 --threads 2 --rounds 1 --patience 0 --retries 0 --no-limits
+    step "the library's examples, killed and run again"
+    tests/examples/run.sh
     step "files, read by the offsets of docs/file-format.md"
     tests/file-format/run.sh
     step "a killed server, a real client"
