@@ -84,16 +84,17 @@ pub fn account_for_this_thread() {
 }
 
 /// Waits until other processes keep no more than `limit` processors busy, for about `patience` at
-/// most.
-pub fn wait_for_quiet(limit: f64, patience: Duration) {
+/// most. Calls `tell` with the number of those that they keep busy, again and again.
+pub fn wait_for_quiet(limit: f64, patience: Duration, mut tell: impl FnMut(f64)) {
     /// Long enough for a few scheduler ticks.
     const LOOK: Duration = Duration::from_millis(250);
     let begin = Instant::now();
     while begin.elapsed() < patience {
         let clock = CpuClock::now();
         std::thread::sleep(LOOK);
-        if clock.elapsed().foreign_share().is_none_or(|share| share <= limit) {
-            return;
+        match clock.elapsed().foreign_share().filter(|&share| share > limit) {
+            Some(share) => tell(share),
+            None => return,
         }
     }
 }
@@ -193,8 +194,8 @@ pub fn page_size(memory: Resident) -> u64 {
 pub struct Portrait(Vec<(&'static str, String)>);
 
 impl Portrait {
-    /// Collects the facts about this machine.
-    pub fn take() -> Self {
+    /// Collects the facts about this machine, beside the revision of the program.
+    pub fn take(revision: &str) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
         let model =
@@ -209,12 +210,19 @@ impl Portrait {
             ("memory", memory.map(|bytes| format!("{} MiB", bytes >> 20))),
             ("kernel", Some(format!("Linux {release}")).filter(|_| !release.is_empty())),
             ("architecture", Some(std::env::consts::ARCH.to_owned())),
+            ("page size", Some(format!("{} KiB", rustix::param::page_size() >> 10))),
             ("a line is flushed by", Some(evermap_pm::medium::line_flush().to_string())),
             ("load average", read("/proc/loadavg").split(' ').next().map(str::to_owned)),
             ("evermap", Some(env!("CARGO_PKG_VERSION").to_owned())),
+            ("revision", Some(revision.to_owned())),
             ("begun (UTC)", Some(date(seconds))),
         ];
         Portrait(all.into_iter().filter_map(|(what, value)| Some((what, value?))).collect())
+    }
+
+    /// Returns the value of a fact, or an empty text if it is unknown.
+    pub fn value(&self, what: &str) -> &str {
+        self.0.iter().find(|fact| fact.0 == what).map_or("", |fact| &fact.1)
     }
 
     /// Returns the names and values of the facts.

@@ -25,9 +25,13 @@ mod testing;
 mod tests;
 
 pub use crash::{CrashConfig, run_crash};
+use evermap_lab_core::error;
+pub use evermap_lab_core::machine;
 pub use evermap_lab_core::{Failure, LabError, subject, workload};
-use evermap_lab_core::{error, machine};
 use evermap_lab_indexes as indexes;
 pub use experiments::{EXPERIMENTS, Experiment, Settings, experiment};
 pub use registry::{load_plugin, subjects};
 pub use report::output::Output;
+
+/// The revision of the source from which this was built; `unknown` unless it was built to measure.
+pub const REVISION: &str = env!("EVERMAP_REVISION");

@@ -86,7 +86,7 @@ impl Driver<'_> {
                     &format!("round {} of {}", round + 1, config.rounds),
                     out,
                 );
-                self.round(table, round)?;
+                self.round(table, round, out)?;
                 for record in &table.rounds[round] {
                     out.record(record)?;
                 }
@@ -118,9 +118,14 @@ impl Driver<'_> {
     }
 
     /// Measures one table once, repeats that if it was disturbed, and keeps the best of each phase.
-    fn round(&self, table: &mut Rounds, round: usize) -> Result<(), LabError> {
-        let (mut best, repeated) =
-            self.config.quiet.best_of_each(|| self.throughput(&table.entry))?;
+    fn round(
+        &self,
+        table: &mut Rounds,
+        round: usize,
+        out: &mut dyn Output,
+    ) -> Result<(), LabError> {
+        let once = |out: &mut dyn Output| self.throughput(&table.entry, out);
+        let (mut best, repeated) = self.config.quiet.best_of_each(out, once)?;
         table.repeated += repeated;
         best.iter_mut().for_each(|record| record.round = Some(round));
         table.rounds.push(best);
@@ -128,9 +133,9 @@ impl Driver<'_> {
     }
 
     /// Runs all phases once at full speed.
-    fn throughput(&self, entry: &Entry) -> Result<Vec<Record>, LabError> {
+    fn throughput(&self, entry: &Entry, out: &mut dyn Output) -> Result<Vec<Record>, LabError> {
         machine::trim();
-        self.config.quiet.wait();
+        self.config.quiet.wait(out);
         machine::warm_up(WARM_BYTES * self.config.keys, self.config.pages);
         let mut run = Run::new(self, entry, false)?;
         let (mut records, mut uses) = (Vec::new(), Vec::new());
@@ -171,7 +176,7 @@ impl Driver<'_> {
         let Rounds { entry, mut repeated, rounds } = table;
         let latencies = if self.config.latency {
             self.announce(&entry, "latencies", out);
-            let (latencies, again) = self.undisturbed_latencies(&entry)?;
+            let (latencies, again) = self.undisturbed_latencies(&entry, out)?;
             repeated += again;
             latencies
         } else {
@@ -201,15 +206,19 @@ impl Driver<'_> {
 
     /// Repeats the latency pass while other programs use the machine, as often as a round. Returns
     /// the number of repetitions too.
-    fn undisturbed_latencies(&self, entry: &Entry) -> Result<(Vec<Latency>, usize), LabError> {
+    fn undisturbed_latencies(
+        &self,
+        entry: &Entry,
+        out: &mut dyn Output,
+    ) -> Result<(Vec<Latency>, usize), LabError> {
         let is_void = |latencies: &Vec<Latency>| latencies.iter().any(|latency| latency.void);
-        self.config.quiet.measure(|| self.latencies(entry), is_void)
+        self.config.quiet.measure(out, |out| self.latencies(entry, out), is_void)
     }
 
     /// Runs all phases once and times single operations.
-    fn latencies(&self, entry: &Entry) -> Result<Vec<Latency>, LabError> {
+    fn latencies(&self, entry: &Entry, out: &mut dyn Output) -> Result<Vec<Latency>, LabError> {
         let clock = clock_cost();
-        self.config.quiet.wait();
+        self.config.quiet.wait(out);
         let mut run = Run::new(self, entry, false)?;
         let (mut latencies, mut uses) = (Vec::new(), Vec::new());
         run.steps(|run, step| {

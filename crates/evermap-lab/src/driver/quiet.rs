@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::LabError;
 use crate::machine;
+use crate::report::output::Output;
 use crate::report::record::Record;
 
 /// How much other programs may use the machine, and how often what they disturbed is repeated.
@@ -29,9 +30,17 @@ impl Quiet {
     pub const NOT_NEEDED: Quiet =
         Quiet { limit: f64::INFINITY, patience: Duration::ZERO, retries: 0 };
 
-    /// Waits until other programs leave the processors, or patience ends.
-    pub(crate) fn wait(&self) {
-        machine::wait_for_quiet(self.limit, self.patience);
+    /// Waits until other programs leave the processors, or patience ends. Says in `out` what it
+    /// waits for.
+    pub(crate) fn wait(&self, out: &mut dyn Output) {
+        let Quiet { limit, patience, .. } = *self;
+        machine::wait_for_quiet(limit, patience, |busy| {
+            out.wait(&format!(
+                "waits for a quiet machine, up to {} s (--patience): other programs keep {busy:.1} \
+                 processors busy, and {limit:.1} are too many",
+                patience.as_secs()
+            ));
+        });
     }
 
     /// Returns whether a measurement is void during which other programs kept this number of
@@ -48,16 +57,19 @@ impl Quiet {
     /// Those of `measure`.
     pub(crate) fn measure<T>(
         &self,
-        mut measure: impl FnMut() -> Result<T, LabError>,
+        out: &mut dyn Output,
+        mut measure: impl FnMut(&mut dyn Output) -> Result<T, LabError>,
         is_void: impl Fn(&T) -> bool,
     ) -> Result<(T, usize), LabError> {
-        let mut measured = measure()?;
+        let mut measured = measure(out)?;
         for repeated in 0..self.retries {
             if !is_void(&measured) {
                 return Ok((measured, repeated));
             }
-            self.wait();
-            measured = measure()?;
+            let (next, most) = (repeated + 1, self.retries);
+            out.wait(&format!("other programs have disturbed it: repetition {next} of {most}"));
+            self.wait(out);
+            measured = measure(out)?;
         }
         Ok((measured, self.retries))
     }
@@ -71,11 +83,12 @@ impl Quiet {
     /// Those of `measure`.
     pub(crate) fn best_of_each(
         &self,
-        mut measure: impl FnMut() -> Result<Vec<Record>, LabError>,
+        out: &mut dyn Output,
+        mut measure: impl FnMut(&mut dyn Output) -> Result<Vec<Record>, LabError>,
     ) -> Result<(Vec<Record>, usize), LabError> {
         let mut best: Vec<Record> = Vec::new();
-        let attempt = || {
-            let next = measure()?;
+        let attempt = |out: &mut dyn Output| {
+            let next = measure(out)?;
             if best.is_empty() {
                 best = next;
             } else {
@@ -84,7 +97,7 @@ impl Quiet {
             }
             Ok(best.iter().any(|record| record.void))
         };
-        let (_, repeated) = self.measure(attempt, |is_void| *is_void)?;
+        let (_, repeated) = self.measure(out, attempt, |is_void| *is_void)?;
         Ok((best, repeated))
     }
 }

@@ -6,7 +6,7 @@ use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
-use crate::experiments::tables::{bars, grids, mark, notes_of_all, speed};
+use crate::experiments::tables::{bars, grids, latency, mark, notes_of_all, speed};
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
 use crate::report::{Output, counted};
 use crate::subject::MediumKind;
@@ -167,7 +167,10 @@ fn sweep_tables(sweep: &[(u64, DriveReport)], threads: usize) -> (Grid, Plot) {
             mean.map_or("-".into(), |mean| format!("{:.0}{}", mean.ns, mark(mean.void)))
         };
         grid.push(subject.name, means.iter().map(|&(_, mean)| cell(mean)).collect());
-        let points = means.iter().filter_map(|&(x, mean)| Some(Point::new(x as f64, mean?.ns)));
+        let points = means.iter().filter_map(|&(x, mean)| {
+            let mean = mean?;
+            Some(Point { void: mean.void, ..Point::new(x as f64, mean.ns) })
+        });
         series.push(Series { name: subject.name.to_owned(), points: points.collect() });
     }
     let plot = Plot {
@@ -183,12 +186,12 @@ fn sweep_tables(sweep: &[(u64, DriveReport)], threads: usize) -> (Grid, Plot) {
 
 fn scan_table(scans: &DriveReport) -> Grid {
     let title = "Scans of 1 to 100 pairs";
-    let columns = ["million scans/s", "median, ns", "99th percentile, ns"];
+    let columns = ["million scans/s", "median", "99th percentile"];
     let mut grid = Grid::new(title, &columns);
     for subject in &scans.subjects {
         let Some(phase) = subject.phase(SCANS.name) else { continue };
         let record = &phase.summary;
-        let cell = |figure: Option<u64>| figure.map_or("-".into(), |figure| figure.to_string());
+        let cell = |figure: Option<u64>| figure.map_or("-".into(), |ns| latency(ns, record.void));
         let speed = speed(record).unwrap_or_else(|| "-".into());
         grid.push(subject.name, vec![speed, cell(record.p50_ns), cell(record.p99_ns)]);
     }

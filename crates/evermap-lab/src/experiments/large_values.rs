@@ -151,7 +151,7 @@ impl Bench<'_> {
                 let (store, values) = (&mut stores[at], self.lengths().values);
                 let name = store.entry.name;
                 out.step(&format!("large-values: {name}, {values} bytes, round {}", round + 1));
-                let records = self.round(store, round)?;
+                let records = self.round(store, round, out)?;
                 for record in &records {
                     out.record(record)?;
                 }
@@ -181,18 +181,24 @@ impl Bench<'_> {
 
     /// Measures one store once, repeats that if it was disturbed, and keeps the best of each
     /// reading.
-    fn round(&self, store: &mut Rounds, round: usize) -> Result<Vec<Record>, LabError> {
-        let (mut best, repeated) = self.config.quiet.best_of_each(|| self.once(&store.entry))?;
+    fn round(
+        &self,
+        store: &mut Rounds,
+        round: usize,
+        out: &mut dyn Output,
+    ) -> Result<Vec<Record>, LabError> {
+        let once = |out: &mut dyn Output| self.once(&store.entry, out);
+        let (mut best, repeated) = self.config.quiet.best_of_each(out, once)?;
         store.repeated += repeated;
         best.iter_mut().for_each(|record| record.round = Some(round));
         Ok(best)
     }
 
     /// Fills a store, verifies what is in it, and measures the readings that it supports.
-    fn once(&self, entry: &Entry) -> Result<Vec<Record>, LabError> {
+    fn once(&self, entry: &Entry, out: &mut dyn Output) -> Result<Vec<Record>, LabError> {
         let (config, workload) = (&self.config, self.workload);
         machine::trim();
-        config.quiet.wait();
+        config.quiet.wait(out);
         machine::warm_up(config.keys * self.lengths().most_bytes(), config.pages);
         let before = machine::resident();
         let subject: Arc<dyn Subject> = Arc::from(entry.build(&self.setup)?);
@@ -344,7 +350,8 @@ fn plot(drives: &[Drive], reading: &str) -> Plot {
         let points = phases(drives, name, reading).filter_map(|(values, phase)| {
             let summary = &phase?.summary;
             let range = summary.cpu_low.zip(summary.cpu_high);
-            Some(Point { x: f64::from(values.bounds().1), y: summary.cpu_ns_per_op?, range })
+            let (x, void) = (f64::from(values.bounds().1), summary.void);
+            Some(Point { x, y: summary.cpu_ns_per_op?, range, void })
         });
         Series { name: name.to_owned(), points: points.collect() }
     });

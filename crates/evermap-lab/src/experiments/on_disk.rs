@@ -16,7 +16,7 @@ use crate::driver::latency::histogram;
 use crate::driver::{GET_AGAIN, GET_IN_ANOTHER, GET_IN_ORDER, HALF_PUTS, LOAD};
 use crate::machine::CpuClock;
 use crate::report::model::cell;
-use crate::report::{Grid, Output, Record, Report};
+use crate::report::{Grid, Output, Record, Report, duration, significant};
 use crate::subject::{Found, Place, Survives, unique_path};
 use crate::workload::bytes::{Speller, draw, mean_bytes};
 use crate::workload::{KeyValueLengths, Permutation, Phase, Workload};
@@ -116,20 +116,19 @@ impl Bench {
         out: &mut dyn Output,
     ) -> Result<(), LabError> {
         let files = Files(unique_path(&self.location));
-        let columns =
-            ["gets/s", "processor time, ns", "reads/get", "tranche writes", "p50, us", "p99, us"];
+        let columns = ["gets/s", "processor time, ns", "reads/get", "tranche writes", "p50", "p99"];
         let mut grid = Grid::new(format!("Tranches of {} KiB", T >> 10), &columns);
         let mut show = |name: String, record: &Record| {
-            let micros = |ns: Option<u64>| cell(ns.map(|ns| ns as f64 / 1e3), 0);
+            let time = |ns: Option<u64>| ns.map_or("-".into(), |ns| duration(ns as f64));
             grid.push(
                 name,
                 vec![
-                    cell(record.mops.map(|mops| mops * 1e6), 0),
+                    record.mops.map_or("-".into(), |mops| significant(mops * 1e6)),
                     cell(record.cpu_ns_per_op, 0),
                     cell(record.reads_per_op, 3),
                     cell(record.writes_per_op, 3),
-                    micros(record.p50_ns),
-                    micros(record.p99_ns),
+                    time(record.p50_ns),
+                    time(record.p99_ns),
                 ],
             );
         };

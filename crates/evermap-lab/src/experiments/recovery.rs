@@ -17,7 +17,7 @@ use crate::registry::subject;
 use crate::report::interval::median;
 use crate::report::model::cell;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
-use crate::report::{Output, Record, counted};
+use crate::report::{Output, Record, counted, grouped, significant};
 use crate::subject::{Entry, Subject};
 use crate::workload::{Phase, Speller, Workload, word};
 
@@ -61,7 +61,7 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
     config.check(config.indexes.len())?;
     let plan = KillPlan::new(settings, settings.lengths(), config.keys)?;
     let sizes: Vec<_> = sizes(config.keys).into_iter().rev().take(3).rev().collect();
-    let columns: Vec<_> = sizes.iter().map(|keys| format!("{keys} keys")).collect();
+    let columns: Vec<_> = sizes.iter().map(|keys| format!("{} keys", grouped(*keys))).collect();
     let columns: Vec<_> = columns.iter().map(String::as_str).collect();
     let title = "Milliseconds from opening to the first right answer, medians";
     let mut grid = Grid::new(title, &columns);
@@ -74,7 +74,7 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
                 let name = entry.name;
                 out.step(&format!("recovery: {name}, {keys} keys, round {}", round + 1));
                 let left = plan.fill_and_kill(entry, keys)?;
-                config.quiet.wait();
+                config.quiet.wait(out);
                 let seconds = open_once(&plan, entry, keys, &left, round == 0)?;
                 times.push(seconds * 1e3);
                 out.record(&Record {
@@ -180,7 +180,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
         for &threads in &crews {
             out.step(&format!("after-recovery: {name}, {}", counted(threads, "thread")));
             let left = plan.fill_and_kill(&entry, config.keys)?;
-            config.quiet.wait();
+            config.quiet.wait(out);
             let workload = Workload { keys: config.keys, threads, seed: plan.seed };
             let course = look_up(&plan, &entry, &left, workload)?;
             let label = format!("{name}, {}", counted(threads, "thread"));
@@ -227,7 +227,7 @@ fn after_recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, L
         title: "how fast a killed table is when it is back".into(),
         about: format!(
             "{} keys, medium {}, in {}; every key is looked up twice",
-            config.keys,
+            grouped(config.keys),
             plan.medium.name(),
             plan.location.display()
         ),
@@ -276,8 +276,8 @@ impl Course {
         let reached = self.points.iter().find(|point| point.y >= 0.9 * normal);
         vec![
             cell(Some(self.first_answer * 1e3), 2),
-            cell(self.points.first().map(|point| point.y), 2),
-            cell(Some(normal), 2),
+            self.points.first().map_or("-".into(), |point| significant(point.y)),
+            significant(normal),
             cell(reached.map(|point| point.x), 2),
         ]
     }

@@ -244,8 +244,8 @@ pub(super) fn circumstances(config: &Config) -> String {
         _ => String::new(),
     };
     format!(
-        "{} keys, {keys_and_values}, {}, {}, medium {}{emulated}, seed {}",
-        config.keys,
+        "{}, {keys_and_values}, {}, {}, medium {}{emulated}, seed {}",
+        counted(config.keys as usize, "key"),
         counted(config.threads, "thread"),
         counted(config.rounds, "round"),
         config.medium.name(),

@@ -13,7 +13,7 @@ use crate::registry::subject;
 use crate::report::interval::median;
 use crate::report::model::cell;
 use crate::report::{Grid, Marks, Plot, Point, Report, Row, Series};
-use crate::report::{Output, Record, counted};
+use crate::report::{Output, Record, counted, grouped};
 use crate::subject::{MediumKind, Setup};
 use crate::workload::{Act, KeyValueLengths, Lengths, Part};
 
@@ -93,7 +93,7 @@ fn stores(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         let driven = drive(&config, out)?;
         for &threads in &thread_counts {
             let with_threads = with_threads(&driven, threads);
-            let title = format!("{keys} records, {}", counted(threads, "thread"));
+            let title = format!("{} records, {}", grouped(keys), counted(threads, "thread"));
             goals.rows.extend(goals_of(&with_threads, &title));
             for grid in grids(&with_threads) {
                 if grid.title != PLACES {
@@ -250,7 +250,7 @@ fn pairs(drives: &[(u64, DriveReport)]) -> Grid {
             let phases = driven.subject(subject.name).map(|subject| &subject.phases[..]);
             for phase in phases.unwrap_or(&[]).iter().filter(|phase| phase.name == SCAN) {
                 let threads = phase.summary.threads;
-                let column = format!("{keys} records, {}", counted(threads, "thread"));
+                let column = format!("{} records, {}", grouped(*keys), counted(threads, "thread"));
                 if !grid.columns.contains(&column) {
                     grid.columns.push(column);
                 }
@@ -299,7 +299,7 @@ fn kill(
             let left = plan.place();
             let mut measured = plan.run_and_kill(&entry, keys, &left, Job::Overwrite)?;
             for times in 0..config.rounds as u64 {
-                config.quiet.wait();
+                config.quiet.wait(out);
                 measured.extend(plan.run_and_kill(&entry, keys, &left, Job::Open(times))?);
             }
             for line in measured {
@@ -346,7 +346,9 @@ fn tabulate(results: &[KillResults], sizes: &[u64]) -> (Vec<Grid>, Vec<Plot>) {
         x: String::new(),
         y: "ms".into(),
         log_x: false,
-        marks: Marks::Bars(sizes.iter().map(|keys| format!("{keys} records")).collect()),
+        marks: Marks::Bars(
+            sizes.iter().map(|keys| format!("{} records", grouped(*keys))).collect(),
+        ),
         series: Vec::new(),
     };
     let mut disk = Plot {
@@ -356,10 +358,10 @@ fn tabulate(results: &[KillResults], sizes: &[u64]) -> (Vec<Grid>, Vec<Plot>) {
     };
     for keys in sizes {
         for what in ["on disk, loaded", "overwritten", "in memory, loaded", "overwritten"] {
-            space.columns.push(format!("{keys} records: {what}"));
+            space.columns.push(format!("{} records: {what}", grouped(*keys)));
         }
         for what in ["first get", "first scan"] {
-            open.columns.push(format!("{keys} records: {what}"));
+            open.columns.push(format!("{} records: {what}", grouped(*keys)));
         }
     }
     let mut names: Vec<_> = results.iter().map(|result| result.index).collect();
@@ -447,7 +449,7 @@ mod tests {
             assert_eq!(others, 0);
             assert!(missing.iter().all(|note| note.contains("without `--features stores`")));
         }
-        for title in ["4000 records, 1 thread: Million", "4000 records, 2 threads: Million"] {
+        for title in ["4,000 records, 1 thread: Million", "4,000 records, 2 threads: Million"] {
             let table = report.tables.iter().find(|table| table.title.starts_with(title)).unwrap();
             assert_eq!(table.rows.len(), 2 + others, "{table:?}");
             let scan = table.columns.iter().position(|column| column == SCAN).unwrap();

@@ -7,9 +7,9 @@ use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::driver::{Config, Plan, Quiet};
 use crate::experiments::tables::{notes_of_all, point, speed};
-use crate::report::Output;
 use crate::report::model::cell;
 use crate::report::{Grid, Marks, Plot, Point, Report, Series};
+use crate::report::{Output, grouped};
 use crate::subject::MediumKind;
 use crate::workload::Phase;
 
@@ -157,7 +157,7 @@ fn memory(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
     for &keys in &sizes {
         drives.push((keys, drive(&Config { keys, ..base.clone() }, out)?));
     }
-    let columns: Vec<_> = sizes.iter().map(|keys| format!("{keys} keys")).collect();
+    let columns: Vec<_> = sizes.iter().map(|keys| format!("{} keys", grouped(*keys))).collect();
     let columns: Vec<_> = columns.iter().map(String::as_str).collect();
     let title = "Bytes for a record: in ordinary memory + in the medium";
     let mut grid = Grid::new(title, &columns);

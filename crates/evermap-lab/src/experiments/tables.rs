@@ -3,7 +3,7 @@
 use crate::driver::limits::{Independent, Limits};
 use crate::driver::results::{DriveReport, PhaseReport, Ratio, SubjectReport};
 use crate::report::{Grid, Marks, Plot, Point, Row, Series};
-use crate::report::{Record, counted};
+use crate::report::{Record, counted, duration, significant};
 
 /// Returns tables for throughput, latency, counters and space, then the ratios. Tables without any
 /// figure are left out.
@@ -31,14 +31,14 @@ pub(crate) fn grids(driven: &DriveReport) -> Vec<Grid> {
                 0 | 1 => String::new(),
                 _ => format!(" {:.0}-{:.0}", cpu_low?, cpu_high?),
             };
-            Some(format!("{:.0}{range}", cpu_ns_per_op?))
+            Some(format!("{:.0}{range}{}", cpu_ns_per_op?, mark(phase.summary.void)))
         },
     );
     table(
         "Processor time of an operation, ns: what a twentieth of the rounds did not exceed",
         &|phase| {
             let least = phase.summary.cpu_least.filter(|_| phase.rounds.len() > 1)?;
-            Some(format!("{least:.1}"))
+            Some(format!("{least:.1}{}", mark(phase.summary.void)))
         },
     );
     type Quantile = (&'static str, fn(&Record) -> Option<u64>);
@@ -50,8 +50,8 @@ pub(crate) fn grids(driven: &DriveReport) -> Vec<Grid> {
         ("Longest latency", |record| record.max_ns),
     ];
     for (name, figure) in quantiles {
-        let title = format!("{name}, ns; get_many: of a batch");
-        table(&title, &|phase| Some(figure(&phase.summary)?.to_string()));
+        let title = format!("{name}; get_many: of a batch");
+        table(&title, &|phase| Some(latency(figure(&phase.summary)?, phase.summary.void)));
     }
     table("Flushes / fences of an operation", &|phase| persists(&phase.summary));
     table("Lines read / written in an operation", &|phase| lines(&phase.summary));
@@ -74,14 +74,14 @@ pub(crate) fn grids(driven: &DriveReport) -> Vec<Grid> {
     grids
 }
 
-/// Formats a throughput with two decimals, or four if it is small.
-fn mops(figure: f64) -> String {
-    if figure < 0.1 { format!("{figure:.4}") } else { format!("{figure:.2}") }
-}
-
 /// Returns a throughput, marked if it was disturbed.
 pub(crate) fn speed(record: &Record) -> Option<String> {
-    Some(format!("{}{}", mops(record.mops?), mark(record.void)))
+    Some(format!("{}{}", significant(record.mops?), mark(record.void)))
+}
+
+/// Returns a latency, marked if it was disturbed.
+pub(crate) fn latency(ns: u64, void: bool) -> String {
+    format!("{}{}", duration(ns as f64), mark(void))
 }
 
 /// Returns the flushes and fences of an operation, if they were counted.
@@ -179,7 +179,8 @@ pub(crate) fn notes(driven: &DriveReport) -> Vec<String> {
     let mut notes: Vec<_> = driven.limits.iter().flat_map(machine).collect();
     for subject in &driven.subjects {
         if subject.repeated > 0 {
-            notes.push(format!("{}: {} disturbed runs repeated", subject.name, subject.repeated));
+            let runs = counted(subject.repeated, "disturbed run");
+            notes.push(format!("{}: {runs} repeated", subject.name));
         }
     }
     let mut phases = driven.subjects.iter().flat_map(|subject| &subject.phases);
@@ -212,7 +213,8 @@ fn machine(limits: &Limits) -> Vec<String> {
 
 /// Returns the point of a summary's throughput.
 pub(crate) fn point(x: f64, record: &Record) -> Option<Point> {
-    Some(Point { x, y: record.mops?, range: record.mops_low.zip(record.mops_high) })
+    let range = record.mops_low.zip(record.mops_high);
+    Some(Point { x, y: record.mops?, range, void: record.void })
 }
 
 /// Returns the throughput of every table in every phase, as bars.
@@ -254,9 +256,9 @@ mod tests {
         let titles = [
             "Million operations a second, medians",
             "Processor time of an operation, ns: median",
-            "Median latency, ns",
-            "99.9th percentile of latency, ns",
-            "Longest latency, ns",
+            "Median latency; get_many",
+            "99.9th percentile of latency; get_many",
+            "Longest latency; get_many",
             "Flushes / fences of an operation",
             "Lines read / written in an operation",
             "Load factor after the phase",

@@ -7,9 +7,9 @@ use super::{Experiment, Settings, ratio_figure};
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
-use crate::experiments::tables::{bars, grids, notes, notes_of_all, point, speed};
+use crate::experiments::tables::{bars, grids, mark, notes, notes_of_all, point, speed};
 use crate::report::{Figure, Grid, Marks, Plot, Report, Series};
-use crate::report::{Output, Record};
+use crate::report::{Output, Record, grouped};
 use crate::workload::{KeyValueLengths, Phase};
 
 /// Evermap's indexes, and other tables in memory, with the same keys.
@@ -146,7 +146,7 @@ impl Sweep {
 
     /// Returns the plots as tables: a row for each table, a column for each value.
     fn tables(&self) -> Vec<Grid> {
-        let columns: Vec<_> = self.drives.iter().map(|(x, _)| x.to_string()).collect();
+        let columns: Vec<_> = self.drives.iter().map(|(x, _)| grouped(*x as u64)).collect();
         let columns: Vec<_> = columns.iter().map(String::as_str).collect();
         let table = |plot: Plot| {
             let title = format!("{}: million operations a second, by {}", plot.title, self.name);
@@ -197,14 +197,14 @@ fn scale(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> 
     let last = &sweep.drives.last().expect("at least one thread").1;
     let ratio = |to, phase, paper| ratio_figure(last, "dash-eh", to, phase, paper);
     let speedup = |index: &str, paper: &str| {
-        let mops: Vec<_> = sweep.points(index, "delete").map(|(_, record)| record.mops).collect();
-        let here = mops.first().copied().flatten().zip(mops.last().copied().flatten());
+        let records: Vec<_> = sweep.points(index, "delete").map(|(_, record)| record).collect();
+        let ends = records.first().zip(records.last());
         Figure {
             what: format!(
                 "delete: {index}, all threads / one (24 threads in the paper, {most} here)"
             ),
             paper: paper.to_owned(),
-            here: here.map(|(one, all)| format!("{:.2}", all / one)),
+            here: ends.and_then(|(one, all)| speedup_of(one, all)),
         }
     };
     let figures = vec![
@@ -219,13 +219,30 @@ fn scale(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> 
     ];
     Ok(Report {
         experiment: "scale",
-        title: format!("1 to {most} threads"),
+        title: match most {
+            1 => "one thread".to_owned(),
+            _ => format!("1 to {most} threads"),
+        },
         about: format!("{}, and fewer", circumstances(&Config { threads: most, ..base })),
         figures,
         tables: sweep.tables(),
         plots: sweep.plots(),
         notes: sweep.notes(),
     })
+}
+
+/// Returns how many times as fast `all` is as `one`, with the range that follows from theirs, and
+/// marked if one of them was disturbed.
+fn speedup_of(one: &Record, all: &Record) -> Option<String> {
+    let bounds = (all.mops_low.zip(one.mops_high), all.mops_high.zip(one.mops_low));
+    let range = match bounds {
+        (Some((low, high_of_one)), Some((high, low_of_one))) if low < high => {
+            format!(" {:.2}-{:.2}", low / high_of_one, high / low_of_one)
+        }
+        _ => String::new(),
+    };
+    let star = mark(one.void || all.void);
+    Some(format!("{:.2}{range}{star}", all.mops? / one.mops?))
 }
 
 pub(super) const DATASET_SIZE: Experiment = Experiment {
@@ -253,7 +270,7 @@ fn dataset_size(settings: &Settings, out: &mut dyn Output) -> Result<Report, Lab
     }
     Ok(Report {
         experiment: "dataset-size",
-        title: format!("up to {} keys", base.keys),
+        title: format!("up to {} keys", grouped(base.keys)),
         about: format!("{}, at several sizes", circumstances(&base)),
         figures: Vec::new(),
         tables: sweep.tables(),

@@ -159,8 +159,8 @@ fn tabulate(indexes: &[String], drives: &[(Mix, DriveReport)], title: &str) -> (
     let upper = |text: &str| format!("{title}{text}");
     let mut throughput = Grid::new(upper("million operations a second, medians"), &with_place);
     let mut cpu = Grid::new(upper("processor time of an operation, ns, medians"), &names);
-    let mut tail = Grid::new(upper("99th percentile of latency, ns"), &names);
-    let mut end = Grid::new(upper("99.9th percentile of latency, ns"), &names);
+    let mut tail = Grid::new(upper("99th percentile of latency"), &names);
+    let mut end = Grid::new(upper("99.9th percentile of latency"), &names);
     let mut persists = Grid::new(upper("flushes / fences of an operation"), &names);
     let mut lines = Grid::new(upper("lines read / written in an operation"), &names);
     let mut series = Vec::new();
@@ -179,9 +179,14 @@ fn tabulate(indexes: &[String], drives: &[(Mix, DriveReport)], title: &str) -> (
         };
         let place = vec![any.survives.to_owned(), any.flush_kind.clone().unwrap_or("-".into())];
         throughput.push(index, [place, cells(speed)].concat());
-        cpu.push(index, cells(|record| Some(format!("{:.0}", record.cpu_ns_per_op?))));
-        tail.push(index, cells(|record| Some(record.p99_ns?.to_string())));
-        end.push(index, cells(|record| Some(record.p999_ns?.to_string())));
+        cpu.push(
+            index,
+            cells(|record| {
+                Some(format!("{:.0}{}", record.cpu_ns_per_op?, tables::mark(record.void)))
+            }),
+        );
+        tail.push(index, cells(|record| Some(tables::latency(record.p99_ns?, record.void))));
+        end.push(index, cells(|record| Some(tables::latency(record.p999_ns?, record.void))));
         persists.push(index, cells(tables::persists));
         lines.push(index, cells(tables::lines));
         let points = records.iter().enumerate();

@@ -1,7 +1,8 @@
 //! The comparison of two runs of the same experiments: what repeats, and what differs.
 //!
 //! Counts depend on the program and its seed, and repeat exactly if one thread runs. Times depend
-//! on the moment too, so a difference only matters if the ranges of the two runs do not overlap.
+//! on the moment too, so a difference only matters if the ranges of the two runs do not overlap,
+//! and if both are from enough rounds that other programs have not disturbed.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -10,7 +11,10 @@ use serde::Deserialize;
 
 use crate::LabError;
 use crate::report::interval::median;
-use crate::report::{Grid, Report, counted};
+use crate::report::{Grid, Report, counted, grouped};
+
+/// The number of undisturbed rounds below which no range holds the true median with 90 %.
+const ENOUGH: usize = 5;
 
 /// The fields of a [`Record`](crate::report::Record) that are read from JSON.
 #[derive(Deserialize)]
@@ -31,6 +35,8 @@ struct Line {
     lines_read_per_op: Option<f64>,
     lines_written_per_op: Option<f64>,
     load_factor: Option<f64>,
+    #[serde(default)]
+    void: bool,
 }
 
 /// What two figures must have in common to be compared.
@@ -56,10 +62,10 @@ impl What {
     fn words(&self) -> String {
         let What { experiment, index, threads, keys, phase, .. } = self;
         let threads = counted(*threads, "thread");
-        let mut words = format!("{experiment}: {index}, {phase}, {keys} keys, {threads}");
-        if let Some(bytes) = &self.key_bytes {
-            words.push_str(&format!(" of {bytes} bytes"));
-        }
+        let keys = counted(*keys as usize, "key");
+        let bytes = self.key_bytes.as_ref().map(|bytes| format!(" of {bytes} bytes"));
+        let bytes = bytes.unwrap_or_default();
+        let mut words = format!("{experiment}: {index}, {phase}, {keys}{bytes}, {threads}");
         if let Some(ns) = self.persist_ns {
             words.push_str(&format!(", persist {ns} ns"));
         }
@@ -110,9 +116,36 @@ impl Line {
     }
 }
 
+/// The rounds of a figure: those that were not disturbed, and all.
+#[derive(Clone, Copy, Default)]
+struct Rounds {
+    valid: usize,
+    all: usize,
+}
+
+/// A summary, and the rounds that it is from, if they are among the lines.
+#[derive(Default)]
+struct Summary {
+    line: Option<Line>,
+    rounds: Rounds,
+}
+
+impl Summary {
+    /// Returns `true` if other programs have disturbed every round.
+    fn is_void(&self) -> bool {
+        self.line.as_ref().is_some_and(|line| line.void)
+    }
+
+    /// Returns `true` if its range means something.
+    fn is_trusted(&self) -> bool {
+        let few = self.rounds.all > 0 && self.rounds.valid < ENOUGH;
+        !self.is_void() && !few
+    }
+}
+
 /// Returns the summaries among lines of JSON.
-fn summaries(name: &str, lines: impl BufRead) -> Result<BTreeMap<What, Line>, LabError> {
-    let mut all = BTreeMap::new();
+fn summaries(name: &str, lines: impl BufRead) -> Result<BTreeMap<What, Summary>, LabError> {
+    let mut all: BTreeMap<What, Summary> = BTreeMap::new();
     for (number, line) in lines.lines().enumerate() {
         let line = line.map_err(|source| LabError::Io {
             action: "read results",
@@ -125,10 +158,18 @@ fn summaries(name: &str, lines: impl BufRead) -> Result<BTreeMap<What, Line>, La
                 "{name}, line {number}: `--json` does not write this: {error}"
             ))
         })?;
-        if line.round.is_none() && line.at_seconds.is_none() {
-            all.insert(line.what.clone(), line);
+        if line.at_seconds.is_some() {
+            continue;
+        }
+        let summary = all.entry(line.what.clone()).or_default();
+        if line.round.is_some() {
+            summary.rounds.all += 1;
+            summary.rounds.valid += usize::from(!line.void);
+        } else {
+            summary.line = Some(line);
         }
     }
+    all.retain(|_, summary| summary.line.is_some());
     Ok(all)
 }
 
@@ -155,11 +196,18 @@ pub fn compare(
     everything: bool,
 ) -> Result<Report, LabError> {
     let (old, new) = (summaries(old_name, old)?, summaries(new_name, new)?);
-    let columns = ["counts, %", "processor time, %", "speed, %", "ranges meet"];
+    let columns =
+        ["counts, %", "processor time, %", "speed, %", "ranges meet", "undisturbed rounds"];
     let mut grid = Grid::new("From the old run to the new one", &columns);
-    let (mut common, mut counts, mut cpus, mut apart) = (0, Vec::new(), Vec::new(), 0);
-    for (what, old, new) in old.iter().filter_map(|(what, old)| Some((what, old, new.get(what)?))) {
+    let (mut common, mut counts, mut cpus) = (0, Vec::new(), Vec::new());
+    let (mut trusted, mut apart, mut void) = (0, 0, 0);
+    for (what, one, two) in old.iter().filter_map(|(what, old)| Some((what, old, new.get(what)?))) {
+        let (Some(old), Some(new)) = (&one.line, &two.line) else { continue };
         common += 1;
+        let is_void = one.is_void() || two.is_void();
+        let is_trusted = one.is_trusted() && two.is_trusted();
+        void += usize::from(is_void);
+        trusted += usize::from(is_trusted);
         let pairs = old.counts().into_iter().zip(new.counts());
         let count = farthest(pairs.filter_map(|(old, new)| Some(percent(old?, new?))));
         let cpu = old.cpu().zip(new.cpu());
@@ -168,12 +216,32 @@ pub fn compare(
         let cpu = old.cpu_least.zip(new.cpu_least).map(|(old, new)| percent(old, new));
         let speed = speed.map(|(old, new)| percent(old.middle, new.middle));
         counts.extend(count);
-        cpus.extend(cpu.map(f64::abs));
-        apart += usize::from(meet == Some(false));
+        cpus.extend(cpu.filter(|_| !is_void).map(f64::abs));
+        apart += usize::from(is_trusted && meet == Some(false));
         if everything || count.is_some_and(|count| count != 0.0) || meet == Some(false) {
-            let cell = |figure: Option<f64>| figure.map_or("-".into(), |one| format!("{one:+.1}"));
-            let meet = meet.map_or("-", |meet| if meet { "yes" } else { "no" });
-            grid.push(what.words(), vec![cell(count), cell(cpu), cell(speed), meet.into()]);
+            let plain = |figure: Option<f64>| figure.map_or("-".into(), |one| format!("{one:+.1}"));
+            let star = if is_void { "*" } else { "" };
+            let timed = |figure: Option<f64>| {
+                figure.map_or("-".into(), |figure| format!("{figure:+.1}{star}"))
+            };
+            let meet = match meet {
+                None => "-",
+                Some(_) if !is_trusted => "too few rounds",
+                Some(true) => "yes",
+                Some(false) => "no",
+            };
+            let rounds = match (one.rounds, two.rounds) {
+                (Rounds { all: 0, .. }, _) | (_, Rounds { all: 0, .. }) => "-".to_owned(),
+                (old, new) => format!(
+                    "{} of {}, {} of {}",
+                    grouped(old.valid as u64),
+                    grouped(old.all as u64),
+                    grouped(new.valid as u64),
+                    grouped(new.all as u64)
+                ),
+            };
+            let cells = vec![plain(count), timed(cpu), timed(speed), meet.into(), rounds];
+            grid.push(what.words(), cells);
         }
     }
     if common == 0 {
@@ -197,12 +265,25 @@ pub fn compare(
             cpus.len()
         ));
     }
-    notes.push(format!("Ranges: {apart} of {common} do not overlap."));
+    notes.push(format!("Ranges: {apart} of {trusted} do not overlap."));
+    if void > 0 {
+        notes.push(format!(
+            "* {void} of {common}: other programs used the processors in every round of a run. Do \
+             not trust these times; the lines above leave them out."
+        ));
+    }
+    if trusted + void < common {
+        notes.push(format!(
+            "Warning: {} of {common} have fewer than {ENOUGH} undisturbed rounds in a run. Their \
+             ranges do not hold the true median with 90 %, and are not compared.",
+            common - trusted - void
+        ));
+    }
     let tables = if grid.rows.is_empty() { Vec::new() } else { vec![grid] };
     Ok(Report {
         experiment: "compare",
         title: format!("{old_name}, then {new_name}"),
-        about: format!("{common} figures in common"),
+        about: format!("{} in common", counted(common, "figure")),
         tables,
         notes,
         ..Report::default()
@@ -212,12 +293,13 @@ pub fn compare(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{JsonLines, Output, Record};
+    use crate::report::{Format, Lines, Origin, Output, Record};
 
     fn lines(records: &[Record]) -> Vec<u8> {
-        let mut out = JsonLines(Vec::new());
+        let mut text = Vec::new();
+        let mut out = Lines::new(&mut text, Format::Json, Origin::default());
         records.iter().for_each(|record| out.record(record).unwrap());
-        out.0
+        text
     }
 
     fn record(phase: &str, fences: f64, cpu: (f64, f64, f64)) -> Record {
@@ -269,6 +351,27 @@ mod tests {
         let slow = Record { persist_ns: Some(600), fences_per_op: Some(8.0), ..one.clone() };
         let all = text(&[one.clone(), slow.clone(), round], &[slow, one], true);
         assert!(all.contains("2 figures in common") && all.contains("2 of 2 equal"), "{all}");
+    }
+
+    /// Two runs of one program, of which other programs have disturbed most.
+    #[test]
+    fn disturbed_rounds_do_not_count() {
+        let run = |void: bool, valid: usize, cpu: (f64, f64, f64)| {
+            let summary = Record { void, ..record("insert", 2.0, cpu) };
+            let round = |at| Record { round: Some(at), void: at >= valid, ..summary.clone() };
+            (0..7).map(round).chain([summary.clone()]).collect::<Vec<_>>()
+        };
+        let (low, high) = ((100.0, 90.0, 110.0), (200.0, 190.0, 210.0));
+        let good = text(&run(false, 7, low), &run(false, 5, high), false);
+        assert!(good.contains("Ranges: 1 of 1 do not overlap"), "{good}");
+        assert!(good.contains("7 of 7, 5 of 7") && !good.contains("Warning"), "{good}");
+        let few = text(&run(false, 7, low), &run(false, 4, high), false);
+        assert!(few.contains("Ranges: 0 of 0 do not overlap"), "{few}");
+        assert!(few.contains("too few rounds") && few.contains("7 of 7, 4 of 7"), "{few}");
+        assert!(few.contains("Warning: 1 of 1 have fewer than 5 undisturbed rounds"), "{few}");
+        let void = text(&run(false, 7, low), &run(true, 0, high), false);
+        assert!(void.contains("+111.1*") && void.contains("* 1 of 1: other programs"), "{void}");
+        assert!(!void.contains("Warning") && !void.contains("within 2 %"), "{void}");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 use std::fmt::Write as _;
 
+use super::number::counted;
+
 /// All results of an experiment.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -91,12 +93,14 @@ pub struct Point {
     pub y: f64,
     /// The range that holds the true `y`, if it is known.
     pub range: Option<(f64, f64)>,
+    /// Whether `y` cannot be trusted, because other programs used the machine.
+    pub void: bool,
 }
 
 impl Point {
     /// Creates a point without a range.
     pub fn new(x: f64, y: f64) -> Self {
-        Point { x, y, range: None }
+        Point { x, y, ..Point::default() }
     }
 }
 
@@ -120,6 +124,16 @@ impl Report {
             let _ = writeln!(text, "{note}");
         }
         text
+    }
+
+    /// Returns the report with the first of its tables only, and without plots.
+    pub(crate) fn brief(&self) -> Self {
+        let mut brief = Report { plots: Vec::new(), ..self.clone() };
+        let others = brief.tables.split_off(self.tables.len().min(1)).len();
+        if others > 0 {
+            brief.notes.push(format!("{} more on the page.", counted(others, "table")));
+        }
+        brief
     }
 
     /// Returns the paper's figures beside those measured here, or `None` if none was measured.
@@ -209,6 +223,10 @@ mod tests {
         assert!(text.contains("speed    1.9           2.0\n"), "{text}");
         assert!(text.contains("speed    1.9  not measured\n"), "{text}");
         assert!(text.ends_with("\nTake care.\n"), "{text}");
+        let tables = vec![Grid::new("first", &[]), Grid::new("second", &[])];
+        let brief = Report { tables, ..report }.brief().text();
+        assert!(brief.contains("first") && !brief.contains("second"), "{brief}");
+        assert!(brief.ends_with("1 table more on the page.\n"), "{brief}");
         let nothing = Report { figures: vec![figure(None)], ..Report::default() };
         assert!(!nothing.text().contains("paper"), "{}", nothing.text());
     }

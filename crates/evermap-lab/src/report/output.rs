@@ -1,12 +1,14 @@
-//! Where experiments write: a progress bar while they run, a line of JSON for every figure, tables
+//! Where experiments write: progress while they run, a line of JSON or CSV for every figure, tables
 //! at the end.
 
 use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
 
 use super::model::Report;
-use super::record::Record;
+use super::record::{FIELDS, Line, Origin, Record};
 use crate::LabError;
 
 /// Receives the output of an experiment. The default of each method does nothing.
@@ -16,6 +18,9 @@ pub trait Output {
 
     /// Starts the next step.
     fn step(&mut self, _what: &str) {}
+
+    /// Says what the step waits for, or why it is repeated. May be called often.
+    fn wait(&mut self, _what: &str) {}
 
     /// Takes a measurement.
     ///
@@ -48,6 +53,11 @@ impl<A: Output, B: Output> Output for (A, B) {
         self.1.step(what);
     }
 
+    fn wait(&mut self, what: &str) {
+        self.0.wait(what);
+        self.1.wait(what);
+    }
+
     fn record(&mut self, record: &Record) -> Result<(), LabError> {
         self.0.record(record)?;
         self.1.record(record)
@@ -73,6 +83,12 @@ impl<A: Output> Output for Option<A> {
         }
     }
 
+    fn wait(&mut self, what: &str) {
+        if let Some(out) = self {
+            out.wait(what);
+        }
+    }
+
     fn record(&mut self, record: &Record) -> Result<(), LabError> {
         self.as_mut().map_or(Ok(()), |out| out.record(record))
     }
@@ -82,30 +98,86 @@ impl<A: Output> Output for Option<A> {
     }
 }
 
-/// Writes every record as a line of JSON immediately, so that an interrupted run keeps what it had.
-pub struct JsonLines<W>(pub W);
+/// The format of the lines of [`Lines`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// An object with every field.
+    Json,
+    /// Values separated by commas, below a line with their names.
+    Csv,
+}
 
-impl<W: Write> Output for JsonLines<W> {
-    fn record(&mut self, record: &Record) -> Result<(), LabError> {
-        let line = serde_json::to_string(record).map_err(io::Error::from);
-        line.and_then(|line| {
-            writeln!(self.0, "{line}")?;
-            self.0.flush()
-        })
-        .map_err(cannot_write)
+/// Writes every record as a line immediately, so that an interrupted run keeps what it had.
+pub struct Lines<W> {
+    out: W,
+    format: Format,
+    origin: Origin,
+    /// Whether the names of the fields have been written.
+    named: bool,
+}
+
+impl<W: Write> Lines<W> {
+    /// Creates an output that writes lines to `out`, all with the same origin.
+    pub fn new(out: W, format: Format, origin: Origin) -> Self {
+        Lines { out, format, origin, named: format == Format::Json }
+    }
+
+    fn write(&mut self, record: &Record) -> io::Result<()> {
+        let line = Line { record, origin: &self.origin };
+        if !self.named {
+            writeln!(self.out, "{}", FIELDS.join(","))?;
+            self.named = true;
+        }
+        match self.format {
+            Format::Json => writeln!(self.out, "{}", serde_json::to_string(&line)?)?,
+            Format::Csv => {
+                let line = serde_json::to_value(&line)?;
+                writeln!(self.out, "{}", FIELDS.map(|field| csv(&line[field])).join(","))?;
+            }
+        }
+        self.out.flush()
     }
 }
 
-/// Shows progress on standard error if that is a terminal, and tables for people at the end.
-pub struct Terminal<W> {
-    tables: W,
-    progress: ProgressBar,
+impl<W: Write> Output for Lines<W> {
+    fn record(&mut self, record: &Record) -> Result<(), LabError> {
+        self.write(record).map_err(cannot_write)
+    }
 }
 
+/// Returns a value as a field of CSV: nothing if it was not measured, and texts in quotation marks
+/// if they have to be.
+fn csv(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) if text.contains(['"', ',', '\n', '\r']) => {
+            format!("\"{}\"", text.replace('"', "\"\""))
+        }
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Shows on standard error what is being done, and tables for people at the end.
+pub struct Terminal<W> {
+    tables: W,
+    /// Whether tables that are on the page too are left out.
+    brief: bool,
+    progress: ProgressBar,
+    /// The step that has begun last, and when something was last said without a terminal.
+    step: String,
+    said: Option<Instant>,
+}
+
+/// Without a terminal, progress is reported once in this time.
+const PAUSE: Duration = Duration::from_secs(10);
+
 impl<W: Write> Terminal<W> {
-    /// Creates an output that writes tables to `tables`.
-    pub fn new(tables: W) -> Self {
-        Terminal { tables, progress: ProgressBar::hidden() }
+    /// Creates an output that writes tables to `tables`. If `brief`, only the first of each
+    /// experiment, because all are on a page.
+    pub fn new(tables: W, brief: bool) -> Self {
+        let (progress, step) = (ProgressBar::hidden(), String::new());
+        Terminal { tables, brief, progress, step, said: None }
     }
 
     fn write(&mut self, text: &str) -> Result<(), LabError> {
@@ -115,29 +187,51 @@ impl<W: Write> Terminal<W> {
             .and_then(|()| self.tables.flush())
             .map_err(cannot_write)
     }
+
+    /// Says on standard error what is being done: in the bar, or now and then in a line.
+    fn say(&mut self, what: String) {
+        if io::stderr().is_terminal() {
+            self.progress.set_message(what);
+            self.progress.tick();
+        } else if self.said.is_none_or(|said| said.elapsed() >= PAUSE) {
+            self.said = Some(Instant::now());
+            let (done, all) = (self.progress.position(), self.progress.length().unwrap_or(0));
+            // If standard error is closed, nobody reads it.
+            let _ = writeln!(io::stderr(), "evermap-lab: {done} of {all} steps done; {what}");
+        }
+    }
 }
 
 impl<W: Write> Output for Terminal<W> {
     fn begin(&mut self, steps: u64) {
         self.progress.finish_and_clear();
+        self.step.clear();
         if io::stderr().is_terminal() {
             self.progress = ProgressBar::new(steps);
-            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} [{elapsed}] {msg}");
+            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} [{elapsed}] {wide_msg}");
             self.progress.set_style(style.expect("valid template"));
+        } else {
+            self.progress = ProgressBar::hidden();
+            self.progress.set_length(steps);
         }
     }
 
     fn step(&mut self, what: &str) {
         // The bar shows finished steps; the first step begins when none is.
-        if !self.progress.message().is_empty() {
+        if !self.step.is_empty() {
             self.progress.inc(1);
         }
-        self.progress.set_message(what.to_owned());
-        self.progress.tick();
+        self.step = what.to_owned();
+        self.say(self.step.clone());
+    }
+
+    fn wait(&mut self, what: &str) {
+        self.say(format!("{}: {what}", self.step));
     }
 
     fn report(&mut self, report: &Report) -> Result<(), LabError> {
-        self.write(&report.text())
+        let text = if self.brief { report.brief().text() } else { report.text() };
+        self.write(&text)
     }
 }
 
@@ -154,73 +248,6 @@ mod tests {
     use crate::subject::facts::Counts;
     use crate::testing::{Fault, faulty};
     use crate::workload::Phase;
-
-    /// Programs that read the lines rely on these fields.
-    const FIELDS: [&str; 63] = [
-        "experiment",
-        "index",
-        "medium",
-        "threads",
-        "keys",
-        "phase",
-        "round",
-        "ops",
-        "seconds",
-        "mops",
-        "mops_low",
-        "mops_high",
-        "cpu_ns_per_op",
-        "cpu_low",
-        "cpu_high",
-        "cpu_least",
-        "p50_ns",
-        "p95_ns",
-        "p99_ns",
-        "p999_ns",
-        "p9999_ns",
-        "max_ns",
-        "gap_ns",
-        "flushes_per_op",
-        "fences_per_op",
-        "lines_read_per_op",
-        "lines_written_per_op",
-        "locked_per_op",
-        "shared_stores_per_op",
-        "stores_per_op",
-        "load_factor",
-        "dram_bytes",
-        "pm_bytes",
-        "bytes_per_record",
-        "displaced",
-        "tranches_per_hit",
-        "tranches_per_miss",
-        "reads_per_op",
-        "writes_per_op",
-        "page_size",
-        "location",
-        "flush_kind",
-        "survives",
-        "key_bytes",
-        "value_bytes",
-        "distribution",
-        "theta",
-        "persist_ns",
-        "read_ns",
-        "case",
-        "readers",
-        "oversubscribed",
-        "hash",
-        "misses",
-        "resizes",
-        "grace_periods",
-        "grace_periods_max",
-        "expansion_ms",
-        "shrink_ms",
-        "at_seconds",
-        "seed",
-        "foreign_cpu",
-        "void",
-    ];
 
     #[test]
     fn figures_of_one_operation() {
@@ -243,14 +270,16 @@ mod tests {
         let entries = [faulty(Fault::None), subject("reference").unwrap()];
         let config =
             Config { keys: 1000, rounds: 1, quiet: Quiet::NOT_NEEDED, ..Config::default() };
-        let mut out = JsonLines(Vec::new());
+        let origin = Origin { revision: "12ab".into(), ..Origin::default() };
+        let mut out = Lines::new(Vec::new(), Format::Json, origin);
         drive(&entries, &config, &mut out).unwrap();
-        let text = String::from_utf8(out.0).unwrap();
+        let text = String::from_utf8(out.out).unwrap();
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         // For each table a round and a summary of seven phases, then the machine.
         assert_eq!(lines.iter().filter(|line| line["index"] != "machine").count(), 2 * 2 * 7);
         for line in &lines {
+            assert_eq!(line["revision"], "12ab");
             let fields: Vec<_> = line.as_object().unwrap().keys().map(String::as_str).collect();
             let (mut fields, mut expected) = (fields, FIELDS.to_vec());
             fields.sort();
@@ -287,7 +316,37 @@ mod tests {
                 Ok(())
             }
         }
-        let error = JsonLines(Full).record(&Record::default()).unwrap_err().to_string();
-        assert!(error.starts_with("write results: "), "{error}");
+        for format in [Format::Json, Format::Csv] {
+            let mut full = Lines::new(Full, format, Origin::default());
+            let error = full.record(&Record::default()).unwrap_err().to_string();
+            assert!(error.starts_with("write results: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn values_are_separated_by_commas_below_their_names() {
+        let origin = Origin { machine: "some, \"fast\"".into(), ..Origin::default() };
+        let mut out = Lines::new(Vec::new(), Format::Csv, origin);
+        let record = Record { index: "one".into(), keys: 7, mops: Some(0.5), ..Record::default() };
+        out.record(&record).unwrap();
+        out.record(&Record { void: true, ..record }).unwrap();
+        let text = String::from_utf8(out.out).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[0], FIELDS.join(","));
+        assert!(lines[1].starts_with(",one,,0,7,,,0,,0.5,,"), "{}", lines[1]);
+        assert!(lines[1].ends_with(",false,\"some, \"\"fast\"\"\",,,"), "{}", lines[1]);
+        assert!(lines[2].contains(",true,"), "{}", lines[2]);
+    }
+
+    /// Each field has a row of a table there.
+    #[test]
+    fn every_field_is_described() {
+        let manual = include_str!("../../../../docs/measured/laboratory.md");
+        for field in FIELDS {
+            let named =
+                |line: &&str| line.starts_with("| ") && line.contains(&format!("`{field}`"));
+            assert!(manual.lines().any(|line| named(&line)), "{field}");
+        }
     }
 }

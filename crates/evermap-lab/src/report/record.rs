@@ -1,10 +1,84 @@
-//! One measurement, as it is written to JSON.
+//! One measurement, as it is written to JSON and CSV.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::machine::Portrait;
 use crate::subject::facts::{Counts, Place, Size};
+
+/// The names of all fields of a line, in their order: those of a [`Record`], then those of an
+/// [`Origin`]. Programs that read the lines rely on them, and docs/measured/laboratory.md describes
+/// them.
+pub(crate) const FIELDS: [&str; 67] = [
+    "experiment",
+    "index",
+    "medium",
+    "threads",
+    "keys",
+    "phase",
+    "round",
+    "ops",
+    "seconds",
+    "mops",
+    "mops_low",
+    "mops_high",
+    "cpu_ns_per_op",
+    "cpu_low",
+    "cpu_high",
+    "cpu_least",
+    "p50_ns",
+    "p95_ns",
+    "p99_ns",
+    "p999_ns",
+    "p9999_ns",
+    "max_ns",
+    "gap_ns",
+    "flushes_per_op",
+    "fences_per_op",
+    "lines_read_per_op",
+    "lines_written_per_op",
+    "locked_per_op",
+    "shared_stores_per_op",
+    "stores_per_op",
+    "load_factor",
+    "dram_bytes",
+    "pm_bytes",
+    "bytes_per_record",
+    "displaced",
+    "tranches_per_hit",
+    "tranches_per_miss",
+    "reads_per_op",
+    "writes_per_op",
+    "page_size",
+    "location",
+    "flush_kind",
+    "survives",
+    "key_bytes",
+    "value_bytes",
+    "distribution",
+    "theta",
+    "persist_ns",
+    "read_ns",
+    "case",
+    "readers",
+    "oversubscribed",
+    "hash",
+    "misses",
+    "resizes",
+    "grace_periods",
+    "grace_periods_max",
+    "expansion_ms",
+    "shrink_ms",
+    "at_seconds",
+    "seed",
+    "foreign_cpu",
+    "void",
+    "machine",
+    "kernel",
+    "base_page",
+    "revision",
+];
 
 /// One measurement. What was not measured is `None`, and `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -138,6 +212,48 @@ pub struct Record {
     pub foreign_cpu: Option<f64>,
     /// Whether that was too much for the figures to be trusted.
     pub void: bool,
+}
+
+/// On which machine, and with which program, all lines of a run were measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Origin {
+    /// The processor, the number of them that the program may use, the memory and the architecture.
+    pub machine: String,
+    /// The operating system and its version.
+    pub kernel: String,
+    /// The usual page size of the machine. [`Record::page_size`] is that of a table.
+    pub base_page: String,
+    /// The revision of the program's source.
+    pub revision: String,
+}
+
+impl Origin {
+    /// Returns what a portrait shows.
+    pub fn of(portrait: &Portrait) -> Self {
+        let fact = |what| portrait.value(what);
+        let processors = match fact("processors") {
+            "1" => "1 processor".to_owned(),
+            more => format!("{more} processors"),
+        };
+        let parts = [fact("processor"), &processors, fact("memory"), fact("architecture")];
+        Origin {
+            machine: parts.join(", "),
+            kernel: fact("kernel").to_owned(),
+            base_page: fact("page size").to_owned(),
+            revision: fact("revision").to_owned(),
+        }
+    }
+}
+
+/// A record with its origin.
+#[derive(Serialize)]
+pub(crate) struct Line<'r> {
+    /// What was measured.
+    #[serde(flatten)]
+    pub(crate) record: &'r Record,
+    /// Where.
+    #[serde(flatten)]
+    pub(crate) origin: &'r Origin,
 }
 
 impl Record {

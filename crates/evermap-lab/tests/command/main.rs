@@ -83,12 +83,40 @@ fn micro_says_everything_in_json() {
 #[test]
 fn results_go_to_a_file_beside_the_tables() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("results.jsonl");
+    let [json, csv] = ["results.jsonl", "results.csv"].map(|name| dir.path().join(name));
     let experiment = ["run", "load-factor", "--index", "dash-eh", "--from", "1000"];
-    let rest = ["--to", "2000", "--samples", "4", "--json", file.to_str().unwrap()];
-    let said = run([&experiment[..], &rest].concat()).success();
+    let rest = ["--to", "2000", "--samples", "4", "--json", json.to_str().unwrap()];
+    let beside = ["--csv", csv.to_str().unwrap()];
+    let said = run([&experiment[..], &rest, &beside].concat()).success();
     assert!(String::from_utf8_lossy(&said).contains("load factor"));
-    assert_eq!(records(&std::fs::read(file).unwrap()).len(), 4);
+    let records = records(&std::fs::read(json).unwrap());
+    assert_eq!(records.len(), 4);
+    assert!(records.iter().all(|record| record["kernel"].as_str().unwrap().starts_with("Linux ")));
+    let csv = std::fs::read_to_string(csv).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 4);
+    assert!(csv.starts_with("experiment,index,"), "{csv}");
+}
+
+/// Standard error is no terminal here.
+#[test]
+fn what_is_being_done_is_said_without_a_terminal_too() {
+    let what = ["run", "micro", "--index", "dash-eh", "--keys", "100", "--phases", "insert"];
+    let said = run([&what[..], &BRIEF].concat());
+    let first = "evermap-lab: 0 of 4 steps done; micro: dash-eh, round 1 of 1";
+    assert!(said.stderr.starts_with(first), "{}", said.stderr);
+}
+
+#[test]
+fn the_help_has_the_defaults() {
+    let help = String::from_utf8(run(["run", "--help"]).success()).unwrap();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (option, default) in
+        [("--patience", "10;"), ("--retries", "3;"), ("--threads", "1;"), ("--medium", "dram;")]
+    {
+        let about = help.split_once(&format!(" {option} ")).unwrap().1;
+        let about = about.split_once(" --").map_or(about, |(about, _)| about);
+        assert!(about.contains(&format!("[default: {default}")), "{option}: {about}");
+    }
 }
 
 /// Counts follow from the seed: a second run has the same.

@@ -13,13 +13,14 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use evermap_lab::experiments::killed::{ChildJob, Job, run_child};
 use evermap_lab::experiments::serve_engine;
+use evermap_lab::machine::Portrait;
 use evermap_lab::report::changes;
 use evermap_lab::report::html::Html;
-use evermap_lab::report::{JsonLines, Terminal};
+use evermap_lab::report::{Format, Lines, Origin, Terminal};
 use evermap_lab::subject::MediumKind;
 use evermap_lab::workload::bytes::KeyValueLengths;
 use evermap_lab::workload::{Distribution, Lengths, Mix, Phase};
-use evermap_lab::{EXPERIMENTS, Output, Settings, experiment, load_plugin, subjects};
+use evermap_lab::{EXPERIMENTS, Output, REVISION, Settings, experiment, load_plugin, subjects};
 
 use crash::Crash;
 use failure::Failure;
@@ -165,16 +166,20 @@ struct Run {
     /// Seed of all keys and orders [default: 1]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Number of keys that are inserted
+    /// Number of keys that are inserted [default: the experiment's own, mostly 1 to 20 million;
+    /// with --quick at most 2 million]
     #[arg(long, value_name = "N")]
     keys: Option<u64>,
-    /// Number of threads that share the operations
+    /// Number of threads that share the operations [default: 1; in `scale` and the experiments
+    /// about Dash's ideas, all processors]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Number of times that each index is measured
+    /// Number of times that each index is measured [default: the experiment's own, mostly 3 to 9;
+    /// with --quick 1 to 3]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
-    /// Where persistent indexes are stored: dram, process, forced or emulated
+    /// Where persistent indexes are stored: dram, process, forced or emulated [default: dram;
+    /// process if the experiment kills processes]
     #[arg(long, value_name = "MEDIUM")]
     medium: Option<MediumKind>,
     /// Directory for their files [default: one in memory, if there is one]
@@ -183,19 +188,24 @@ struct Run {
     /// Write every figure as a line of JSON; with `-`, to standard output instead of the tables
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page with plots, tables and facts about the machine; it needs no network
+    /// Write the same as lines of CSV, which spreadsheets read
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write a page with plots, tables and facts about the machine; it needs no network.
+    /// With `all`, the terminal then gets the first table of each experiment only
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Phases to report, separated by commas
+    /// Phases to report, separated by commas [default: the experiment's own]
     #[arg(long, value_name = "PHASE,...", value_delimiter = ',')]
     phases: Option<Vec<Phase>>,
-    /// Number of keys in a batch of get_many
+    /// Number of keys in a batch of get_many [default: 32]
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
-    /// How long to wait before each run until other programs leave the processors
+    /// How long to wait before each run until other programs leave the processors [default: 10;
+    /// with --quick 0]
     #[arg(long, value_name = "SECONDS")]
     patience: Option<u64>,
-    /// Number of times that a disturbed round is repeated
+    /// Number of times that a disturbed round is repeated [default: 3; with --quick 0]
     #[arg(long, value_name = "N")]
     retries: Option<usize>,
     /// Do not measure the limits of the machine, which takes about a second a round
@@ -207,11 +217,11 @@ struct Run {
     /// Do not measure latencies of single operations
     #[arg(long)]
     no_latencies: bool,
-    /// On the emulated medium, least duration of a persist in nanoseconds
+    /// On the emulated medium, least duration of a persist in nanoseconds [default: 600]
     #[arg(long, value_name = "NS")]
     persist_ns: Option<u64>,
     /// On the emulated medium, duration in nanoseconds of a read of a line that is not in its small
-    /// cache
+    /// cache [default: 0]
     #[arg(long, value_name = "NS")]
     read_ns: Option<u64>,
     /// Start at the final size, if the index can
@@ -220,10 +230,11 @@ struct Run {
     /// Request huge pages
     #[arg(long)]
     huge_pages: bool,
-    /// Use byte strings of these lengths as keys: 16, 8-64 or zipfian:8-64
+    /// Use byte strings of these lengths as keys: 16, 8-64 or zipfian:8-64 [default: keys of 8
+    /// bytes]
     #[arg(long, value_name = "LENGTHS")]
     key_bytes: Option<Lengths>,
-    /// Use byte strings of these lengths as values
+    /// Use byte strings of these lengths as values [default: values of 8 bytes]
     #[arg(long, value_name = "LENGTHS")]
     value_bytes: Option<Lengths>,
     /// Mixes of ycsb, separated by commas: a to f, recipe-a, ... [default: all]
@@ -239,7 +250,8 @@ struct Run {
     /// Operations of a mix [default: the number of keys]; insertions of stores [default: 100000]
     #[arg(long, value_name = "N")]
     ops: Option<u64>,
-    /// Number of keys at the first sample of load-factor
+    /// Number of keys at the first sample of load-factor and short-records [default: the
+    /// experiment's own]
     #[arg(long, value_name = "N")]
     from: Option<u64>,
     /// Number of keys at the last sample
@@ -259,7 +271,7 @@ impl Run {
         } else {
             self.experiments.iter().map(|name| experiment(name)).collect::<Result<_, _>>()?
         };
-        let mut out = self.output()?;
+        let mut out = self.output(everything)?;
         let settings = self.settings();
         for experiment in experiments {
             if everything {
@@ -305,22 +317,33 @@ impl Run {
         }
     }
 
-    /// Creates the outputs that were requested.
-    fn output(&self) -> Result<Box<dyn Output>, Failure> {
-        let html = self.html.clone().map(|path| Html::create(path, command())).transpose()?;
-        let stdout = io::stdout;
-        Ok(match &self.json {
-            None => Box::new((Terminal::new(stdout()), html)),
-            // Only the progress bar of the terminal is kept; tables would be mixed with the lines.
-            Some(path) if path.as_os_str() == "-" => {
-                Box::new((Terminal::new(io::sink()), (JsonLines(stdout()), html)))
-            }
+    /// Creates the outputs that were requested, for all experiments or some.
+    fn output(&self, everything: bool) -> Result<Box<dyn Output>, Failure> {
+        let portrait = Portrait::take(REVISION);
+        let lines = |path: &Option<PathBuf>, format| match path {
+            None => Ok::<_, Failure>(None),
             Some(path) => {
-                let file = File::create(path)
-                    .map_err(|source| Failure::Io { what: path.display().to_string(), source })?;
-                Box::new((Terminal::new(stdout()), (JsonLines(file), html)))
+                let out: Box<dyn Write> = if path.as_os_str() == "-" {
+                    Box::new(io::stdout())
+                } else {
+                    let what = path.display().to_string();
+                    Box::new(File::create(path).map_err(|source| Failure::Io { what, source })?)
+                };
+                Ok(Some(Lines::new(out, format, Origin::of(&portrait))))
             }
-        })
+        };
+        let json = lines(&self.json, Format::Json)?;
+        let csv = lines(&self.csv, Format::Csv)?;
+        // If the lines go to standard output, only the progress is shown; tables would be mixed
+        // with the lines.
+        let is_taken =
+            [&self.json, &self.csv].into_iter().flatten().any(|path| path.as_os_str() == "-");
+        let tables: Box<dyn Write> =
+            if is_taken { Box::new(io::sink()) } else { Box::new(io::stdout()) };
+        let terminal = Terminal::new(tables, everything && self.html.is_some());
+        let create = |path| Html::create(path, command(), portrait.clone());
+        let html = self.html.clone().map(create).transpose()?;
+        Ok(Box::new((terminal, ((json, csv), html))))
     }
 }
 

@@ -149,10 +149,10 @@ pub(super) fn measure(plan: &Plan, out: &mut dyn Output) -> Result<Results, LabE
     for round in 0..plan.rounds {
         for table in turns(cells.len(), plan.seed, round) {
             machine::trim();
-            plan.quiet.wait();
+            plan.quiet.wait(out);
             for (at, &cell) in cells[table].iter().enumerate() {
                 out.step(&step(cell, round));
-                let record = Record { round: Some(round), ..bench.cell(cell)? };
+                let record = Record { round: Some(round), ..bench.cell(cell, out)? };
                 out.record(&record)?;
                 refuse_misses(cell, &record)?;
                 rounds[table][at].push(record);
@@ -228,9 +228,9 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Measures a cell, again if it was disturbed.
-    fn cell(&mut self, cell: Cell) -> Result<Record, LabError> {
+    fn cell(&mut self, cell: Cell, out: &mut dyn Output) -> Result<Record, LabError> {
         let quiet = self.plan.quiet;
-        quiet.measure(|| self.once(cell), |record| record.void).map(|(record, _)| record)
+        Ok(quiet.measure(out, |_| self.once(cell), |record| record.void)?.0)
     }
 
     fn once(&mut self, cell: Cell) -> Result<Record, LabError> {

@@ -5,11 +5,13 @@ use super::counts::Counts;
 use super::model::{self, Line, Modelled, Transfer};
 use super::tables::{Hash, Job, Protection};
 use crate::LabError;
-use crate::experiments::tables::{mark, speed};
+use crate::experiments::tables::{latency, mark, speed};
 use crate::machine;
 use crate::report::interval::{median, median_interval};
 use crate::report::model::cell as number;
-use crate::report::{Figure, Grid, Marks, Output, Plot, Point, Record, Series};
+use crate::report::{
+    Figure, Grid, Marks, Output, Plot, Point, Record, Series, counted, grouped, significant,
+};
 
 const LOOKUPS: Job = Job::Lookups(Protection::Quiescent);
 
@@ -120,14 +122,14 @@ impl Everything<'_> {
     }
 
     fn gaps(&self, hash: Hash) -> Option<Grid> {
-        let title = format!("One reader's lookups, each timed, ns: {} hash", hash.name());
+        let title = format!("One reader's lookups, each timed: {} hash", hash.name());
         let columns = ["p50", "p99", "p99.9", "p99.99", "longest gap"];
         self.rows(Grid::new(title, &columns), |table, case| {
             let found = self.measured((table, hash), case, Job::Latencies, 1);
             let Some(Measured { summary, .. }) = found else { return vec![None; columns.len()] };
             let all =
                 [summary.p50_ns, summary.p99_ns, summary.p999_ns, summary.p9999_ns, summary.gap_ns];
-            all.map(|ns| ns.map(|ns| format!("{ns}{}", mark(summary.void)))).to_vec()
+            all.map(|ns| ns.map(|ns| latency(ns, summary.void))).to_vec()
         })
     }
 
@@ -283,7 +285,7 @@ impl Everything<'_> {
                      each";
         let mut grid = Grid::new(title, &columns);
         for Drawn { table, case, mops } in self.drawn() {
-            let cells = mops.iter().map(|mops| format!("{mops:.2}")).collect();
+            let cells = mops.iter().map(|mops| significant(*mops)).collect();
             grid.push(format!("{table}, {}", case.name()), cells);
         }
         (!grid.rows.is_empty()).then_some(grid)
@@ -326,7 +328,7 @@ impl Everything<'_> {
         let point = |table, case, readers: usize| {
             let record = &self.lookups(table, case, readers)?.summary;
             let range = record.mops_low.zip(record.mops_high);
-            Some(Point { x: readers as f64, y: record.mops?, range })
+            Some(Point { x: readers as f64, y: record.mops?, range, void: record.void })
         };
         let mut series = Vec::new();
         for &table in tables {
@@ -409,8 +411,8 @@ impl Everything<'_> {
         let [small, large] = self.fixed();
         let figure = |&readers: &usize| Figure {
             what: format!(
-                "rp, {readers} readers: ns of a lookup at the larger size, resizing, at \
-                           the smaller size"
+                "rp, {}: ns of a lookup at the larger size, resizing, at the smaller size",
+                counted(readers, "reader")
             ),
             paper: "in this order (figure 5)".to_owned(),
             here: self.three("rp", [large, Case::Resizing, small], readers),
@@ -442,7 +444,8 @@ impl Everything<'_> {
         let here: Option<Vec<_>> = ["rp", "ddds"].into_iter().map(grows).collect();
         Figure {
             what: format!(
-                "resizing: speed of a reader's processor time among {most} readers, of one alone"
+                "resizing: speed of a reader's processor time among {}, of one alone",
+                counted(most, "reader")
             ),
             paper: "rp 1 (linear), ddds less (figure 4)".to_owned(),
             here: here.map(|here| here.join(", ")),
@@ -453,7 +456,7 @@ impl Everything<'_> {
     fn below(&self) -> Vec<Figure> {
         let [small, _] = self.fixed();
         let figure = |&readers: &usize| Figure {
-            what: format!("ddds, {readers} readers: resizing / fixed smaller size"),
+            what: format!("ddds, {}: resizing / fixed smaller size", counted(readers, "reader")),
             paper: "below 1 (figure 6)".to_owned(),
             here: self.ratio(("ddds", Case::Resizing), ("ddds", small), readers),
         };
@@ -465,7 +468,7 @@ impl Everything<'_> {
         let [small, _] = self.fixed();
         let papers = [(1, "100"), (16, "10")];
         let figure = |&readers: &usize| Figure {
-            what: format!("rwlock, {readers} readers: fixed smaller size / resizing"),
+            what: format!("rwlock, {}: fixed smaller size / resizing", counted(readers, "reader")),
             paper: papers
                 .iter()
                 .find(|paper| paper.0 == readers)
@@ -491,7 +494,7 @@ impl Everything<'_> {
         });
         let here: Option<Vec<_>> = here.into_iter().collect();
         Figure {
-            what: format!("rp / the others, fixed smaller size, {most} readers"),
+            what: format!("rp / the others, fixed smaller size, {}", counted(most, "reader")),
             paper: "ddds: slightly more than 1; rwlock is flat (figure 3)".to_owned(),
             here: here.map(|here| here.join("; ")),
         }
@@ -520,7 +523,7 @@ impl Everything<'_> {
         Figure {
             what: "wrong answers, of all operations".to_owned(),
             paper: "0".to_owned(),
-            here: Some(format!("{misses} of {ops}")),
+            here: Some(format!("{} of {}", grouped(misses), grouped(ops))),
         }
     }
 
@@ -532,7 +535,10 @@ impl Everything<'_> {
         };
         let all: Option<Vec<_>> = self.plan.tables.iter().map(|&table| speed(table)).collect();
         Figure {
-            what: format!("90 % lookups, 9 % insertions, 1 % removals, resizing, {most} threads"),
+            what: format!(
+                "90 % lookups, 9 % insertions, 1 % removals, resizing, {}",
+                counted(most, "thread")
+            ),
             paper: "the mix is cited, not measured".to_owned(),
             here: all.map(|all| all.join(", ")),
         }

@@ -198,12 +198,12 @@ fn measure_all(
         for at in turns(contenders.len(), config.seed, round) {
             let contender = &mut contenders[at];
             out.step(&format!("{NAME}: {}, round {}", contender.name, round + 1));
-            config.quiet.wait();
+            config.quiet.wait(out);
             let mut records = Vec::new();
             for cell in cells {
                 let is_void = |record: &Option<Record>| record.as_ref().is_some_and(|it| it.void);
-                let once = || contender.once(cell, config, items, length, round);
-                if let (Some(record), _) = config.quiet.measure(once, is_void)? {
+                let once = |_: &mut dyn Output| contender.once(cell, config, items, length, round);
+                if let (Some(record), _) = config.quiet.measure(out, once, is_void)? {
                     out.record(&record)?;
                     records.push(record);
                 }

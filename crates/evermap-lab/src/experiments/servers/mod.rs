@@ -159,15 +159,15 @@ fn measure(
         for at in turns(programs.len(), config.seed, round) {
             let name = programs[at].name;
             out.step(&format!("servers: {name}, round {}", round + 1));
-            config.quiet.wait();
+            config.quiet.wait(out);
             let mut samples = Vec::new();
             for (phase, act) in ACTS {
                 let mut random = Rng::new(config.seed + round as u64);
-                let once = || {
+                let once = |_: &mut dyn Output| {
                     let ran = clients[at].run(items, act, &mut random, least)?;
                     Ok(sample(config, items, (name, phase, round), &ran))
                 };
-                let (sample, _) = config.quiet.measure(once, |sample| sample.record.void)?;
+                let (sample, _) = config.quiet.measure(out, once, |sample| sample.record.void)?;
                 out.record(&sample.record)?;
                 samples.push(sample);
             }

@@ -6,13 +6,13 @@
 //! * [`sizes`]: the cost of a lookup while the table grows by a factor of hundreds.
 
 use super::settings::Scale;
-use super::tables::{mark, notes_of_all, places};
+use super::tables::{mark, notes_of_all, places, speed};
 use super::{Experiment, Setting, Settings, drive};
 use crate::LabError;
 use crate::driver::results::{DriveReport, PhaseReport};
 use crate::driver::{Config, Plan};
 use crate::report::model::cell;
-use crate::report::{Grid, Output, Report, counted};
+use crate::report::{Grid, Output, Report, counted, duration};
 use crate::workload::{Blend, Distribution, KeyValueLengths, Lengths, Mix, Zipf};
 
 mod fills;
@@ -136,15 +136,13 @@ fn tables((keys, values): (Lengths, Lengths), driven: &DriveReport) -> Vec<Grid>
             let summary = &phase.summary;
             Some(format!("{:.0}{}", summary.cpu_ns_per_op?, mark(summary.void)))
         }),
-        by_phase(driven, title("million operations a second"), &|phase| {
-            Some(format!("{:.2}{}", phase.summary.mops?, mark(phase.summary.void)))
-        }),
-        by_phase(driven, title("latency, ns: p50 / p95 / p99 / p99.9"), &|phase| {
+        by_phase(driven, title("million operations a second"), &|phase| speed(&phase.summary)),
+        by_phase(driven, title("latency: p50 / p95 / p99 / p99.9"), &|phase| {
             let summary = &phase.summary;
             let quantiles = [summary.p50_ns, summary.p95_ns, summary.p99_ns, summary.p999_ns];
             let shown: Option<Vec<_>> =
-                quantiles.into_iter().map(|ns| Some(ns?.to_string())).collect();
-            Some(shown?.join(" / "))
+                quantiles.into_iter().map(|ns| Some(duration(ns? as f64))).collect();
+            Some(format!("{}{}", shown?.join(" / "), mark(summary.void)))
         }),
         by_phase(driven, title("lines read / written in an operation"), &|phase| {
             let summary = &phase.summary;

@@ -18,7 +18,7 @@ use crate::experiments::load_factor::insertion;
 use crate::experiments::tables::mark;
 use crate::registry::subject;
 use crate::report::interval::median;
-use crate::report::{Grid, Output, Record};
+use crate::report::{Grid, Output, Record, duration};
 use crate::subject::{Entry, Place, Setup, Subject, Work};
 use crate::workload::bytes::draw;
 use crate::workload::{Phase, Stream, Workload};
@@ -69,7 +69,7 @@ pub(super) fn measure(
 ) -> Result<Grid, LabError> {
     let mut columns: Vec<_> = QUANTILES.map(|(name, _)| name).to_vec();
     columns.push("longest");
-    let title = "8/8 bytes: latency while a million records are inserted a second, ns";
+    let title = "8/8 bytes: latency while a million records are inserted a second";
     let mut grid = Grid::new(title, &columns);
     for name in names {
         let bench = Bench::new(name, config)?;
@@ -83,13 +83,14 @@ pub(super) fn measure(
         for _ in 0..config.rounds {
             for (case, rounds) in CASES.iter().zip(&mut found) {
                 out.step(&format!("short-records: {name}, {}", case.name));
-                rounds.push(bench.quiet_round(*case)?);
+                rounds.push(bench.quiet_round(*case, out)?);
             }
         }
         for (case, rounds) in CASES.iter().zip(found) {
             let record = bench.record(*case, &rounds, place.clone());
-            let shown =
-                |ns: Option<u64>| ns.map_or("-".into(), |ns| ns.to_string()) + mark(record.void);
+            let shown = |ns: Option<u64>| {
+                ns.map_or("-".into(), |ns| duration(ns as f64)) + mark(record.void)
+            };
             let quantiles =
                 [record.p50_ns, record.p95_ns, record.p99_ns, record.p999_ns, record.p9999_ns];
             let cells = quantiles.into_iter().chain([record.max_ns]).map(shown).collect();
@@ -127,8 +128,8 @@ impl<'c> Bench<'c> {
     }
 
     /// Measures a round, and again as long as other programs disturb it and the settings allow.
-    fn quiet_round(&self, case: Case) -> Result<Round, LabError> {
-        self.config.quiet.measure(|| self.round(case), |round| round.void).map(|(round, _)| round)
+    fn quiet_round(&self, case: Case, out: &mut dyn Output) -> Result<Round, LabError> {
+        Ok(self.config.quiet.measure(out, |_| self.round(case), |round| round.void)?.0)
     }
 
     fn round(&self, case: Case) -> Result<Round, LabError> {

@@ -13,7 +13,7 @@ use crate::experiments::load_factor::insertion;
 use crate::machine::{self, CpuClock};
 use crate::registry::subject;
 use crate::report::model::cell;
-use crate::report::{Grid, Marks, Output, Plot, Point, Record, Series};
+use crate::report::{Grid, Marks, Output, Plot, Point, Record, Series, grouped};
 use crate::subject::{Setup, Size, Subject, Work};
 use crate::workload::bytes::draw;
 use crate::workload::{Phase, Stream, Workload};
@@ -225,7 +225,7 @@ impl Growth {
             let mut record = Record::default();
             record.size(*size);
             grid.push(
-                keys.to_string(),
+                grouped(*keys),
                 vec![
                     format!("{hit:.0}"),
                     format!("{miss:.0}"),

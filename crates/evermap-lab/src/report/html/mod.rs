@@ -7,8 +7,10 @@ use std::path::PathBuf;
 use crate::LabError;
 use crate::machine::Portrait;
 use crate::report::Output;
-use crate::report::{Grid, Marks, Plot, Report};
+use crate::report::{Grid, Plot, Report, counted};
 
+mod axis;
+mod numbers;
 mod plot;
 
 /// The style sheet.
@@ -25,13 +27,13 @@ pub struct Html {
 
 impl Html {
     /// Creates the page at `path` and writes it immediately. `command` is the command line that the
-    /// reader can repeat.
+    /// reader can repeat, and `portrait` shows the machine.
     ///
     /// # Errors
     ///
     /// `Io` if the file cannot be written.
-    pub fn create(path: PathBuf, command: String) -> Result<Self, LabError> {
-        let html = Html { path, command, portrait: Portrait::take(), reports: Vec::new() };
+    pub fn create(path: PathBuf, command: String, portrait: Portrait) -> Result<Self, LabError> {
+        let html = Html { path, command, portrait, reports: Vec::new() };
         html.write()?;
         Ok(html)
     }
@@ -110,9 +112,14 @@ fn section(report: &Report, html: &mut String) {
     html.push_str("<div class=\"plots\">\n");
     report.plots.iter().for_each(|plot| figure(plot, html));
     html.push_str("</div>\n");
-    html.push_str("<div class=\"tables\">\n");
-    report.tables.iter().for_each(|table| grid(table, "", html));
-    html.push_str("</div>\n");
+    let (first, others) = report.tables.split_at(report.tables.len().min(1));
+    tables(first, html);
+    if !others.is_empty() {
+        let more = counted(others.len(), "more table");
+        let _ = writeln!(html, "<details><summary>{more}</summary>");
+        tables(others, html);
+        html.push_str("</details>\n");
+    }
     if !report.notes.is_empty() {
         html.push_str("<ul class=\"notes\">\n");
         for note in &report.notes {
@@ -123,64 +130,27 @@ fn section(report: &Report, html: &mut String) {
     html.push_str("</section>\n");
 }
 
+fn tables(grids: &[Grid], html: &mut String) {
+    html.push_str("<div class=\"tables\">\n");
+    grids.iter().for_each(|table| grid(table, "", html));
+    html.push_str("</div>\n");
+}
+
 fn figure(plot: &Plot, html: &mut String) {
     let _ = writeln!(html, "<figure>\n<figcaption>{}</figcaption>", escape(&plot.title));
     html.push_str("<ul class=\"legend\">\n");
     for (nth, series) in plot.series.iter().enumerate() {
-        let colour = nth % plot::COLOURS;
-        let _ = writeln!(
-            html,
-            "<li><span class=\"swatch s{colour}\"></span>{}</li>",
-            escape(&series.name)
-        );
+        let _ = writeln!(html, "<li>{}{}</li>", plot::swatch(nth), escape(&series.name));
     }
     html.push_str("</ul>\n");
-    html.push_str(&plot::svg(plot));
+    let _ = writeln!(html, "<div class=\"plot\">{}</div>", plot::svg(plot));
+    if plot.series.iter().flat_map(|series| &series.points).any(|point| point.void) {
+        html.push_str("<p class=\"void\">Hollow: other programs used the processors in every ");
+        html.push_str("attempt. Do not trust these figures.</p>\n");
+    }
     html.push_str("<details><summary>The numbers</summary>\n");
-    grid(&numbers(plot), "", html);
+    grid(&numbers::table(plot), "", html);
     html.push_str("</details>\n</figure>\n");
-}
-
-/// Returns the numbers of a plot.
-fn numbers(plot: &Plot) -> Grid {
-    let mut xs: Vec<f64> =
-        plot.series.iter().flat_map(|one| &one.points).map(|one| one.x).collect();
-    xs.sort_by(f64::total_cmp);
-    xs.dedup();
-    let across = |x: &f64| match &plot.marks {
-        Marks::Lines => number(*x),
-        Marks::Bars(groups) => groups.get(*x as usize).cloned().unwrap_or_default(),
-    };
-    let rows = xs.iter().map(|x| {
-        let cells = plot.series.iter().map(|series| {
-            let point = series.points.iter().find(|point| point.x == *x);
-            point.map_or_else(
-                || "-".to_owned(),
-                |point| match point.range {
-                    Some((low, high)) if low != high => {
-                        format!("{} ({} to {})", number(point.y), number(low), number(high))
-                    }
-                    _ => number(point.y),
-                },
-            )
-        });
-        (across(x), cells.collect())
-    });
-    Grid {
-        title: if plot.x.is_empty() { plot.y.clone() } else { format!("{} by {}", plot.y, plot.x) },
-        columns: plot.series.iter().map(|series| series.name.clone()).collect(),
-        rows: rows.collect(),
-    }
-}
-
-/// Returns a number with as many digits as are significant.
-fn number(value: f64) -> String {
-    match value.abs() {
-        0.0 => "0".into(),
-        size if size >= 1000.0 => format!("{value:.0}"),
-        size if size >= 1.0 => format!("{value:.2}"),
-        _ => format!("{value:.4}"),
-    }
 }
 
 fn grid(grid: &Grid, class: &str, html: &mut String) {
@@ -222,7 +192,7 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Figure, Point, Series};
+    use crate::report::{Figure, Marks, Point, Series};
 
     fn report() -> Report {
         let line = |name: &str, factor: f64| Series {
@@ -230,7 +200,8 @@ mod tests {
             points: (0..5)
                 .map(|x| {
                     let y = factor * f64::from(x * x);
-                    Point { x: f64::from(x), y, range: Some((0.9 * y, 1.2 * y)) }
+                    let range = Some((0.9 * y, 1.2 * y));
+                    Point { range, void: x == 4, ..Point::new(f64::from(x), y) }
                 })
                 .collect(),
         };
@@ -252,7 +223,7 @@ mod tests {
             figures: [None, Some("2.0".into())]
                 .map(|here| Figure { what: "w".into(), paper: "1.9".into(), here })
                 .into(),
-            tables: vec![table],
+            tables: vec![table.clone(), table],
             plots: vec![plot(Marks::Lines), plot(Marks::Bars(groups))],
             notes: vec!["A note.".into()],
         }
@@ -285,7 +256,7 @@ mod tests {
     #[test]
     fn pages_are_whole_and_need_nothing_else() {
         let reports = [report(), Report { experiment: "micro", ..report() }];
-        let html = page("evermap lab run scale --html <x>", &Portrait::take(), &reports);
+        let html = page("evermap lab run scale --html <x>", &Portrait::take("12ab"), &reports);
         check_nesting(&html[html.find("<body>").unwrap()..html.find("</html>").unwrap()]);
         for outside in ["src=", "@import", "url(", "<script", "<link"] {
             assert!(!html.contains(outside), "{outside}");
@@ -295,29 +266,86 @@ mod tests {
         for said in ["--html &lt;x&gt;", "a &amp; b", "row &lt;1&gt;", "not measured", "A note."] {
             assert!(html.contains(said), "{said}");
         }
-        assert_eq!(html.matches("<svg").count(), 4);
+        // Four plots, each with the marks of two series beside their names.
+        assert_eq!(html.matches("<svg").count(), 4 * 3);
+        assert!(html.contains("Hollow: other programs"));
+        assert!(html.contains("12ab") && html.contains("<summary>1 more table</summary>"));
         assert!(html.contains("prefers-color-scheme: dark") && html.contains("@media print"));
+    }
+
+    /// How each kind of colour blindness changes linear red, green and blue: Machado, Oliveira and
+    /// Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009.
+    const SEEN: [[[f64; 3]; 3]; 4] = [
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+        [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+        [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+    ];
+
+    /// Returns the CIE Lab values of a colour as someone sees it.
+    fn lab(colour: &str, seen: [[f64; 3]; 3]) -> [f64; 3] {
+        let linear = [1, 3, 5].map(|at| {
+            let part = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
+            if part <= 0.04045 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) }
+        });
+        let times = |matrix: [[f64; 3]; 3], by: [f64; 3]| {
+            matrix.map(|row| row.iter().zip(by).map(|(one, other)| one * other).sum::<f64>())
+        };
+        let [r, g, b] = times(seen, linear).map(|part| part.clamp(0.0, 1.0));
+        let xyz = times(
+            [[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]],
+            [r, g, b],
+        );
+        let [x, y, z] = xyz
+            .map(|one: f64| if one > 0.008_856 { one.cbrt() } else { 7.787 * one + 16.0 / 116.0 });
+        [116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)]
+    }
+
+    /// A difference of 2 is just visible, and one of 20 is another colour.
+    #[test]
+    fn series_can_be_told_apart_by_those_who_see_fewer_colours() {
+        let (light, dark) = STYLE.split_once("prefers-color-scheme: dark").unwrap();
+        for theme in [light, dark] {
+            let colour = |nth| {
+                let rest = theme.split_once(&format!("--s{nth}: ")).unwrap().1;
+                &rest[..7]
+            };
+            for (one, other) in
+                (0..plot::COLOURS).flat_map(|one| (0..one).map(move |two| (one, two)))
+            {
+                for seen in SEEN {
+                    let [one, other] = [one, other].map(|nth| lab(colour(nth), seen));
+                    let squares = one.iter().zip(other).map(|(one, other)| (one - other).powi(2));
+                    let distance = squares.sum::<f64>().sqrt();
+                    assert!(distance >= 20.0, "{distance}");
+                }
+            }
+        }
     }
 
     #[test]
     fn the_numbers_behind_a_plot() {
-        let table = numbers(&report().plots[1]);
+        let table = numbers::table(&report().plots[1]);
         assert_eq!(table.columns, ["dash-eh", "a & b"]);
         assert_eq!(table.rows[2].0, "phase 2");
-        assert_eq!(table.rows[2].1, ["4.00 (3.60 to 4.80)", "10.00 (9.00 to 12.00)"]);
-        assert_eq!(numbers(&report().plots[0]).rows[3].0, "3.00");
+        assert_eq!(table.rows[2].1, ["4.00 (3.60 to 4.80)", "10.0 (9.00 to 12.0)"]);
+        assert_eq!(table.rows[4].1[0], "16.0* (14.4 to 19.2)");
+        assert_eq!(numbers::table(&report().plots[0]).rows[3].0, "3");
     }
 
     #[test]
     fn the_page_grows_with_the_experiments() {
         let path = std::env::temp_dir().join(format!("lab-{}.html", std::process::id()));
-        let mut html = Html::create(path.clone(), "evermap lab run".into()).unwrap();
+        let mut html =
+            Html::create(path.clone(), "evermap lab run".into(), Portrait::take("")).unwrap();
         let read = || std::fs::read_to_string(&path).unwrap();
         assert!(read().contains("No experiment is complete yet"));
         html.report(&report()).unwrap();
         assert!(read().contains("id=\"scale\"") && !read().contains("complete yet"));
         std::fs::remove_file(&path).unwrap();
-        let error = Html::create("/no/such/place.html".into(), String::new()).err().unwrap();
+        let error = Html::create("/no/such/place.html".into(), String::new(), Portrait::take(""))
+            .err()
+            .unwrap();
         assert!(error.to_string().starts_with("write /no/such/place.html: "), "{error}");
     }
 }
