@@ -201,8 +201,8 @@ fn commands(stats: &Stats, text: &mut Text) {
     family.sample(&[("command", "set"), ("status", "hit")], sets);
 }
 
-/// Adds the statistics whose names begin with `evermap_`: a gauge for each number, and one metric
-/// with the texts as labels.
+/// Adds the statistics whose names begin with `evermap_`: a gauge for each number, with times in
+/// seconds, and one metric with the texts as labels.
 fn own(stats: &Stats, text: &mut Text) {
     const PREFIX: &str = "evermap_";
     let own = || stats.iter().filter(|(name, _)| is_own(name));
@@ -211,7 +211,14 @@ fn own(stats: &Stats, text: &mut Text) {
         match number(stats, name) {
             Some(value) => {
                 let help = format!("The statistic {name} of the command stats.");
-                text.single(name, Type::Gauge, &help, value);
+                let milliseconds = name.strip_suffix("_ms").zip(value.parse::<f64>().ok());
+                match milliseconds {
+                    None => text.single(name, Type::Gauge, &help, value),
+                    Some((name, value)) => {
+                        let name = format!("{name}_seconds");
+                        text.single(&name, Type::Gauge, &help, value / 1e3);
+                    }
+                }
             }
             None => texts.push((&name[PREFIX.len()..], value)),
         }
@@ -280,5 +287,21 @@ fn classes(source: &dyn Source, text: &mut Text) {
             family.sample(&[("slab", class)], value);
             next = samples.next();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_in_seconds() {
+        let stats = [("evermap_open_ms", "2.5"), ("evermap_age", "7"), ("evermap_opened", "new")];
+        let stats = stats.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let mut text = Text::default();
+        own(&Stats::from(stats), &mut text);
+        let text = text.into_string();
+        assert!(text.contains("\nevermap_open_seconds 0.0025\n"), "{text}");
+        assert!(text.contains("\nevermap_age 7\n") && text.contains("opened=\"new\""), "{text}");
     }
 }
