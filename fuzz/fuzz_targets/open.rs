@@ -12,8 +12,9 @@
 
 use std::ops::ControlFlow;
 use std::sync::OnceLock;
+use std::time::{Duration, UNIX_EPOCH};
 
-use evermap::{Clock, Evermap, Map, Meta, OnSuspect, Options};
+use evermap::{Clock, Evermap, Map, OnSuspect, Options};
 use evermap_pm::medium::{Dram, Pages};
 use evermap_pm::region::Identity;
 use evermap_pm::{Medium, PmU64};
@@ -23,7 +24,7 @@ const BYTES: u64 = 128 << 10;
 const KEYS: u32 = 300;
 
 fn options() -> Options {
-    Options::small(BYTES).seed(1).clock(Clock::manual(1000))
+    Options::small(BYTES).seed(1).clock(Clock::manual(UNIX_EPOCH + Duration::from_secs(1000)))
 }
 
 fn memory(bytes: &[u8]) -> Dram {
@@ -50,8 +51,8 @@ fn was_stored(key: &[u8], value: &[u8]) -> bool {
 }
 
 fn put<M: Medium>(map: &Map<M>, number: u32, version: u32) -> evermap::Result<()> {
-    let (key, meta) = (key_of(number), Meta::new().with_flags(version));
-    map.put_with(&key, &value_of(&key, version), meta).map(drop)
+    let key = key_of(number);
+    map.set(&key).flags(version).put(&value_of(&key, version)).map(drop)
 }
 
 /// The bytes of a store after a clean shutdown, and of one whose process died.

@@ -132,7 +132,7 @@ impl Loader<'_> {
     }
 
     fn store(&self, record: &Record) -> Result<(), LoadError> {
-        match self.map.put_with(&record.key, &record.value, record.meta) {
+        match self.map.set(&record.key).meta(record.meta).put(&record.value) {
             Ok(_) => Ok(()),
             Err(error @ (Error::KeyTooLong { .. } | Error::ValueTooLong { .. })) => {
                 Err(LoadError::Invalid(error.to_string()))

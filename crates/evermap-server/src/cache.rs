@@ -7,12 +7,19 @@
 
 use std::fmt::Display;
 use std::ops::ControlFlow;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 pub mod size_class;
 
 /// The maximum number of keys that the protocols pass to [`Cache::get_many`]: the number that the
 /// store looks up together.
-pub use evermap::BATCH_KEYS;
+pub use evermap::cache::BATCH_KEYS;
+
+/// Returns the seconds since 1970, as the protocols have them.
+pub(crate) fn seconds_of(time: SystemTime) -> u32 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u32::try_from(since.as_secs()).unwrap_or(u32::MAX)
+}
 
 /// A collection of items that the protocols operate on.
 ///
@@ -30,7 +37,7 @@ pub trait Cache: Send + Sync + 'static {
     /// By default it is the [time of the process](evermap::Clock), which no step of the wall clock
     /// moves.
     fn now(&self) -> u32 {
-        u32::try_from(evermap::Clock::system().now()).unwrap_or(u32::MAX)
+        seconds_of(evermap::Clock::system().now())
     }
 
     /// Looks up several keys together, so that their cache misses can overlap.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::cache::{
     Arithmetic, Cache, CacheError, Hit, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest,
-    Stored, Update, apply_delta,
+    Stored, Update, apply_delta, seconds_of,
 };
 
 /// The number of items that [`Cache::page`] shows at a time.
@@ -325,7 +325,7 @@ impl<T: Table> Cache for MemoryCache<T> {
     fn now(&self) -> u32 {
         match &self.clock {
             Clock::Set(now) => now.load(Relaxed),
-            Clock::System => u32::try_from(evermap::Clock::system().now()).unwrap_or(u32::MAX),
+            Clock::System => seconds_of(evermap::Clock::system().now()),
         }
     }
 

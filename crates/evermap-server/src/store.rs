@@ -10,25 +10,26 @@
 
 use std::fmt::{self, Display};
 use std::ops::ControlFlow;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use evermap::{Edit, Error, ErrorKind, Map, Meta, Outcome, UnreadRecord};
+use evermap::cache::{Access, CacheEdit, Marks as RecordMarks, UnreadRecord};
+use evermap::{Edit, Error, ErrorKind, Expiry, Map, Meta, Outcome};
 
 use crate::cache::{
     Arithmetic, Cache, CacheError, Hit, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest,
-    Stored, Update, Value, apply_delta,
+    Stored, Update, Value, apply_delta, seconds_of,
 };
 
 /// The item is [stale](Marks::stale).
-const STALE: evermap::Marks = evermap::Marks::from_bits_truncate(1);
+const STALE: RecordMarks = RecordMarks::from_bits_truncate(1);
 /// A client has [won](Marks::won) the item.
-const WON: evermap::Marks = evermap::Marks::from_bits_truncate(2);
+const WON: RecordMarks = RecordMarks::from_bits_truncate(2);
 /// The value begins with the CAS id of the item.
-const CHOSEN_CAS: evermap::Marks = evermap::Marks::from_bits_truncate(4);
+const CHOSEN_CAS: RecordMarks = RecordMarks::from_bits_truncate(4);
 
 impl Cache for Map {
     fn now(&self) -> u32 {
-        u32::try_from(Map::now(self)).unwrap_or(u32::MAX)
+        seconds_of(Map::now(self))
     }
 
     fn get_many(
@@ -37,7 +38,7 @@ impl Cache for Map {
         hit: &mut dyn FnMut(usize, Item<'_>) -> Hit,
     ) -> Result<(), CacheError> {
         let mut result = Ok(());
-        self.find_many(keys, |i, record| {
+        self.cache().find_many(keys, |i, record| {
             let hit = record
                 .map_err(CacheError::from)
                 .and_then(|record| with_unread(&record, |item| hit(i, item))?);
@@ -54,7 +55,7 @@ impl Cache for Map {
         key: &[u8],
         hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
     ) -> Result<bool, CacheError> {
-        let hit = Map::peek(self, key, |item| with_read(&item, hit)?)?;
+        let hit = self.cache().peek(key, |item| with_read(&item, hit)?)?;
         Ok(hit.transpose()?.is_some())
     }
 
@@ -64,7 +65,8 @@ impl Cache for Map {
         expiry: u32,
         hit: &mut dyn FnMut(Item<'_>) -> Result<(), CacheError>,
     ) -> Result<bool, CacheError> {
-        let hit = Map::get_and_touch(self, key, expiry_of(expiry), |item| with_read(&item, hit)?)?;
+        let hit =
+            self.cache().get_and_touch(key, expiry_of(expiry), |item| with_read(&item, hit)?)?;
         Ok(hit.transpose()?.is_some())
     }
 
@@ -77,7 +79,7 @@ impl Cache for Map {
         let &StoreRequest { flags, expiry, mode, cas: chosen } = request;
         let prefixed;
         let (value, marks) = match chosen {
-            None => (value, evermap::Marks::NONE),
+            None => (value, RecordMarks::NONE),
             Some(cas) => {
                 prefixed = prefixed_by(cas, value);
                 (&prefixed[..], CHOSEN_CAS)
@@ -85,11 +87,12 @@ impl Cache for Map {
         };
         let meta = Meta::new().with_flags(flags).with_expiry(expiry_of(expiry)).with_marks(marks);
         let stored = |cas| Stored { outcome: StoreOutcome::Stored, cas: chosen.unwrap_or(cas) };
+        let set = self.set(key).meta(meta);
         let outcome = match mode {
-            StoreMode::Set => return Ok(stored(self.put_with(key, value, meta)?)),
-            StoreMode::Add => self.try_insert_with(key, value, meta),
-            StoreMode::Replace => self.replace_with(key, value, meta),
-            StoreMode::Cas(cas) => self.compare_exchange_unless(key, cas, CHOSEN_CAS, value, meta),
+            StoreMode::Set => return Ok(stored(set.put(value)?)),
+            StoreMode::Add => set.try_insert(value),
+            StoreMode::Replace => set.replace(value),
+            StoreMode::Cas(cas) => self.cache().compare_exchange(key, cas, CHOSEN_CAS, value, meta),
         }?;
         Ok(match (outcome, mode) {
             (Outcome::Inserted { cas } | Outcome::Updated { cas }, _) => stored(cas),
@@ -112,7 +115,7 @@ impl Cache for Map {
         decide: &mut dyn FnMut(Option<&Item<'_>>) -> Result<Update, CacheError>,
     ) -> Result<Option<u64>, CacheError> {
         let (mut chosen, mut result) = (None, Ok(()));
-        let cas = self.modify(key, |record| {
+        let cas = self.cache().modify(key, |record| {
             // The closure is called again if another thread changes the item in between. Only the
             // last call counts.
             (chosen, result) = (None, Ok(()));
@@ -127,13 +130,13 @@ impl Cache for Map {
             match decided {
                 Err(error) => {
                     result = Err(error);
-                    Edit::Keep
+                    Edit::Keep.into()
                 }
                 Ok(update) => {
                     if let Update::Put { cas, .. } = update {
                         chosen = cas;
                     }
-                    edit_of(update, record.map(|record| record.marks))
+                    edit_of(update, record.map(|record| record.meta().marks()))
                 }
             }
         })?;
@@ -184,7 +187,7 @@ impl Cache for Map {
     fn flush_all(&self, at: Option<u32>) -> Result<(), CacheError> {
         match at {
             None => Ok(self.clear()?),
-            Some(at) => Ok(self.expire_all_at(UNIX_EPOCH + Duration::from_secs(at.into()))?),
+            Some(at) => Ok(self.expire_all_at(time_of(at))?),
         }
     }
 
@@ -193,7 +196,7 @@ impl Cache for Map {
         position: u64,
         each: &mut dyn FnMut(&[u8], Item<'_>),
     ) -> Result<Option<u64>, CacheError> {
-        Ok(self.find_page(position, |record| {
+        Ok(self.cache().find_page(position, |record| {
             if let Ok(record) = record {
                 // A damaged value is left out, like a damaged record.
                 let _ = with_unread(&record, |item| each(record.key(), item));
@@ -313,23 +316,23 @@ fn revalue(
     mut change: impl FnMut(Option<&[u8]>) -> Result<Option<Vec<u8>>, CacheError>,
 ) -> Result<Option<u64>, CacheError> {
     let (mut changed, mut result) = (false, Ok(()));
-    let cas = map.modify(key, |record| {
+    let cas = map.cache().modify(key, |record| {
         // Called again if another thread was faster; only the last call counts.
         (changed, result) = (false, Ok(()));
-        let marks = record.map(|record| record.marks).unwrap_or_default();
-        let old = record.map(|record| split(record.marks, record.cas, record.value)).transpose();
+        let marks = record.map(|record| record.meta().marks()).unwrap_or_default();
+        let old = record.map(|record| split(marks, record.cas, record.value)).transpose();
         match old.and_then(|old| change(old.map(|(_, value)| value))) {
             Err(error) => {
                 result = Err(error);
-                Edit::Keep
+                Edit::Keep.into()
             }
-            Ok(None) => Edit::Keep,
+            Ok(None) => Edit::Keep.into(),
             Ok(Some(new)) => {
                 changed = true;
                 match marks.intersects(CHOSEN_CAS) {
-                    false => Edit::Value(new),
+                    false => Edit::Value(new).into(),
                     // The new value does not begin with an id.
-                    true => Edit::MarkedValue(new, marks_of(marks_in(marks))),
+                    true => CacheEdit::MarkedValue(new, marks_of(marks_in(marks))),
                 }
             }
         }
@@ -339,27 +342,27 @@ fn revalue(
 }
 
 /// Returns the edit that carries out `update` on a record with these marks.
-fn edit_of(update: Update, before: Option<evermap::Marks>) -> Edit {
+fn edit_of(update: Update, before: Option<RecordMarks>) -> CacheEdit {
     match update {
-        Update::Keep => Edit::Keep,
-        Update::Remove => Edit::Remove,
+        Update::Keep => Edit::Keep.into(),
+        Update::Remove => Edit::Remove.into(),
         Update::Mark { expiry, marks } => {
             // What the value begins with does not change.
             let kept = before.unwrap_or_default().bits() & CHOSEN_CAS.bits();
-            let marks = evermap::Marks::from_bits_truncate(marks_of(marks).bits() | kept);
-            Edit::Mark { expires_at: expiry_of(expiry), marks }
+            let marks = RecordMarks::from_bits_truncate(marks_of(marks).bits() | kept);
+            CacheEdit::Mark { expiry: expiry_of(expiry), marks }
         }
         Update::Put { value, flags, expiry, marks, cas } => {
             let meta = Meta::new().with_flags(flags).with_expiry(expiry_of(expiry));
             let marks = marks_of(marks);
-            match cas {
-                None => Edit::Record(value, meta.with_marks(marks)),
+            let (value, marks) = match cas {
+                None => (value, marks),
                 Some(cas) => {
                     let bits = marks.bits() | CHOSEN_CAS.bits();
-                    let marks = evermap::Marks::from_bits_truncate(bits);
-                    Edit::Record(prefixed_by(cas, &value), meta.with_marks(marks))
+                    (prefixed_by(cas, &value), RecordMarks::from_bits_truncate(bits))
                 }
-            }
+            };
+            Edit::Record(value, meta.with_marks(marks)).into()
         }
     }
 }
@@ -374,24 +377,34 @@ impl<T: Display> Display for OneWord<T> {
     }
 }
 
+/// Returns the time of the protocol's seconds since 1970.
+fn time_of(seconds: u32) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds.into())
+}
+
 /// Converts an expiry of the protocol, where 0 means never, to one of the store.
-fn expiry_of(expiry: u32) -> Option<u64> {
-    (expiry != 0).then_some(u64::from(expiry))
+fn expiry_of(expiry: u32) -> Expiry {
+    (expiry != 0).then(|| time_of(expiry)).into()
 }
 
 /// Converts an expiry of the store to one of the protocol.
-fn expiry_in(expires_at: Option<u64>) -> u32 {
-    expires_at.map_or(0, |at| u32::try_from(at).unwrap_or(u32::MAX))
+fn expiry_in(expires_at: Option<SystemTime>) -> u32 {
+    expires_at.map_or(0, seconds_of)
+}
+
+/// Returns the seconds since an item was accessed, as the protocol has them.
+fn idle_of(access: Access) -> u32 {
+    u32::try_from(access.idle.as_secs()).unwrap_or(u32::MAX)
 }
 
 /// Converts marks of an item to those of a record.
-fn marks_of(marks: Marks) -> evermap::Marks {
-    let bit = |set: bool, mark: evermap::Marks| if set { mark.bits() } else { 0 };
-    evermap::Marks::from_bits_truncate(bit(marks.stale, STALE) | bit(marks.won, WON))
+fn marks_of(marks: Marks) -> RecordMarks {
+    let bit = |set: bool, mark: RecordMarks| if set { mark.bits() } else { 0 };
+    RecordMarks::from_bits_truncate(bit(marks.stale, STALE) | bit(marks.won, WON))
 }
 
 /// Converts marks of a record to those of an item.
-fn marks_in(marks: evermap::Marks) -> Marks {
+fn marks_in(marks: RecordMarks) -> Marks {
     Marks { stale: marks.intersects(STALE), won: marks.intersects(WON) }
 }
 
@@ -402,7 +415,7 @@ fn prefixed_by(cas: u64, value: &[u8]) -> Vec<u8> {
 
 /// Returns the CAS id and the value of an item, given the marks, the id and the value of its
 /// record.
-fn split(marks: evermap::Marks, cas: u64, value: &[u8]) -> Result<(u64, &[u8]), CacheError> {
+fn split(marks: RecordMarks, cas: u64, value: &[u8]) -> Result<(u64, &[u8]), CacheError> {
     if !marks.intersects(CHOSEN_CAS) {
         return Ok((cas, value));
     }
@@ -420,10 +433,17 @@ fn with_read<R>(
     record: &evermap::Item<'_>,
     f: impl FnOnce(Item<'_>) -> R,
 ) -> Result<R, CacheError> {
-    let &evermap::Item { flags, expires_at, marks, fetched, idle, .. } = record;
-    let (cas, value) = split(marks, record.cas, record.value)?;
-    let (expiry, marks) = (expiry_in(expires_at), marks_in(marks));
-    Ok(f(Item { flags, cas, expiry, marks, fetched, idle, value: &value }))
+    let (meta, access) = (record.meta(), record.access());
+    let (cas, value) = split(meta.marks(), record.cas, record.value)?;
+    Ok(f(Item {
+        flags: record.flags,
+        cas,
+        expiry: expiry_in(record.expires_at()),
+        marks: marks_in(meta.marks()),
+        fetched: access.fetched,
+        idle: idle_of(access),
+        value: &value,
+    }))
 }
 
 /// Calls `f` with a record of the store, whose value was not read, as an item of the cache.
@@ -443,8 +463,8 @@ fn with_unread<R>(
         cas: record.cas(),
         expiry: expiry_in(record.expires_at()),
         marks: marks_in(record.marks()),
-        fetched: record.fetched(),
-        idle: record.idle(),
+        fetched: record.access().fetched,
+        idle: idle_of(record.access()),
         value: record,
     }))
 }
@@ -464,8 +484,8 @@ fn with_unread_chosen<R>(
         cas,
         expiry: expiry_in(record.expires_at()),
         marks: marks_in(record.marks()),
-        fetched: record.fetched(),
-        idle: record.idle(),
+        fetched: record.access().fetched,
+        idle: idle_of(record.access()),
         value: &value,
     }))
 }

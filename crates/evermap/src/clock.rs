@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::{Duration, SystemTime};
 
 use evermap_pm::clock;
 
@@ -28,34 +29,46 @@ impl Clock {
         Clock(None)
     }
 
-    /// Returns a clock that shows `seconds` since 1970 until it is [set](Clock::set). Clones share
-    /// it.
+    /// Returns a clock that shows `time`, in whole seconds, until it is [set](Clock::set) or
+    /// [advanced](Clock::advance). Clones share it.
     ///
     /// ```
-    /// use evermap::{Clock, Evermap, Meta, Options};
+    /// use std::time::{Duration, SystemTime};
+    /// use evermap::{Clock, Evermap, Options};
     /// # let dir = tempfile::tempdir()?;
     /// # let path = dir.path().join("map");
-    /// let clock = Clock::manual(1_000);
+    /// let clock = Clock::manual(SystemTime::now());
     /// let map = Evermap::open(path, Options::new().clock(clock.clone()))?.default_map();
-    /// map.put_with(b"session", b"alice", Meta::new().with_expiry(1_060))?;
-    /// clock.set(1_060);
-    /// assert_eq!(map.get(b"session")?, None);
+    /// map.set("session").expires(map.now() + Duration::from_secs(60)).put("alice")?;
+    /// clock.advance(Duration::from_secs(60));
+    /// assert_eq!(map.get("session")?, None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn manual(seconds: u64) -> Self {
-        Clock(Some(Arc::new(AtomicU64::new(seconds))))
+    pub fn manual(time: SystemTime) -> Self {
+        Clock(Some(Arc::new(AtomicU64::new(seconds_of(time).0))))
     }
 
     /// Sets a manual clock. Does nothing to the clock of the system.
-    pub fn set(&self, seconds: u64) {
+    pub fn set(&self, time: SystemTime) {
         if let Some(hand) = &self.0 {
-            hand.store(seconds, SeqCst);
+            hand.store(seconds_of(time).0, SeqCst);
         }
     }
 
+    /// Advances a manual clock, by whole seconds. Does nothing to the clock of the system.
+    pub fn advance(&self, time: Duration) {
+        if let Some(hand) = &self.0 {
+            hand.fetch_add(time.as_secs(), SeqCst);
+        }
+    }
+
+    /// Returns the time, in whole seconds. Takes about 25 ns for the clock of the system.
+    pub fn now(&self) -> SystemTime {
+        time_of(self.seconds())
+    }
+
     /// Returns the seconds since 1970, at least 1, so that there is a time before every other.
-    /// Takes about 25 ns for the clock of the system.
-    pub fn now(&self) -> u64 {
+    pub(crate) fn seconds(&self) -> u64 {
         let seconds = match &self.0 {
             Some(hand) => hand.load(SeqCst),
             None => clock::seconds(),
@@ -63,9 +76,9 @@ impl Clock {
         seconds.max(1)
     }
 
-    /// Returns what [`now`](Clock::now) returns, or the second before if that has just ended. Takes
-    /// a fraction of the time. The time for which the machine was suspended may be missing until
-    /// the next call of [`Time::now`].
+    /// Returns what [`seconds`](Clock::seconds) returns, or the second before if that has just
+    /// ended. Takes a fraction of the time. The time for which the machine was suspended may be
+    /// missing until the next call of [`Time::now`].
     fn coarse(&self) -> u64 {
         match &self.0 {
             Some(hand) => hand.load(SeqCst),
@@ -75,8 +88,21 @@ impl Clock {
 
     /// Returns the time as expiries are stored: from the year 2106 on it stands still.
     fn stored(&self) -> u32 {
-        u32::try_from(self.now()).unwrap_or(u32::MAX)
+        u32::try_from(self.seconds()).unwrap_or(u32::MAX)
     }
+}
+
+/// Returns the time that is this number of seconds after the beginning of 1970, or the latest that
+/// there is.
+pub(crate) fn time_of(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.min(i64::MAX as u64))
+}
+
+/// Returns the whole seconds from the beginning of 1970 to a time, and whether the time is later
+/// than that. A time before 1970 counts as its beginning.
+pub(crate) fn seconds_of(time: SystemTime) -> (u64, bool) {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (since.as_secs(), since.subsec_nanos() > 0)
 }
 
 /// The time of an open file: that of its clock, except that it does not go back until it is
@@ -92,7 +118,7 @@ impl Time {
         Time { clock, latest: AtomicU32::new(0) }
     }
 
-    /// Returns the seconds since 1970, as [`Clock::now`] does.
+    /// Returns the seconds since 1970, as [`Clock::seconds`] does.
     #[inline]
     pub(crate) fn now(&self) -> u32 {
         let now = self.clock.stored();
@@ -135,14 +161,14 @@ mod tests {
 
     #[test]
     fn time_goes_back_only_when_it_is_released() {
-        let clock = Clock::manual(100);
+        let clock = Clock::manual(time_of(100));
         let time = Time::new(clock.clone());
         assert_eq!((time.now(), time.held()), (100, None));
-        clock.set(90);
+        clock.set(time_of(90));
         assert_eq!((time.now(), time.held()), (100, Some(100)));
-        clock.set(110);
+        clock.set(time_of(110));
         assert_eq!((time.now(), time.held()), (110, None));
-        clock.set(95);
+        clock.set(time_of(95));
         time.release(100);
         assert_eq!(time.now(), 110, "what was held is another time now");
         time.release(110);

@@ -2,11 +2,14 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use evermap_pm::Medium;
 use evermap_pm::epoch::Backlog;
 use evermap_pm::heap::{MEMORY_LIMIT, NEIGHBOURS};
 use evermap_pm::region::Region;
+
+use crate::clock::seconds_of;
 
 /// Result of everything that can fail in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -29,12 +32,12 @@ pub enum Error {
         /// The limit, bytes.
         max: usize,
     },
-    /// A record is to expire later than [`EXPIRY_MAX`](crate::EXPIRY_MAX). Nothing was changed.
+    /// A record is to expire later than [`Expiry::MAX`](crate::Expiry::MAX). Nothing was changed.
     ExpiryTooLate {
-        /// The expiry, in seconds since 1970.
-        at: u64,
+        /// The expiry.
+        at: SystemTime,
         /// The limit.
-        max: u64,
+        max: SystemTime,
     },
     /// A value that is written piece by piece has another length than was announced. Nothing was
     /// changed.
@@ -221,6 +224,7 @@ impl fmt::Display for Error {
                 write!(f, "value of {len} bytes is too long; the limit is {max}")
             }
             Error::ExpiryTooLate { at, max } => {
+                let (at, max) = (seconds_of(*at).0, seconds_of(*max).0);
                 write!(f, "expiry {at} is too late; the latest is {max} seconds since 1970")
             }
             Error::ValueLength { key, expected, written } => write!(

@@ -2,30 +2,153 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::clock::Clock;
-use crate::record::access::PriorAccess;
+use crate::clock::{Clock, seconds_of, time_of};
+use crate::{Error, Result};
 
 /// What is stored beside a value: [`Meta::default`] has no flags and no marks and never expires.
 ///
 /// ```
+/// use std::time::Duration;
 /// use evermap::Meta;
-/// let meta = Meta::new().with_flags(7).with_expiry(2_000_000_000);
-/// assert_eq!((meta.flags, meta.expires_at), (7, Some(2_000_000_000)));
+/// let meta = Meta::expiring(Duration::from_secs(60)).with_flags(7);
+/// assert_eq!(meta.flags(), 7);
+/// assert!(meta.expires_at().is_some());
+/// assert_eq!(Meta::new().expires_at(), None);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Meta {
-    /// 32 bits that belong to the caller.
-    pub flags: u32,
-    /// When the record expires, in seconds since 1970; `None`: never. From that second on it counts
-    /// as absent.
-    pub expires_at: Option<u64>,
-    /// Marks that belong to the caller.
-    pub marks: Marks,
+    flags: u32,
+    pub(crate) expiry: Expiry,
+    marks: Marks,
+}
+
+impl Meta {
+    /// Returns metadata without flags that never expires.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns metadata that expires then, for example a [`Duration`] from now.
+    pub fn expiring(expiry: impl Into<Expiry>) -> Self {
+        Self::new().with_expiry(expiry)
+    }
+
+    /// Sets the flags: 32 bits that belong to the caller.
+    #[must_use]
+    pub fn with_flags(mut self, flags: u32) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// Sets when the record expires: from then on it counts as absent. Storing a record fails with
+    /// [`Error::ExpiryTooLate`] if that is later than [`Expiry::MAX`].
+    #[must_use]
+    pub fn with_expiry(mut self, expiry: impl Into<Expiry>) -> Self {
+        self.expiry = expiry.into();
+        self
+    }
+
+    /// Sets the marks.
+    #[must_use]
+    pub fn with_marks(mut self, marks: Marks) -> Self {
+        self.marks = marks;
+        self
+    }
+
+    /// Returns the flags.
+    pub fn flags(&self) -> u32 {
+        self.flags
+    }
+
+    /// Returns when the record expires, or `None` if it never does.
+    pub fn expires_at(&self) -> Option<SystemTime> {
+        self.expiry.time()
+    }
+
+    /// Returns the marks: see [`cache`](crate::cache).
+    pub fn marks(&self) -> Marks {
+        self.marks
+    }
+}
+
+/// When a record expires: made from a [`Duration`] from now, or a [`SystemTime`], of which `None`
+/// is [never](Expiry::NEVER).
+///
+/// Expiries are whole seconds: a time within a second is the end of that second.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use evermap::Expiry;
+/// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+/// map.put("session", "alice")?;
+/// assert!(map.touch("session", Duration::from_secs(3600))?);
+/// assert!(map.touch("session", SystemTime::now() + Duration::from_secs(3600))?);
+/// assert!(map.touch("session", Expiry::NEVER)?);
+/// # Ok::<(), evermap::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expiry(
+    /// In seconds since 1970.
+    Option<u64>,
+);
+
+impl Expiry {
+    /// The record does not expire.
+    pub const NEVER: Expiry = Expiry(None);
+    /// The latest time at which a record can expire, in February 2106. In the file an expiry has 32
+    /// bits.
+    pub const MAX: Expiry = Expiry(Some(u32::MAX as u64));
+
+    /// Returns the time, or `None` if it is never.
+    pub fn time(self) -> Option<SystemTime> {
+        self.0.map(time_of)
+    }
+
+    /// Returns an expiry as it is stored, in seconds since 1970: 0 is never. One of 0 is stored as
+    /// 1.
+    ///
+    /// # Errors
+    /// [`Error::ExpiryTooLate`].
+    pub(crate) fn encode(self) -> Result<u32> {
+        self.0.map_or(Ok(0), |seconds| {
+            u32::try_from(seconds.max(1)).map_err(|_| Error::ExpiryTooLate {
+                at: time_of(seconds),
+                max: time_of(u32::MAX.into()),
+            })
+        })
+    }
+
+    /// Returns the expiry that is stored so.
+    #[inline]
+    pub(crate) fn decode(stored: u32) -> Self {
+        Expiry((stored != 0).then_some(u64::from(stored)))
+    }
+}
+
+impl From<Duration> for Expiry {
+    /// From now by the [clock of the system](Clock::system), at least one second.
+    fn from(after: Duration) -> Self {
+        let seconds = after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0));
+        Expiry(Some(Clock::system().seconds().saturating_add(seconds.max(1))))
+    }
+}
+
+impl From<SystemTime> for Expiry {
+    fn from(time: SystemTime) -> Self {
+        // What expired before 1970 has expired.
+        let (seconds, is_later) = seconds_of(time);
+        Expiry(Some(seconds + u64::from(is_later)))
+    }
+}
+
+impl From<Option<SystemTime>> for Expiry {
+    fn from(time: Option<SystemTime>) -> Self {
+        time.map_or(Expiry::NEVER, Expiry::from)
+    }
 }
 
 /// Three bits that belong to the caller, and that can be changed in place, like the expiry: the
-/// value is not written again, and the CAS id stays. See [`Edit::Mark`].
+/// value is not written again, and the CAS id stays. See [`CacheEdit::Mark`].
 ///
 /// A record that is stored anew has the marks of its [`Meta`]: none, unless they are given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -53,103 +176,16 @@ impl Marks {
     }
 }
 
-/// When a record expires: made from a [`Duration`] from now, a [`SystemTime`], or seconds since
-/// 1970, of which `None` is [never](Expiry::NEVER).
-///
-/// Expiries are whole seconds: a time within a second is the end of that second.
-///
-/// ```
-/// use std::time::{Duration, SystemTime};
-/// use evermap::Expiry;
-/// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-/// map.put("session", "alice")?;
-/// assert!(map.touch("session", Duration::from_secs(3600))?);
-/// assert!(map.touch("session", SystemTime::now() + Duration::from_secs(3600))?);
-/// assert!(map.touch("session", Expiry::NEVER)?);
-/// # Ok::<(), evermap::Error>(())
-/// ```
+/// How a record was accessed before the access that shows it. A map that
+/// [evicts](crate::Options::evict) nothing does not keep that, and shows the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Expiry(Option<u64>);
-
-impl Expiry {
-    /// The record does not expire.
-    pub const NEVER: Expiry = Expiry(None);
-
-    /// Returns the expiry in seconds since 1970, or `None` if it is never.
-    pub fn seconds(self) -> Option<u64> {
-        self.0
-    }
-}
-
-impl From<Duration> for Expiry {
-    /// From now by the [clock of the system](Clock::system), at least one second.
-    fn from(after: Duration) -> Self {
-        let seconds = after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0));
-        Expiry(Some(Clock::system().now().saturating_add(seconds.max(1))))
-    }
-}
-
-impl From<SystemTime> for Expiry {
-    fn from(time: SystemTime) -> Self {
-        // What expired before 1970 has expired.
-        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Expiry(Some(since.as_secs().saturating_add(u64::from(since.subsec_nanos() > 0))))
-    }
-}
-
-impl From<u64> for Expiry {
-    fn from(seconds: u64) -> Self {
-        Expiry(Some(seconds))
-    }
-}
-
-impl From<Option<u64>> for Expiry {
-    fn from(seconds: Option<u64>) -> Self {
-        Expiry(seconds)
-    }
-}
-
-impl Meta {
-    /// Returns metadata without flags that never expires.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Returns metadata that expires then, for example a [`Duration`] from now.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use evermap::{Evermap, Meta, Options};
-    /// let map = Evermap::in_memory(Options::new())?.default_map();
-    /// map.put_with(b"session", b"alice", Meta::expiring(Duration::from_secs(3600)))?;
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    pub fn expiring(expiry: impl Into<Expiry>) -> Self {
-        Self::new().with_expiry(expiry)
-    }
-
-    /// Sets the flags.
-    #[must_use]
-    pub fn with_flags(mut self, flags: u32) -> Self {
-        self.flags = flags;
-        self
-    }
-
-    /// Sets when the record expires. Storing a record fails with
-    /// [`Error::ExpiryTooLate`](crate::Error::ExpiryTooLate) if that is later than
-    /// [`EXPIRY_MAX`](crate::EXPIRY_MAX).
-    #[must_use]
-    pub fn with_expiry(mut self, expiry: impl Into<Expiry>) -> Self {
-        self.expires_at = expiry.into().seconds();
-        self
-    }
-
-    /// Sets the marks.
-    #[must_use]
-    pub fn with_marks(mut self, marks: Marks) -> Self {
-        self.marks = marks;
-        self
-    }
+#[non_exhaustive]
+pub struct Access {
+    /// Whether it was read.
+    pub fetched: bool,
+    /// The time since the last access, or since it was stored, up to 8 seconds too short or too
+    /// long; zero if that is not known. After nine hours without access it may begin anew.
+    pub idle: Duration,
 }
 
 /// A record, copied out of the store and verified.
@@ -165,41 +201,46 @@ pub struct Item<'a> {
     /// Identifies this version of the record: no other version of any key ever has the same id.
     /// Never 0.
     pub cas: u64,
-    /// When it expires, in seconds since 1970; `None`: never.
-    pub expires_at: Option<u64>,
-    /// Marks that belong to the caller.
-    pub marks: Marks,
-    /// Whether it was read before this access. `false` in a map that [evicts] nothing, which does
-    /// not keep that.
-    ///
-    /// [evicts]: crate::Options::evict
-    pub fetched: bool,
-    /// Seconds since the last access before this one, or since it was stored, up to 8 too few or
-    /// too many; 0 if that is not known. After nine hours without access the time may begin anew.
-    pub idle: u32,
+    expiry: Expiry,
+    marks: Marks,
+    access: Access,
 }
 
 impl<'a> Item<'a> {
     /// Returns a record of these parts, for programs that show records from elsewhere.
     pub fn new(key: &'a [u8], value: &'a [u8], cas: u64, meta: Meta) -> Self {
-        let Meta { flags, expires_at, marks } = meta;
-        Item { key, value, flags, cas, expires_at, marks, fetched: false, idle: 0 }
+        let Meta { flags, expiry, marks } = meta;
+        Item { key, value, flags, cas, expiry, marks, access: Access::default() }
     }
 
-    /// Sets how it was read before.
-    pub(crate) fn with_access(mut self, prior: PriorAccess) -> Self {
-        (self.fetched, self.idle) = (prior.fetched, prior.idle);
+    /// Sets how it was accessed before.
+    pub(crate) fn with_access(mut self, access: Access) -> Self {
+        self.access = access;
         self
     }
 
     /// Returns when it expires, or `None` if it never does.
-    pub fn expiry(&self) -> Option<SystemTime> {
-        self.expires_at.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.set("session").expires(Duration::from_secs(3600)).put("alice")?;
+    /// let expires_at = map.get_with("session", |item| item.expires_at())?.flatten();
+    /// assert!(expires_at.unwrap() > SystemTime::now());
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn expires_at(&self) -> Option<SystemTime> {
+        self.expiry.time()
     }
 
-    /// Returns its flags, expiry and marks: what is stored beside the value.
+    /// Returns what is stored beside the value: flags, expiry and marks.
     pub fn meta(&self) -> Meta {
-        Meta { flags: self.flags, expires_at: self.expires_at, marks: self.marks }
+        Meta { flags: self.flags, expiry: self.expiry, marks: self.marks }
+    }
+
+    /// Returns how it was accessed before, in a map that [evicts](crate::Options::evict).
+    pub fn access(&self) -> Access {
+        self.access
     }
 }
 
@@ -268,22 +309,36 @@ impl Outcome {
 pub enum Edit {
     /// Leave things as they are.
     Keep,
-    /// Store this value. Flags, expiry and marks stay as they are; an absent key gets
-    /// [`Meta::default`].
+    /// Store this value. Flags and expiry stay as they are; an absent key gets [`Meta::default`].
     Value(Vec<u8>),
+    /// Store this value with these flags and this expiry.
+    Record(Vec<u8>, Meta),
+    /// Remove the key.
+    Remove,
+}
+
+/// What the closure of [`CacheMap::modify`](crate::cache::CacheMap::modify) decides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CacheEdit {
+    /// What a closure of [`modify`](crate::Map::modify) can decide. [`Edit::Value`] leaves the
+    /// marks as they are; [`Edit::Record`] sets those of its [`Meta`].
+    Edit(Edit),
     /// Store this value with these marks. Flags and expiry stay as they are; an absent key gets no
     /// flags and no expiry.
     MarkedValue(Vec<u8>, Marks),
-    /// Store this value with these flags, this expiry and these marks.
-    Record(Vec<u8>, Meta),
-    /// Change when the key expires (seconds since 1970; `None`: never) and its marks, and nothing
-    /// else: it is the same version, with the same CAS id. An absent key stays absent. O(1).
+    /// Change when the key expires and its marks, and nothing else: it is the same version, with
+    /// the same CAS id. An absent key stays absent. O(1).
     Mark {
         /// When it expires.
-        expires_at: Option<u64>,
+        expiry: Expiry,
         /// Its marks.
         marks: Marks,
     },
-    /// Remove the key.
-    Remove,
+}
+
+impl From<Edit> for CacheEdit {
+    fn from(edit: Edit) -> Self {
+        CacheEdit::Edit(edit)
+    }
 }

@@ -3,6 +3,7 @@
 #![doc = include_str!("async.md")]
 
 mod batch;
+pub mod cache;
 mod clock;
 mod db;
 mod error;
@@ -27,7 +28,7 @@ pub use evermap_pm::epoch::{Backlog, EpochStats, Holder};
 pub use evermap_pm::medium::{Mapped, describe_address, explain_bus_errors};
 pub use evermap_pm::region::{DamageMark, Identity, OnSuspect};
 pub use index::IndexKind;
-pub use item::{Edit, Expiry, Item, Marks, Meta, Outcome};
+pub use item::{Edit, Expiry, Item, Meta, Outcome};
 pub use maintenance::census::Count;
 pub use maintenance::check::CheckReport;
 pub use maintenance::cost::CostStat;
@@ -37,16 +38,16 @@ pub use maintenance::sweep::SweepState;
 pub use map::catalog::{MAP_NAME_MAX, MapOptions};
 pub use map::handle::Map;
 pub use ops::atomic::counter;
-pub use ops::find_many::UnreadRecord;
-pub use ops::read::{BATCH_KEYS, Iter, Keys};
+pub use ops::read::{Iter, Keys};
 pub use ops::reader::{Reader, ValueRef};
 pub use ops::scan::{KeyRange, Scan};
+pub use ops::set::Set;
 pub use ops::stream::{ValueReader, ValueWriter};
 pub use options::{Durability, Options};
 pub use ordered::{Order, OrderedStat, OrderedState, OrderedUpdates};
-pub use record::{EXPIRY_MAX, VALUE_MAX};
+pub use record::VALUE_MAX;
 #[cfg(feature = "serde")]
-pub use typed::{DecodeKey, EncodeKey, TypedIter, TypedMap};
+pub use typed::{DecodeKey, EncodeKey, TypedIter, TypedMap, TypedSet};
 
 #[doc = include_str!("limits.md")]
 pub mod limits {}

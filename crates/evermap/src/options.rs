@@ -250,9 +250,9 @@ impl Options {
     ///
     /// A thread in the background evicts ahead of need, about a fiftieth of the limit. Reads
     /// through [`get`](crate::Map::get) and its relatives count as accesses, and so do changes in
-    /// place; walks, scans and [`peek`](crate::Map::peek) do not. How often and when a record was
-    /// read is stored with it, so that nothing about it is lost when the process dies; once in
-    /// eight seconds, at most, a read stores to the record.
+    /// place; walks, scans and [`peek`](crate::cache::CacheMap::peek) do not. How often and when a
+    /// record was read is stored with it, so that nothing about it is lost when the process dies;
+    /// once in eight seconds, at most, a read stores to the record.
     ///
     /// The first opening with this raises the format of the file, so that older versions of this
     /// program refuse it.

@@ -65,8 +65,8 @@ pub(super) fn parse(line: &[u8]) -> Result<Record, String> {
 
 /// Appends a record as a line.
 pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
-    let Item { key, value, flags, marks, .. } = *item;
-    let (expires_at, marks) = (super::expiry(item), u32::from(marks.bits()));
+    let Item { key, value, flags, .. } = *item;
+    let (expires_at, marks) = (super::expiry(item), u32::from(item.meta().marks().bits()));
     let line = Line { key: Bytes::new(key), value: Bytes::new(value), flags, expires_at, marks };
     serde_json::to_writer(&mut *out, &line)
         .expect("writing strings and numbers to a vector cannot fail");

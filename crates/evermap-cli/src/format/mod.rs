@@ -7,9 +7,11 @@ mod lines;
 mod tsv;
 
 use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::ValueEnum;
-use evermap::{Item, Marks, Meta};
+use evermap::cache::Marks;
+use evermap::{Item, Meta};
 
 pub(crate) use lines::{Line, Lines};
 
@@ -74,7 +76,8 @@ pub(crate) fn escape_line(text: &str) -> String {
 
 /// Returns the metadata of a record. In both formats an expiry of 0 means never.
 fn meta(flags: u32, expires_at: u32) -> Meta {
-    Meta::new().with_flags(flags).with_expiry((expires_at != 0).then_some(u64::from(expires_at)))
+    let expiry = (expires_at != 0).then(|| UNIX_EPOCH + Duration::from_secs(expires_at.into()));
+    Meta::new().with_flags(flags).with_expiry(expiry)
 }
 
 /// Returns the marks that are written as this number.
@@ -91,7 +94,8 @@ fn marks(number: u32) -> Result<Marks, String> {
 
 /// Returns the expiry of a record in the form of both formats.
 fn expiry(item: &Item<'_>) -> u32 {
-    item.expires_at.map_or(0, |at| u32::try_from(at).unwrap_or(u32::MAX))
+    let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    item.expires_at().map_or(0, |at| u32::try_from(seconds(at)).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

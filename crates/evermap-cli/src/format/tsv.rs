@@ -38,7 +38,7 @@ pub(super) fn append(item: &Item<'_>, out: &mut Vec<u8>) {
     out.push(b'\t');
     escape(item.value, out);
     let mut number = |number| write!(out, "\t{number}").expect("writing to a vector cannot fail");
-    let numbers = [item.flags, super::expiry(item), u32::from(item.marks.bits())];
+    let numbers = [item.flags, super::expiry(item), u32::from(item.meta().marks().bits())];
     let last = numbers.iter().rposition(|&number| number != 0).map_or(0, |last| last + 1);
     numbers[..last].iter().for_each(|&written| number(written));
     out.push(b'\n');

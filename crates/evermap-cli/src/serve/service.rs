@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use evermap::{DamageMark, Evermap, Evicted, IndexKind, Options, Order};
 use evermap_server::protocol::Credentials;
@@ -221,7 +221,8 @@ impl Service {
             let hub = server.hub().clone();
             db.on_evict(Some(Box::new(move |evicted| {
                 let Evicted { key, value_len, ttl, idle, fetched, .. } = *evicted;
-                hub.evicted(key, value_len, ttl, idle, fetched);
+                let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+                hub.evicted(key, value_len, ttl.map(seconds), seconds(idle), fetched);
             })));
         }
         Ok(server)

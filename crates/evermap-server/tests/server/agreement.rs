@@ -315,7 +315,7 @@ fn block(line: String, value: &[u8]) -> Vec<u8> {
 
 /// A store in memory, whose clock the test advances.
 fn store() -> (Map, Clock) {
-    let clock = Clock::manual(NOW.into());
+    let clock = Clock::manual(crate::common::at(NOW));
     let options = Options::new().capacity(64 << 20).clock(clock.clone());
     (Evermap::in_memory(options).unwrap().default_map(), clock)
 }
@@ -339,7 +339,7 @@ proptest! {
                 now += seconds;
                 text.session.cache.set_now(now);
                 binary.session.cache.set_now(now);
-                clock.set(now.into());
+                clock.set(crate::common::at(now));
                 (text.session.now, binary.session.now, stored.session.now) = (now, now, now);
             }
             let mut expected = text.text(op);

@@ -469,7 +469,7 @@ fn concurrent_clients_do_not_win_twice() {
 /// A store that evicts knows how its items were read; the times are those of units of 8 seconds.
 #[test]
 fn a_store_that_evicts_knows_the_accesses_before_this_one() {
-    let clock = Clock::manual(u64::from(NOW));
+    let clock = Clock::manual(crate::common::at(NOW));
     let options = Options::new().clock(clock.clone()).evict(true).memory_limit(64 << 20);
     let map = Evermap::in_memory(options).unwrap().default_map();
     let mut session = TestSession::with(map, 1 << 20, 1 << 20);
@@ -481,7 +481,7 @@ fn a_store_that_evicts_knows_the_accesses_before_this_one() {
     ] {
         assert_eq!(session.send(&lines(request)), lines(reply), "{request}");
     }
-    clock.set(u64::from(NOW) + 800);
+    clock.set(crate::common::at(NOW + 800));
     session.now = NOW + 800;
     let idle = session.send(&lines("mg a l u"));
     let idle = String::from_utf8(idle).unwrap();
@@ -498,7 +498,7 @@ fn a_store_that_evicts_knows_the_accesses_before_this_one() {
 fn wins_stale_values_and_chosen_ids_survive_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("map");
-    let clock = Clock::manual(u64::from(NOW));
+    let clock = Clock::manual(crate::common::at(NOW));
     let open = |path: &std::path::Path| {
         Evermap::open(path, Options::new().clock(clock.clone())).unwrap().default_map()
     };

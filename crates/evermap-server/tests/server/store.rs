@@ -192,7 +192,7 @@ proptest! {
 
     #[test]
     fn the_store_replies_as_the_model_does(steps in vec(step(), 1..120)) {
-        let clock = Clock::manual(u64::from(NOW));
+        let clock = Clock::manual(crate::common::at(NOW));
         let options = Options::new().capacity(4 << 30).clock(clock.clone());
         let map = Evermap::in_memory(options).unwrap().default_map();
         let model = std::cell::RefCell::new(TestSession::new(ITEM_SIZE_MAX, 2000));
@@ -203,7 +203,7 @@ proptest! {
             if let Step::Wait(seconds) = step {
                 let now = model.borrow().now + seconds;
                 model.borrow().cache.set_now(now);
-                clock.set(u64::from(now));
+                clock.set(crate::common::at(now));
                 model.borrow_mut().now = now;
                 store.borrow_mut().now = now;
             }
@@ -275,7 +275,7 @@ fn the_store_replies_as_the_model_does_over_sockets() {
 /// clock shows: here it is decades away.
 #[test]
 fn the_time_of_the_store_is_that_of_its_clients() {
-    let clock = Clock::manual(1_000_000);
+    let clock = Clock::manual(crate::common::at(1_000_000));
     let options = Options::new().capacity(1 << 30).clock(clock.clone());
     let map = Evermap::in_memory(options).unwrap().default_map();
     let config = Config { listen: ([127, 0, 0, 1], 0).into(), threads: 1, ..Config::default() };
@@ -289,9 +289,9 @@ fn the_time_of_the_store_is_that_of_its_clients() {
     assert_eq!(ask("mg minute t\r\n"), "HD t60\r\n");
     assert_eq!(ask("mg date t\r\n"), "HD t4000000\r\n");
     assert!(ask("stats\r\n").contains("STAT time 1000000\r\n"));
-    clock.set(1_000_059);
+    clock.set(crate::common::at(1_000_059));
     assert_eq!(ask("mg minute t\r\n"), "HD t1\r\n");
-    clock.set(1_000_060);
+    clock.set(crate::common::at(1_000_060));
     assert_eq!(ask("mg minute t\r\n"), "EN\r\n");
 }
 
@@ -430,7 +430,7 @@ fn a_list_of_items_holds_nothing_while_the_client_does_not_read() {
 #[test]
 fn a_list_of_items_is_complete() {
     const KEYS: usize = 10_000;
-    let clock = Clock::manual(u64::from(NOW));
+    let clock = Clock::manual(crate::common::at(NOW));
     let options = Options::new().capacity(4 << 30).clock(clock);
     let map = Evermap::in_memory(options).unwrap().default_map();
     let mut session = TestSession::with(map, 1 << 20, 1000);

@@ -1,13 +1,17 @@
 //! The store as a policy.
 
 use std::ops::ControlFlow;
+use std::time::{Duration, SystemTime};
 
-use evermap::{Clock, Evermap, Map, Meta, Options};
+use evermap::{Clock, Evermap, Map, Options};
 
 use super::policies::Policy;
 use super::trace::Request;
 
-const BEGIN: u64 = 1_000_000;
+/// Returns the time that is this number of seconds after the first request.
+fn time(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
+}
 
 pub(crate) struct Store {
     map: Map,
@@ -21,7 +25,7 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new(bytes: u64, per_second: u64) -> evermap::Result<Self> {
-        let clock = Clock::manual(BEGIN);
+        let clock = Clock::manual(time(0));
         let options = Options::new().memory_limit(bytes).evict(true).clock(clock.clone()).seed(7);
         let map = Evermap::in_memory(options)?.default_map();
         Ok(Store { map, clock, value: vec![7; 1 << 20], per_second, most: 0 })
@@ -50,12 +54,12 @@ impl Policy for Store {
     }
 
     fn get(&mut self, request: &Request, now: u64) -> bool {
-        self.clock.set(BEGIN + now / self.per_second);
+        self.clock.set(time(now / self.per_second));
         if now.is_multiple_of(1_000) {
             self.most = self.most.max(self.map.stat().memory_used);
         }
         let mut hit = false;
-        let looked_up = self.map.find_many(&[request.key.to_le_bytes()], |_, found| {
+        let looked_up = self.map.cache().find_many(&[request.key.to_le_bytes()], |_, found| {
             hit = found.is_ok_and(|found| found.value_len() > 0);
             ControlFlow::Break(())
         });
@@ -65,9 +69,9 @@ impl Policy for Store {
 
     fn put(&mut self, request: &Request, now: u64) {
         let expiry =
-            (request.ttl > 0).then(|| BEGIN + now / self.per_second + u64::from(request.ttl));
+            (request.ttl > 0).then(|| time(now / self.per_second + u64::from(request.ttl)));
         let (key, value) = (request.key.to_le_bytes(), &self.value[..request.len as usize]);
-        let stored = self.map.put_with(key, value, Meta::new().with_expiry(expiry));
+        let stored = self.map.set(key).expires(expiry).put(value);
         stored.expect("a cache stores everything that fits");
     }
 }

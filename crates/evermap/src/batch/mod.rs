@@ -22,7 +22,7 @@ use crate::ops::atomic::sum;
 use crate::ops::read::LiveRecord;
 use crate::ordered::KeyEvent;
 use crate::record::control::Control;
-use crate::record::{Draft, control_of, encode_expiry, record_bytes};
+use crate::record::{Draft, control_of, record_bytes};
 use crate::{Error, Evermap, Item, Map, MapOptions, Meta, Outcome, Result};
 
 /// The maximum number of keys in a [`Batch`].
@@ -380,10 +380,7 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
         let mut meta = Meta::default();
         if let Some((record, control)) = &live {
             self.store.copy(key, record, &mut value)?;
-            meta = Meta::new()
-                .with_flags(record.flags())
-                .with_expiry(control.expiry())
-                .with_marks(control.marks);
+            meta = control.meta(record.flags());
         }
         Ok((self.added(live.is_some().then_some(&value[..]), delta)?, meta))
     }
@@ -410,7 +407,7 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
         let draft = store.reserve(
             key,
             value,
-            meta.flags,
+            meta.flags(),
             match old {
                 0 if !store.db.file.pool.medium().mutant("BA-2") => control_of(NOT_YET),
                 _ => control,
@@ -526,7 +523,7 @@ impl<M: Medium> Map<M> {
         for part in &batch.parts {
             if let Base::Put(value, meta) = &part.change.base {
                 ensure_length(value)?;
-                encode_expiry(meta.expires_at)?;
+                meta.expiry.encode()?;
             }
         }
         self.db.ensure_not_backed_up()?;

@@ -210,7 +210,7 @@ impl<M: Medium> Evermap<M> {
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", b"value")?;
-    /// map.touch(b"key", Some(1))?;
+    /// map.touch("key", std::time::SystemTime::UNIX_EPOCH)?;
     /// map.db().purge()?;
     /// assert_eq!(map.len(), 0);
     /// # Ok::<(), evermap::Error>(())
@@ -230,12 +230,13 @@ impl<M: Medium> Evermap<M> {
     /// On a file, a thread in the background does this about every second.
     ///
     /// ```
-    /// use evermap::{Clock, Evermap, Meta, Options};
-    /// let clock = Clock::manual(1_000);
+    /// use std::time::{Duration, SystemTime};
+    /// use evermap::{Clock, Evermap, Options};
+    /// let clock = Clock::manual(SystemTime::now());
     /// let map = Evermap::in_memory(Options::new().clock(clock.clone()))?.default_map();
-    /// map.put_with(b"session", b"alice", Meta::new().with_expiry(1_060))?;
+    /// map.set("session").expires(map.now() + Duration::from_secs(60)).put("alice")?;
     /// assert_eq!(map.db().purge_if_due()?, 0);
-    /// clock.set(1_060);
+    /// clock.advance(Duration::from_secs(60));
     /// assert_eq!(map.db().purge_if_due()?, 1);
     /// # Ok::<(), evermap::Error>(())
     /// ```

@@ -11,14 +11,15 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 
+use evermap_index::Visitor;
 use evermap_index::record::OFFSET_MASK;
-use evermap_index::{MutateMode, Visitor};
 use evermap_pm::region::OnSuspect;
 use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Medium, Pool};
 
 use crate::map::header::MapHeader;
 use crate::map::inner::{MapInner, MapState};
+use crate::ops::write::Condition;
 use crate::record::cas::lost;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::record::{Record, tombstone_of};
@@ -567,8 +568,7 @@ impl<M: Medium> Map<M> {
     /// space.
     fn insert_name(&self, name: &[u8], value: &[u8]) -> Result<()> {
         let name = self.key(name)?;
-        let absent = |found: Option<Record<'_, M>>| found.is_none();
-        match self.try_store(name, value, Meta::default(), MutateMode::MayInsert, None, &absent)? {
+        match self.try_store(name, value, Meta::default(), Condition::Absent, None)? {
             Outcome::Inserted { .. } => Ok(()),
             _ => unreachable!("the table is locked"),
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
 
 use evermap_index::Guard;
 use evermap_index::key::BytesRef;
@@ -9,6 +10,7 @@ use evermap_index::record::KEY_MAX;
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
+use crate::clock::time_of;
 use crate::maintenance::census::Count;
 use crate::map::inner::MapInner;
 use crate::record::access::AccessState;
@@ -66,19 +68,20 @@ impl<M: Medium> std::fmt::Debug for Map<M> {
 }
 
 impl<M: Medium> Map<M> {
-    /// Returns the time by which records expire, in seconds since 1970: that of
+    /// Returns the time by which records expire, in whole seconds: that of
     /// [`Options::clock`](crate::Options::clock).
     ///
     /// ```
-    /// use evermap::{Clock, Evermap, Meta, Options};
-    /// let options = Options::new().clock(Clock::manual(1_000));
-    /// let map = Evermap::in_memory(options)?.default_map();
-    /// assert_eq!(map.now(), 1_000);
-    /// map.put_with(b"key", b"value", Meta::new().with_expiry(map.now() + 60))?;
+    /// use std::time::{Duration, SystemTime};
+    /// use evermap::{Clock, Evermap, Options};
+    /// let noon = SystemTime::UNIX_EPOCH + Duration::from_secs(12 * 3600);
+    /// let map = Evermap::in_memory(Options::new().clock(Clock::manual(noon)))?.default_map();
+    /// assert_eq!(map.now(), noon);
+    /// map.set("key").expires(map.now() + Duration::from_secs(60)).put("value")?;
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    pub fn now(&self) -> u64 {
-        self.db.file.clock.now().into()
+    pub fn now(&self) -> SystemTime {
+        time_of(self.db.file.clock.now().into())
     }
 
     /// Returns the file that this map is in.
@@ -210,7 +213,7 @@ impl<M: Medium> Map<M> {
             let bytes = record_bytes(key.bytes.len(), value.len());
             self.ensure_room(self.db.file.pool.block_size(bytes))?;
         }
-        self.reserve(key, value, meta.flags, Control::of(&meta)?.encode())
+        self.reserve(key, value, meta.flags(), Control::of(&meta)?.encode())
     }
 
     /// The same whether or not there is room for it, and with a control word that may differ from

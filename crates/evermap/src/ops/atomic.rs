@@ -29,8 +29,8 @@ impl<M: Medium> Map<M> {
             // nothing.
             answer = sum(key.as_ref(), current.map(|item| item.value), delta.into());
             match answer {
-                Ok((_, sum)) => Edit::Value(sum.to_le_bytes().to_vec()),
-                Err(_) => Edit::Keep,
+                Ok((_, sum)) => Edit::Value(sum.to_le_bytes().to_vec()).into(),
+                Err(_) => Edit::Keep.into(),
             }
         })?;
         answer.map(|(before, _)| before)
@@ -76,8 +76,8 @@ impl<M: Medium> Map<M> {
 
     /// Changes `key` by an `edit` that always stores something. Returns the CAS id of the new
     /// record.
-    fn modify_to(&self, key: &[u8], edit: impl FnMut(Option<Item<'_>>) -> Edit) -> Result<u64> {
-        let outcome = self.modify_by(self.begin_change(key)?, edit)?;
+    fn modify_to(&self, key: &[u8], mut edit: impl FnMut(Option<Item<'_>>) -> Edit) -> Result<u64> {
+        let outcome = self.modify_by(self.begin_change(key)?, |item| edit(item).into())?;
         Ok(outcome.cas().expect("something was stored"))
     }
 }

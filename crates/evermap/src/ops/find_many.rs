@@ -1,25 +1,27 @@
 //! Looking up several keys without copying the values.
 
 use std::ops::ControlFlow;
+use std::time::SystemTime;
 
 use evermap_index::Guard;
 use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
+use crate::item::{Access, Marks};
 use crate::ops::read::{BATCH_KEYS, RECORDS_AHEAD, Walk};
 use crate::record::Record;
-use crate::record::access::PriorAccess;
 use crate::record::control::Control;
-use crate::{Item, Map, Marks, Result};
+use crate::{Item, Map, Result};
 
-/// A record that a lookup has found, and whose value has not been read: see [`Map::find_many`].
+/// A record that a lookup has found, and whose value has not been read: see
+/// [`CacheMap::find_many`](crate::cache::CacheMap::find_many).
 pub struct UnreadRecord<'r, M: Medium = Mapped> {
     map: &'r Map<M>,
     key: &'r [u8],
     record: Record<'r, M>,
     control: Control,
-    prior: PriorAccess,
+    prior: Access,
 }
 
 impl<M: Medium> UnreadRecord<'_, M> {
@@ -43,10 +45,9 @@ impl<M: Medium> UnreadRecord<'_, M> {
         self.record.cas()
     }
 
-    /// Returns the time at which the record expires, in seconds since 1970, or `None` if it does
-    /// not.
-    pub fn expires_at(&self) -> Option<u64> {
-        self.control.expiry()
+    /// Returns when the record expires, or `None` if it never does.
+    pub fn expires_at(&self) -> Option<SystemTime> {
+        self.control.expiry().time()
     }
 
     /// Returns the marks, as they were when the record was found.
@@ -54,14 +55,9 @@ impl<M: Medium> UnreadRecord<'_, M> {
         self.control.marks
     }
 
-    /// Returns whether it was read before this access: see [`Item::fetched`].
-    pub fn fetched(&self) -> bool {
-        self.prior.fetched
-    }
-
-    /// Returns the number of seconds since the last access before this one: see [`Item::idle`].
-    pub fn idle(&self) -> u32 {
-        self.prior.idle
+    /// Returns how it was accessed before.
+    pub fn access(&self) -> Access {
+        self.prior
     }
 
     /// Appends the value to `out` and verifies the copy. O(length), with one copy.
@@ -86,32 +82,8 @@ impl<M: Medium> UnreadRecord<'_, M> {
 }
 
 impl<M: Medium> Map<M> {
-    /// Looks up several keys with their cache misses overlapped, as [`get_many`](Map::get_many)
-    /// does, and leaves it to `each` whether and where to copy the values.
-    ///
-    /// Calls `each` with the position in `keys` and the record for each key that is present, in the
-    /// order of `keys`, or with the error if the record is damaged. Stops if `each` returns
-    /// [`ControlFlow::Break`]. A guard is held meanwhile, so `each` should be quick.
-    ///
-    /// ```
-    /// use std::ops::ControlFlow;
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"a", b"1")?;
-    /// map.put(b"c", b"3")?;
-    /// let mut reply = Vec::new();
-    /// map.find_many(&[b"a", b"b", b"c"], |at, record| {
-    ///     let record = record.unwrap();
-    ///     reply.extend_from_slice(format!("{at}:").as_bytes());
-    ///     record.append_to(&mut reply).unwrap();
-    ///     ControlFlow::Continue(())
-    /// })?;
-    /// assert_eq!(reply, b"0:12:3");
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`]; damaged records are reported to `each` instead.
-    pub fn find_many<K: AsRef<[u8]>>(
+    /// [`CacheMap::find_many`](crate::cache::CacheMap::find_many).
+    pub(crate) fn find_many<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
         mut each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
@@ -132,31 +104,8 @@ impl<M: Medium> Map<M> {
         Ok(())
     }
 
-    /// Calls `each` with the records of one page of the map, or with the error of a record or a
-    /// part of the index that is damaged. Returns the position of the next page, or `None` if this
-    /// was the last one. 0 is the position of the first page.
-    ///
-    /// A walk over all pages shows each record that is there throughout at least once, and twice
-    /// only if the index moves it meanwhile; [`for_each`](Map::for_each) shows it exactly once, but
-    /// has to run to its end. Nothing is held between two calls, so the caller may pause for any
-    /// time. A guard is held during the call, so `each` should be quick. No access is counted.
-    /// Expected O(records of the page), which are a few thousand at most.
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"a", b"1")?;
-    /// map.put(b"b", b"22")?;
-    /// let (mut bytes, mut next) = (0, Some(0));
-    /// while let Some(position) = next {
-    ///     next = map.find_page(position, |record| bytes += record.unwrap().value_len())?;
-    /// }
-    /// assert_eq!(bytes, 3);
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`]; damage is reported to `each` instead.
-    pub fn find_page(
+    /// [`CacheMap::find_page`](crate::cache::CacheMap::find_page).
+    pub(crate) fn find_page(
         &self,
         position: u64,
         mut each: impl FnMut(Result<UnreadRecord<'_, M>>),
@@ -192,7 +141,7 @@ impl<M: Medium> Map<M> {
         &self,
         keys: &[BytesRef<'_>],
         guard: &Guard<'_>,
-        prior: impl Fn(&Self, &Record<'_, M>) -> PriorAccess,
+        prior: impl Fn(&Self, &Record<'_, M>) -> Access,
         mut each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let mut words = [None; BATCH_KEYS];

@@ -10,6 +10,7 @@ pub(crate) mod read;
 pub(crate) mod reader;
 pub(crate) mod reentry;
 pub(crate) mod scan;
+pub(crate) mod set;
 pub(crate) mod space;
 pub(crate) mod stream;
 pub(crate) mod write;

@@ -10,11 +10,11 @@ use evermap_index::Guard;
 use evermap_index::key::BytesRef;
 use evermap_pm::Medium;
 
+use crate::item::Access;
 use crate::ops::read::{RECORDS_AHEAD, Walk};
 use crate::record::Record;
-use crate::record::access::PriorAccess;
 use crate::record::control::Control;
-use crate::{Error, Item, Map, Meta, Result};
+use crate::{Error, Item, Map, Result};
 
 /// Bytes of keys and values after which further values are copied when their turn comes.
 const AT_ONCE: usize = 256 << 10;
@@ -49,7 +49,7 @@ struct Copied {
 /// What is known of a record beside its key.
 enum Rest {
     /// Everything: its value is at this range in `values`.
-    Whole { value: Range<usize>, flags: u32, cas: u64, control: Control, prior: PriorAccess },
+    Whole { value: Range<usize>, flags: u32, cas: u64, control: Control, prior: Access },
     /// Nothing, because only its key is asked for.
     KeyOnly,
     /// Nothing yet.
@@ -100,9 +100,8 @@ impl<'s, M: Medium> Pages<'s, M> {
         let key = &self.keys[key.clone()];
         Ok(Some(match std::mem::replace(rest, Rest::Gone) {
             Rest::Whole { value, flags, cas, control, prior } => {
-                let meta = Meta::new().with_flags(flags).with_expiry(control.expiry());
-                let meta = meta.with_marks(control.marks);
-                Ok(Item::new(key, &self.values[value], cas, meta).with_access(prior))
+                let item = Item::new(key, &self.values[value], cas, control.meta(flags));
+                Ok(item.with_access(prior))
             }
             Rest::Unreadable(error) | Rest::Missing(error) => Err(*error),
             Rest::KeyOnly | Rest::Later | Rest::Gone => unreachable!("those are not found"),

@@ -15,9 +15,9 @@ use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
+use crate::item::Access;
 use crate::ops::pages::Pages;
 use crate::record::Record;
-use crate::record::access::PriorAccess;
 use crate::record::control::Control;
 use crate::{Error, Item, Map, Result};
 
@@ -77,7 +77,7 @@ impl<M: Medium> Map<M> {
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put_with(b"key", b"value", evermap::Meta::new().with_flags(7))?;
+    /// map.set("key").flags(7).put("value")?;
     /// assert_eq!(map.get_with(b"key", |item| item.flags)?, Some(7));
     /// # Ok::<(), evermap::Error>(())
     /// ```
@@ -92,35 +92,10 @@ impl<M: Medium> Map<M> {
         self.read_with(key.as_ref(), Self::accessed, read)
     }
 
-    /// Calls `read` with the whole record of `key`, as [`get_with`](Map::get_with) does, but does
-    /// not count as an access: whether and when the record is [evicted](crate::Options::evict) does
-    /// not change.
-    ///
-    /// ```
-    /// use evermap::{Evermap, Options};
-    /// let options = Options::new().memory_limit(64 << 20).evict(true);
-    /// let map = Evermap::in_memory(options)?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// assert_eq!(map.peek(b"key", |item| item.fetched)?, Some(false));
-    /// assert_eq!(map.get_with(b"key", |item| item.fetched)?, Some(false));
-    /// assert_eq!(map.peek(b"key", |item| item.fetched)?, Some(true));
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn peek<R>(
-        &self,
-        key: impl AsRef<[u8]>,
-        read: impl FnOnce(Item<'_>) -> R,
-    ) -> Result<Option<R>> {
-        self.read_with(key.as_ref(), Self::prior_access, read)
-    }
-
-    fn read_with<R>(
+    pub(crate) fn read_with<R>(
         &self,
         key: &[u8],
-        prior: impl FnOnce(&Self, &Record<'_, M>) -> PriorAccess,
+        prior: impl FnOnce(&Self, &Record<'_, M>) -> Access,
         read: impl FnOnce(Item<'_>) -> R,
     ) -> Result<Option<R>> {
         let key = self.key(key)?;
@@ -137,12 +112,12 @@ impl<M: Medium> Map<M> {
     /// Counts a read of `record`, which was found under a guard that is still held. Returns how it
     /// was read before.
     #[inline]
-    pub(crate) fn accessed(&self, record: &Record<'_, M>) -> PriorAccess {
-        if self.inner.evicts { self.count_access(record) } else { PriorAccess::default() }
+    pub(crate) fn accessed(&self, record: &Record<'_, M>) -> Access {
+        if self.inner.evicts { self.count_access(record) } else { Access::default() }
     }
 
     #[inline(never)]
-    fn count_access(&self, record: &Record<'_, M>) -> PriorAccess {
+    fn count_access(&self, record: &Record<'_, M>) -> Access {
         let (now, before) = (self.db.file.clock.coarse(), record.access());
         let after = before.after_read(now);
         // The guard of a forked child keeps no block from being used again.
@@ -153,10 +128,10 @@ impl<M: Medium> Map<M> {
     }
 
     /// Returns how a record was read, as [`accessed`](Map::accessed) does, without counting a read.
-    pub(crate) fn prior_access(&self, record: &Record<'_, M>) -> PriorAccess {
+    pub(crate) fn prior_access(&self, record: &Record<'_, M>) -> Access {
         match self.inner.evicts {
             true => record.access().prior(self.db.file.clock.coarse()),
-            false => PriorAccess::default(),
+            false => Access::default(),
         }
     }
 

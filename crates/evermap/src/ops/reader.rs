@@ -22,6 +22,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::NonNull;
+use std::time::SystemTime;
 
 use evermap_index::Guard;
 use evermap_index::key::BytesRef;
@@ -30,7 +31,7 @@ use evermap_pm::medium::Mapped;
 
 use crate::ops::read::MISMATCH;
 use crate::record::control::Control;
-use crate::{Error, Map, Marks, Result};
+use crate::{Error, Map, Meta, Result};
 
 impl<M: Medium> Map<M> {
     /// Returns the value of `key` without copying it, where that is safe: in a store in memory, and
@@ -165,14 +166,14 @@ impl ValueRef<'_> {
         self.cas
     }
 
-    /// Returns when the record expires, in seconds since 1970, or `None` if it never does.
-    pub fn expires_at(&self) -> Option<u64> {
-        self.control.expiry()
+    /// Returns when the record expires, or `None` if it never does.
+    pub fn expires_at(&self) -> Option<SystemTime> {
+        self.control.expiry().time()
     }
 
-    /// Returns the caller's own marks, as they were when the record was found.
-    pub fn marks(&self) -> Marks {
-        self.control.marks
+    /// Returns what is stored beside the value: flags, expiry and marks.
+    pub fn meta(&self) -> Meta {
+        self.control.meta(self.flags)
     }
 
     /// Returns the bytes as a vector, and ends the guard. Copies them unless they are a copy

@@ -42,19 +42,8 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// [`Error::Source`] if reading `source` fails, [`Error::ValueLength`] if it ends too early;
     /// and those of a mutation, see [`Map`]. Nothing has changed then.
-    pub fn put_from(&self, key: impl AsRef<[u8]>, len: usize, mut source: impl Read) -> Result<()> {
-        let mut writer = self.value_writer(key, len, Meta::default())?;
-        let mut piece = vec![0; len.min(PIECE)];
-        while writer.remaining() > 0 {
-            let wanted = writer.remaining().min(PIECE);
-            match source.read(&mut piece[..wanted]) {
-                Ok(0) => break,
-                Ok(read) => writer.append(&piece[..read])?,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => return Err(Error::Source { read: writer.written(), source }),
-            }
-        }
-        writer.finish().map(drop)
+    pub fn put_from(&self, key: impl AsRef<[u8]>, len: usize, source: impl Read) -> Result<()> {
+        self.set(key).put_from(len, source).map(drop)
     }
 
     /// Begins to write a value of `len` bytes for `key`; see [`ValueWriter`]. Takes its space now.
@@ -63,7 +52,7 @@ impl<M: Medium> Map<M> {
     /// ```
     /// use std::io::Write;
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// let mut writer = map.value_writer(b"key", 11, evermap::Meta::default())?;
+    /// let mut writer = map.value_writer("key", 11)?;
     /// write!(writer, "{}, ", "hello")?;
     /// write!(writer, "{}", "you!")?;
     /// assert_eq!(map.get(b"key")?, None);
@@ -74,23 +63,8 @@ impl<M: Medium> Map<M> {
     ///
     /// # Errors
     /// See [`Map`].
-    pub fn value_writer(
-        &self,
-        key: impl AsRef<[u8]>,
-        len: usize,
-        meta: Meta,
-    ) -> Result<ValueWriter<'_, M>> {
-        if len > VALUE_MAX {
-            return Err(Error::ValueTooLong { len, max: VALUE_MAX });
-        }
-        let meta = (meta.flags, Control::of(&meta)?.encode());
-        let named = self.begin_change(key.as_ref())?;
-        let record = self.db.with_space(|| {
-            let _guard = self.enter_writing()?;
-            self.ensure_room(self.db.file.pool.block_size(record_bytes(key.as_ref().len(), len)))?;
-            PartialRecord::reserve(&self.db.file.pool, &self.db.file.partial, named.bytes, len)
-        })?;
-        Ok(ValueWriter { store: self, key: key.as_ref().to_vec(), meta, record: Some(record) })
+    pub fn value_writer(&self, key: impl AsRef<[u8]>, len: usize) -> Result<ValueWriter<'_, M>> {
+        self.set(key).value_writer(len)
     }
 
     /// Begins to read the value of `key` piece by piece, or returns `None` if the key is absent;
@@ -166,7 +140,37 @@ pub struct ValueWriter<'s, M: Medium = Mapped> {
     record: Option<PartialRecord>,
 }
 
-impl<M: Medium> ValueWriter<'_, M> {
+impl<'s, M: Medium> ValueWriter<'s, M> {
+    /// Takes the space of a value of `len` bytes.
+    pub(crate) fn begin(store: &'s Map<M>, key: &[u8], len: usize, meta: Meta) -> Result<Self> {
+        if len > VALUE_MAX {
+            return Err(Error::ValueTooLong { len, max: VALUE_MAX });
+        }
+        let meta = (meta.flags(), Control::of(&meta)?.encode());
+        let named = store.begin_change(key)?;
+        let record = store.db.with_space(|| {
+            let _guard = store.enter_writing()?;
+            store.ensure_room(store.db.file.pool.block_size(record_bytes(key.len(), len)))?;
+            PartialRecord::reserve(&store.db.file.pool, &store.db.file.partial, named.bytes, len)
+        })?;
+        Ok(ValueWriter { store, key: key.to_vec(), meta, record: Some(record) })
+    }
+
+    /// Writes what is still missing, as far as `source` has it.
+    pub(crate) fn fill_from(&mut self, mut source: impl Read) -> Result<()> {
+        let mut piece = vec![0; self.remaining().min(PIECE)];
+        while self.remaining() > 0 {
+            let wanted = self.remaining().min(PIECE);
+            match source.read(&mut piece[..wanted]) {
+                Ok(0) => break,
+                Ok(read) => self.append(&piece[..read])?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(Error::Source { read: self.written(), source }),
+            }
+        }
+        Ok(())
+    }
+
     /// Returns how many bytes have been written.
     pub fn written(&self) -> usize {
         self.record.as_ref().map_or(0, PartialRecord::written)

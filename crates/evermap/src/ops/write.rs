@@ -7,51 +7,29 @@ use evermap_index::record::HEAD;
 use evermap_index::{Guard, MutateMode};
 use evermap_pm::Medium;
 
+use crate::item::{Access, CacheEdit, Marks};
 use crate::ops::commit::Verdict;
 use crate::ops::read::LiveRecord;
-use crate::record::access::PriorAccess;
+use crate::record::Record;
 use crate::record::control::Control;
-use crate::record::{Record, encode_expiry};
-use crate::{Edit, Expiry, Item, Map, Marks, Meta, Outcome, Result};
+use crate::{Edit, Expiry, Item, Map, Meta, Outcome, Result};
 
 impl<M: Medium> Map<M> {
     /// Binds `key` to `value`, whether or not it is present. Expected O(1).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// assert_eq!(map.get(b"key")?.as_deref(), Some(&b"value"[..]));
+    /// map.put("key", "value")?;
+    /// assert_eq!(map.get("key")?.as_deref(), Some(&b"value"[..]));
     /// # Ok::<(), evermap::Error>(())
     /// ```
+    ///
+    /// [`set`](Map::set) does so with flags or an expiry, and returns the CAS id of the new record.
     ///
     /// # Errors
     /// See [`Map`].
     pub fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.put_with(key, value, Meta::default()).map(drop)
-    }
-
-    /// Binds `key` to `value` with flags and expiry, whether or not it is present. Returns the CAS
-    /// id of the new record. Expected O(1).
-    ///
-    /// ```
-    /// use evermap::Meta;
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// let cas = map.put_with(b"key", b"value", Meta::new().with_flags(7))?;
-    /// assert_eq!(map.get_with(b"key", |item| (item.flags, item.cas))?, Some((7, cas)));
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn put_with(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-        meta: Meta,
-    ) -> Result<u64> {
-        let outcome =
-            self.store(key.as_ref(), value.as_ref(), meta, MutateMode::MayInsert, None, |_| true)?;
-        Ok(outcome.cas().expect("something was stored"))
+        self.set(key).put(value).map(drop)
     }
 
     /// Binds `key` to `value`, and returns the value that it had before, or `None` if it was
@@ -59,8 +37,8 @@ impl<M: Medium> Map<M> {
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// assert_eq!(map.insert(b"key", b"value")?, None);
-    /// assert_eq!(map.insert(b"key", b"other")?, Some(b"value".to_vec()));
+    /// assert_eq!(map.insert("key", "value")?, None);
+    /// assert_eq!(map.insert("key", "other")?, Some(b"value".to_vec()));
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
@@ -73,29 +51,7 @@ impl<M: Medium> Map<M> {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> Result<Option<Vec<u8>>> {
-        self.insert_with(key, value, Meta::default())
-    }
-
-    /// [`insert`](Map::insert) with flags and expiry.
-    ///
-    /// # Errors
-    /// See [`insert`](Map::insert).
-    pub fn insert_with(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-        meta: Meta,
-    ) -> Result<Option<Vec<u8>>> {
-        let mut old = OldValue::default();
-        let stored = self.store(
-            key.as_ref(),
-            value.as_ref(),
-            meta,
-            MutateMode::MayInsert,
-            Some(&mut old),
-            |_| true,
-        )?;
-        Ok(old.of(stored))
+        self.set(key).insert(value)
     }
 
     /// Binds `key` to `value` if it is absent. Returns [`Outcome::Inserted`], or [`Outcome::Kept`]
@@ -104,54 +60,30 @@ impl<M: Medium> Map<M> {
     /// ```
     /// use evermap::Outcome;
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// assert!(matches!(map.try_insert(b"key", b"value")?, Outcome::Inserted { .. }));
-    /// assert!(matches!(map.try_insert(b"key", b"other")?, Outcome::Kept { .. }));
+    /// assert!(matches!(map.try_insert("key", "value")?, Outcome::Inserted { .. }));
+    /// assert!(matches!(map.try_insert("key", "other")?, Outcome::Kept { .. }));
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
     /// See [`Map`].
     pub fn try_insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Outcome> {
-        self.try_insert_with(key, value, Meta::default())
-    }
-
-    /// [`try_insert`](Map::try_insert) with flags and expiry.
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn try_insert_with(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-        meta: Meta,
-    ) -> Result<Outcome> {
-        self.store(key.as_ref(), value.as_ref(), meta, MutateMode::MayInsert, None, |found| {
-            found.is_none()
-        })
+        self.set(key).try_insert(value)
     }
 
     /// Returns the value of `key`; if it is absent, binds it to `value` first. Expected O(1).
     ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// assert_eq!(map.get_or_insert(b"key", b"value")?, b"value");
-    /// assert_eq!(map.get_or_insert(b"key", b"other")?, b"value");
+    /// assert_eq!(map.get_or_insert("key", "value")?, b"value");
+    /// assert_eq!(map.get_or_insert("key", "other")?, b"value");
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
     /// See [`Map`].
     pub fn get_or_insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Vec<u8>> {
-        let (mut old, meta) = (OldValue::default(), Meta::default());
-        let stored = self.store(
-            key.as_ref(),
-            value.as_ref(),
-            meta,
-            MutateMode::MayInsert,
-            Some(&mut old),
-            |found| found.is_none(),
-        )?;
-        Ok(old.of(stored).unwrap_or_else(|| value.as_ref().to_vec()))
+        self.set(key).get_or_insert(value)
     }
 
     /// Binds `key` to `value` if it is present. Returns [`Outcome::Updated`] or
@@ -160,42 +92,26 @@ impl<M: Medium> Map<M> {
     /// ```
     /// use evermap::Outcome;
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// assert_eq!(map.replace(b"key", b"value")?, Outcome::Absent);
-    /// map.put(b"key", b"value")?;
-    /// assert!(map.replace(b"key", b"other")?.stored().is_some());
+    /// assert_eq!(map.replace("key", "value")?, Outcome::Absent);
+    /// map.put("key", "value")?;
+    /// assert!(map.replace("key", "other")?.stored().is_some());
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
     /// # Errors
     /// See [`Map`].
     pub fn replace(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Outcome> {
-        self.replace_with(key, value, Meta::default())
-    }
-
-    /// [`replace`](Map::replace) with flags and expiry.
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn replace_with(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-        meta: Meta,
-    ) -> Result<Outcome> {
-        self.store(key.as_ref(), value.as_ref(), meta, MutateMode::ExistingOnly, None, |found| {
-            found.is_some()
-        })
+        self.set(key).replace(value)
     }
 
     /// Binds `key` to `value` if its record has this CAS id. Returns [`Outcome::Updated`],
     /// [`Outcome::Kept`] with the CAS id that is there, or [`Outcome::Absent`]. Expected O(1).
     ///
     /// ```
-    /// use evermap::Meta;
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// let cas = map.put_with(b"key", b"value", Meta::new())?;
-    /// assert!(map.compare_exchange(b"key", cas, b"next")?.stored().is_some());
-    /// assert!(map.compare_exchange(b"key", cas, b"late")?.stored().is_none());
+    /// let cas = map.set("key").put("value")?;
+    /// assert!(map.compare_exchange("key", cas, "next")?.stored().is_some());
+    /// assert!(map.compare_exchange("key", cas, "late")?.stored().is_none());
     /// # Ok::<(), evermap::Error>(())
     /// ```
     ///
@@ -207,66 +123,20 @@ impl<M: Medium> Map<M> {
         cas: u64,
         value: impl AsRef<[u8]>,
     ) -> Result<Outcome> {
-        self.compare_exchange_with(key, cas, value, Meta::default())
+        self.set(key).compare_exchange(cas, value)
     }
 
-    /// [`compare_exchange`](Map::compare_exchange) with flags and expiry.
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn compare_exchange_with(
-        &self,
-        key: impl AsRef<[u8]>,
-        cas: u64,
-        value: impl AsRef<[u8]>,
-        meta: Meta,
-    ) -> Result<Outcome> {
-        self.compare_exchange_unless(key, cas, Marks::NONE, value, meta)
-    }
-
-    /// [`compare_exchange_with`](Map::compare_exchange_with), unless the record has any of these
-    /// marks. It is kept then, whatever its CAS id.
-    ///
-    /// ```
-    /// use evermap::{Marks, Meta, Outcome};
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// let held = Marks::from_bits_truncate(1);
-    /// let cas = map.put_with(b"key", b"value", Meta::new().with_marks(held))?;
-    /// let kept = map.compare_exchange_unless(b"key", cas, held, b"next", Meta::new())?;
-    /// assert_eq!(kept, Outcome::Kept { cas });
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn compare_exchange_unless(
-        &self,
-        key: impl AsRef<[u8]>,
-        cas: u64,
-        marks: Marks,
-        value: impl AsRef<[u8]>,
-        meta: Meta,
-    ) -> Result<Outcome> {
-        self.store(key.as_ref(), value.as_ref(), meta, MutateMode::ExistingOnly, None, |found| {
-            found.is_some_and(|record| {
-                let has = || record.control().unwrap_or_default().marks;
-                record.cas() == cas && !has().intersects(marks)
-            })
-        })
-    }
-
-    /// Stores a record if `allowed`, given the live one. Copies the value of the live one to `old`.
-    fn store(
+    /// Stores a record under this condition. Copies the value of the one that is there to `old`.
+    pub(crate) fn store(
         &self,
         key: &[u8],
         value: &[u8],
         meta: Meta,
-        mode: MutateMode,
-        mut old: Option<&mut OldValue>,
-        allowed: impl Fn(Option<Record<'_, M>>) -> bool,
+        condition: Condition,
+        mut old: Option<&mut Vec<u8>>,
     ) -> Result<Outcome> {
         let key = self.begin_change(key)?;
-        self.db.with_space(|| self.try_store(key, value, meta, mode, old.as_deref_mut(), &allowed))
+        self.db.with_space(|| self.try_store(key, value, meta, condition, old.as_deref_mut()))
     }
 
     /// [`store`](Map::store) without waiting for space.
@@ -275,9 +145,8 @@ impl<M: Medium> Map<M> {
         key: BytesRef<'_>,
         value: &[u8],
         meta: Meta,
-        mode: MutateMode,
-        old: Option<&mut OldValue>,
-        allowed: &impl Fn(Option<Record<'_, M>>) -> bool,
+        condition: Condition,
+        old: Option<&mut Vec<u8>>,
     ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
         // What the index has about the key arrives while the record is written.
@@ -286,9 +155,9 @@ impl<M: Medium> Map<M> {
         draft.persist();
         self.inner.index.prefetch_record(key, HEAD);
         let (mut found, mut stored) = (None, false);
-        self.commit(key, mode, &guard, Some(&draft), &mut |live| {
+        self.commit(key, condition.mode(), &guard, Some(&draft), &mut |live| {
             found = live.map(|record| (record.cas(), record.word()));
-            stored = allowed(live);
+            stored = condition.allows(live);
             if stored { Verdict::Publish } else { Verdict::Keep }
         })?;
         if let (Some(old), Some((_, word))) = (old, found) {
@@ -306,11 +175,11 @@ impl<M: Medium> Map<M> {
     /// Copies the value of a record that was live when its key was locked. The caller has held a
     /// guard since before, so that the record is still in its place even if it was replaced or
     /// removed.
-    fn copy_old(&self, key: BytesRef<'_>, word: u64, old: &mut OldValue) -> Result<()> {
+    fn copy_old(&self, key: BytesRef<'_>, word: u64, old: &mut Vec<u8>) -> Result<()> {
         let record = Record::at(self.db.file.pool.medium(), word)
             .map_err(|what| self.damaged_at(key, word, what))?;
-        old.0.clear();
-        self.copy(key.bytes, &record, &mut old.0)
+        old.clear();
+        self.copy(key.bytes, &record, old)
     }
 
     /// Removes `key`, and does not look at its value. Returns `true` if it was present. Expected
@@ -345,18 +214,18 @@ impl<M: Medium> Map<M> {
     /// See [`Map`]. If the value is damaged, this returns
     /// [`Error::Damaged`](crate::Error::Damaged), and the key is removed nevertheless.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
-        let (key, mut old) = (self.begin_change(key.as_ref())?, OldValue::default());
+        let (key, mut old) = (self.begin_change(key.as_ref())?, Vec::new());
         let outcome = self.unbind(key, Some(&mut old), None)?;
-        Ok((outcome == Outcome::Removed).then_some(old.0))
+        Ok((outcome == Outcome::Removed).then_some(old))
     }
 
     /// Removes `key` if its record has this CAS id. Returns [`Outcome::Removed`], [`Outcome::Kept`]
     /// with the CAS id that is there, or [`Outcome::Absent`]. Expected O(1).
     ///
     /// ```
-    /// use evermap::{Meta, Outcome};
+    /// use evermap::Outcome;
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// let cas = map.put_with(b"key", b"value", Meta::default())?;
+    /// let cas = map.set("key").put("value")?;
     /// assert_eq!(map.remove_if(b"key", cas + 1)?, Outcome::Kept { cas });
     /// assert_eq!(map.remove_if(b"key", cas)?, Outcome::Removed);
     /// # Ok::<(), evermap::Error>(())
@@ -373,7 +242,7 @@ impl<M: Medium> Map<M> {
     pub(crate) fn unbind(
         &self,
         key: BytesRef<'_>,
-        old: Option<&mut OldValue>,
+        old: Option<&mut Vec<u8>>,
         expected: Option<u64>,
     ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
@@ -417,33 +286,20 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// See [`Map`].
     pub fn touch(&self, key: impl AsRef<[u8]>, expiry: impl Into<Expiry>) -> Result<bool> {
-        let expires_at = encode_expiry(expiry.into().seconds())?;
+        let expires_at = expiry.into().encode()?;
         let (key, guard) = (self.begin_change(key.as_ref())?, self.enter_writing()?);
         Ok(self.touch_under(key, expires_at, &guard)?.is_some())
     }
 
-    /// Changes when `key` expires, as [`touch`](Map::touch) does, and calls `read` with its record.
-    /// Returns what `read` returns, or `None` if the key is absent.
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// let hour = std::time::Duration::from_secs(3600);
-    /// let length = map.get_and_touch("key", hour, |item| item.value.len())?;
-    /// assert_eq!(length, Some(5));
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn get_and_touch<R>(
+    /// [`CacheMap::get_and_touch`](crate::cache::CacheMap::get_and_touch).
+    pub(crate) fn touch_and_read<R>(
         &self,
-        key: impl AsRef<[u8]>,
-        expiry: impl Into<Expiry>,
+        key: &[u8],
+        expiry: Expiry,
         read: impl FnOnce(Item<'_>) -> R,
     ) -> Result<Option<R>> {
-        let expires_at = encode_expiry(expiry.into().seconds())?;
-        let (key, guard) = (self.begin_change(key.as_ref())?, self.enter_writing()?);
+        let expires_at = expiry.encode()?;
+        let (key, guard) = (self.begin_change(key)?, self.enter_writing()?);
         let touched = self.touch_under(key, expires_at, &guard)?;
         let Some(((record, control), prior)) = touched else { return Ok(None) };
         let mut value = Vec::new();
@@ -458,7 +314,7 @@ impl<M: Medium> Map<M> {
         key: BytesRef<'_>,
         expires_at: u32,
         guard: &'g Guard<'_>,
-    ) -> Result<Option<(LiveRecord<'g, M>, PriorAccess)>> {
+    ) -> Result<Option<(LiveRecord<'g, M>, Access)>> {
         let mut touched = None;
         let done = self.commit(key, MutateMode::ExistingOnly, guard, None, &mut |live| {
             if let Some(record) = live
@@ -518,7 +374,16 @@ impl<M: Medium> Map<M> {
         key: impl AsRef<[u8]>,
         mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
     ) -> Result<Option<u64>> {
-        let key = self.begin_change(key.as_ref())?;
+        self.modify_guarded(key.as_ref(), |item| edit(item).into())
+    }
+
+    /// [`modify`](Map::modify) by any edit.
+    pub(crate) fn modify_guarded(
+        &self,
+        key: &[u8],
+        mut edit: impl FnMut(Option<Item<'_>>) -> CacheEdit,
+    ) -> Result<Option<u64>> {
+        let key = self.begin_change(key)?;
         let outcome = self.modify_by(key, |item| {
             let _edit = self.begin_edit(key);
             edit(item)
@@ -557,7 +422,7 @@ impl<M: Medium> Map<M> {
     pub(crate) fn modify_by(
         &self,
         key: BytesRef<'_>,
-        mut edit: impl FnMut(Option<Item<'_>>) -> Edit,
+        mut edit: impl FnMut(Option<Item<'_>>) -> CacheEdit,
     ) -> Result<Outcome> {
         self.db.with_space(|| {
             loop {
@@ -572,7 +437,7 @@ impl<M: Medium> Map<M> {
     fn try_modify(
         &self,
         key: BytesRef<'_>,
-        edit: &mut impl FnMut(Option<Item<'_>>) -> Edit,
+        edit: &mut impl FnMut(Option<Item<'_>>) -> CacheEdit,
     ) -> Result<Option<Outcome>> {
         // The guard keeps the record that was seen from being reused, so that its word means the
         // same record as long as it is compared.
@@ -589,28 +454,25 @@ impl<M: Medium> Map<M> {
             }
         };
         let (version, item) = seen.unzip();
+        let meta = item.map_or_else(Meta::default, |item| item.meta());
         let (new, meta, then) = match edit(item) {
-            Edit::Keep => {
+            CacheEdit::Edit(Edit::Keep) => {
                 let kept = item.map_or(Outcome::Absent, |item| Outcome::Kept { cas: item.cas });
                 return Ok(Some(kept));
             }
-            Edit::Remove | Edit::Mark { .. } if item.is_none() => return Ok(Some(Outcome::Absent)),
-            Edit::Remove => (None, Meta::default(), Then::Remove),
-            Edit::Mark { expires_at, marks } => {
-                let control = Control { expires_at: encode_expiry(expires_at)?, marks };
+            CacheEdit::Edit(Edit::Remove) | CacheEdit::Mark { .. } if item.is_none() => {
+                return Ok(Some(Outcome::Absent));
+            }
+            CacheEdit::Edit(Edit::Remove) => (None, meta, Then::Remove),
+            CacheEdit::Mark { expiry, marks } => {
+                let control = Control { expires_at: expiry.encode()?, marks };
                 return self.try_mark(key, version, control, &guard);
             }
-            edit => {
-                let meta = item.map_or_else(Meta::default, |item| item.meta());
-                match edit {
-                    Edit::Value(new) => (Some(new), meta, Then::PublishTouched),
-                    Edit::MarkedValue(new, marks) => {
-                        (Some(new), meta.with_marks(marks), Then::PublishMarked(marks))
-                    }
-                    Edit::Record(new, meta) => (Some(new), meta, Then::Publish),
-                    Edit::Keep | Edit::Remove | Edit::Mark { .. } => unreachable!("matched above"),
-                }
+            CacheEdit::Edit(Edit::Value(new)) => (Some(new), meta, Then::PublishTouched),
+            CacheEdit::MarkedValue(new, marks) => {
+                (Some(new), meta.with_marks(marks), Then::PublishMarked(marks))
             }
+            CacheEdit::Edit(Edit::Record(new, meta)) => (Some(new), meta, Then::Publish),
         };
         let draft = new.as_ref().map(|new| self.draft(key, new, meta)).transpose()?;
         // A change of what is there is an access, and not a new record.
@@ -691,12 +553,12 @@ impl<M: Medium> Map<M> {
     /// ```
     /// use std::time::{Duration, SystemTime};
     /// use evermap::{Clock, Evermap, Options};
-    /// let clock = Clock::manual(1_000);
+    /// let clock = Clock::manual(SystemTime::now());
     /// let map = Evermap::in_memory(Options::new().clock(clock.clone()))?.default_map();
     /// map.put("key", "value")?;
-    /// map.expire_all_at(SystemTime::UNIX_EPOCH + Duration::from_secs(1_060))?;
+    /// map.expire_all_at(map.now() + Duration::from_secs(60))?;
     /// assert!(map.contains("key")?);
-    /// clock.set(1_060);
+    /// clock.advance(Duration::from_secs(60));
     /// assert!(!map.contains("key")?);
     /// # Ok::<(), evermap::Error>(())
     /// ```
@@ -704,7 +566,7 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// See [`Map`].
     pub fn expire_all_at(&self, time: SystemTime) -> Result<()> {
-        self.flush(Some(encode_expiry(Expiry::from(time).seconds())?))
+        self.flush(Some(Expiry::from(time).encode()?))
     }
 
     fn flush(&self, at: Option<u32>) -> Result<()> {
@@ -713,6 +575,42 @@ impl<M: Medium> Map<M> {
             self.has_flushed();
         }
         Ok(())
+    }
+}
+
+/// What has to be there for a record to be stored.
+#[derive(Clone, Copy)]
+pub(crate) enum Condition {
+    /// Whatever is there.
+    Any,
+    Absent,
+    Present,
+    /// A record with this CAS id and none of these marks.
+    Version {
+        cas: u64,
+        unmarked: Marks,
+    },
+}
+
+impl Condition {
+    fn mode(self) -> MutateMode {
+        match self {
+            Condition::Any | Condition::Absent => MutateMode::MayInsert,
+            Condition::Present | Condition::Version { .. } => MutateMode::ExistingOnly,
+        }
+    }
+
+    /// Returns `true` if it holds, given the live record.
+    fn allows<M: Medium>(self, found: Option<Record<'_, M>>) -> bool {
+        match self {
+            Condition::Any => true,
+            Condition::Absent => found.is_none(),
+            Condition::Present => found.is_some(),
+            Condition::Version { cas, unmarked } => found.is_some_and(|record| {
+                let has = || record.control().unwrap_or_default().marks;
+                record.cas() == cas && !has().intersects(unmarked)
+            }),
+        }
     }
 }
 
@@ -766,20 +664,6 @@ impl Then {
             (Then::Publish | Then::PublishTouched | Then::PublishMarked(_), _) => {
                 Some(Verdict::Publish)
             }
-        }
-    }
-}
-
-/// The value that a key had before a mutation.
-#[derive(Default)]
-pub(crate) struct OldValue(Vec<u8>);
-
-impl OldValue {
-    /// Returns the value, given how the mutation ended.
-    fn of(self, outcome: Outcome) -> Option<Vec<u8>> {
-        match outcome {
-            Outcome::Updated { .. } | Outcome::Kept { .. } | Outcome::Removed => Some(self.0),
-            Outcome::Inserted { .. } | Outcome::Absent => None,
         }
     }
 }

@@ -19,6 +19,10 @@
 //! nothing has accessed or passed for longer seems to have been accessed more recently, which is
 //! shown to a caller that asks, and changes nothing else.
 
+use std::time::Duration;
+
+use crate::item::Access;
+
 /// The largest frequency.
 const FREQUENCY_MAX: u16 = 3;
 const FETCHED: u16 = 1 << 2;
@@ -35,14 +39,6 @@ const LONG: u32 = 7 * 3600;
 /// How a record was read: see the [module](self).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccessState(u16);
-
-/// How a record was read before the access that shows it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PriorAccess {
-    pub(crate) fetched: bool,
-    /// Seconds since then; 0 if that is not known.
-    pub(crate) idle: u32,
-}
 
 fn time_code(now: u32) -> u16 {
     (1 + now / UNIT % PERIOD) as u16
@@ -90,8 +86,9 @@ impl AccessState {
     }
 
     /// Returns what a caller sees of it.
-    pub(crate) fn prior(self, now: u32) -> PriorAccess {
-        PriorAccess { fetched: self.is_fetched(), idle: self.idle(now) }
+    pub(crate) fn prior(self, now: u32) -> Access {
+        let idle = Duration::from_secs(self.idle(now).into());
+        Access { fetched: self.is_fetched(), idle }
     }
 
     /// Returns the state after a read.

@@ -18,9 +18,9 @@
 //! A record without marks has the word that it had before there were marks, so a file that was
 //! written then means the same now. A program from then reports a marked record as damaged.
 
+use crate::item::Marks;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
-use crate::record::{decode_expiry, encode_expiry};
-use crate::{Marks, Meta, Result};
+use crate::{Expiry, Meta, Result};
 
 const MARKS_SHIFT: u32 = 33;
 const UNFLUSHED: u64 = 1 << 36;
@@ -45,7 +45,7 @@ impl Control {
     /// # Errors
     /// [`Error::ExpiryTooLate`](crate::Error::ExpiryTooLate).
     pub(crate) fn of(meta: &Meta) -> Result<Self> {
-        Ok(Control { expires_at: encode_expiry(meta.expires_at)?, marks: meta.marks })
+        Ok(Control { expires_at: meta.expiry.encode()?, marks: meta.marks() })
     }
 
     /// Returns the control word.
@@ -75,10 +75,16 @@ impl Control {
             .then_some(Control { expires_at: value as u32, marks })
     }
 
-    /// Returns the expiry as the caller sees it.
+    /// Returns when the record expires.
     #[inline]
-    pub(crate) fn expiry(self) -> Option<u64> {
-        decode_expiry(self.expires_at)
+    pub(crate) fn expiry(self) -> Expiry {
+        Expiry::decode(self.expires_at)
+    }
+
+    /// Returns what is stored beside the value of a record with these flags.
+    #[inline]
+    pub(crate) fn meta(self, flags: u32) -> Meta {
+        Meta::new().with_flags(flags).with_expiry(self.expiry()).with_marks(self.marks)
     }
 }
 

@@ -30,7 +30,7 @@ use evermap_pm::{Medium, PmU64, Pool};
 use crate::record::access::AccessState;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::record::control::{Control, is_unflushed};
-use crate::{Error, Item, Meta, Result};
+use crate::{Error, Item, Result};
 
 /// The maximum length of a value, bytes: 1 GiB. A large value takes neighbouring units of the file
 /// for itself.
@@ -48,29 +48,6 @@ pub(crate) fn record_bytes(key: usize, value: usize) -> u64 {
 
 fn word_of(offset: u64, cas: u64) -> u64 {
     offset | cas << TAG_SHIFT
-}
-
-/// The latest expiry of a record, in seconds since 1970: in February 2106. In the file it has 32
-/// bits.
-pub const EXPIRY_MAX: u64 = u32::MAX as u64;
-
-/// Returns an expiry as it is stored: 0 is never. An expiry of 0 is stored as 1.
-///
-/// # Errors
-/// [`Error::ExpiryTooLate`].
-pub(crate) fn encode_expiry(expires_at: Option<u64>) -> Result<u32> {
-    match expires_at {
-        None => Ok(0),
-        Some(at) => {
-            u32::try_from(at.max(1)).map_err(|_| Error::ExpiryTooLate { at, max: EXPIRY_MAX })
-        }
-    }
-}
-
-/// Returns an expiry as the caller sees it.
-#[inline]
-pub(crate) fn decode_expiry(stored: u32) -> Option<u64> {
-    (stored != 0).then_some(u64::from(stored))
 }
 
 /// Returns the control word of a live record without marks.
@@ -623,8 +600,7 @@ impl<'m, M: Medium> Record<'m, M> {
 
     /// Returns an item around copies of key and value.
     pub(crate) fn item<'a>(&self, key: &'a [u8], value: &'a [u8], control: Control) -> Item<'a> {
-        let meta = Meta::new().with_flags(self.flags()).with_expiry(control.expiry());
-        Item::new(key, value, self.cas, meta.with_marks(control.marks))
+        Item::new(key, value, self.cas, control.meta(self.flags()))
     }
 
     /// Returns the error that reports that this record is damaged.
@@ -660,7 +636,7 @@ mod tests {
         for key_len in 0..20 {
             for value_len in (0..20).chain([80]) {
                 let (key, value) = (&bytes[..key_len], &bytes[20..20 + value_len]);
-                let marks = crate::Marks::from_bits_truncate(5);
+                let marks = crate::item::Marks::from_bits_truncate(5);
                 let control = Control { expires_at: 77, marks };
                 let meta = (0xdead_beef, control);
                 let draft = Draft::new(&pool, OWNER, key, value, meta, 0x1_2345).unwrap();

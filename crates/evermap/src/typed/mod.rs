@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::counted;
-use crate::{Batch, Error, Item, Iter, KeyRange, Map, Meta, Outcome, Result, Scan};
+use crate::{Batch, Error, Expiry, Item, Iter, KeyRange, Map, Outcome, Result, Scan, Set};
 
 pub use key::{DecodeKey, EncodeKey};
 
@@ -127,31 +127,24 @@ impl<K: DecodeKey, V: Serialize + DeserializeOwned, M: Medium> TypedMap<K, V, M>
     where
         K: Borrow<Q>,
     {
-        let key = encoded(key);
-        self.map.put(&key, encoded_value(&key, value)?)
+        self.set(key).put(value).map(drop)
     }
 
-    /// Binds `key` to `value` with flags and expiry, whatever was there. Returns the CAS id of the
-    /// new record.
+    /// Begins to store a value with flags or an expiry: see [`TypedSet`].
     ///
     /// ```
     /// use std::time::Duration;
-    /// use evermap::Meta;
     /// # use evermap::{Evermap, Options, TypedMap};
     /// # let map = Evermap::in_memory(Options::new())?.default_map();
     /// let sessions: TypedMap<u64, String> = map.typed();
-    /// sessions.put_with(&7, &"ann".into(), Meta::expiring(Duration::from_secs(3600)))?;
+    /// sessions.set(&7).expires(Duration::from_secs(3600)).put(&"ann".into())?;
     /// # Ok::<(), evermap::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// See [`put`](TypedMap::put).
-    pub fn put_with<Q: EncodeKey + ?Sized>(&self, key: &Q, value: &V, meta: Meta) -> Result<u64>
+    pub fn set<Q: EncodeKey + ?Sized>(&self, key: &Q) -> TypedSet<'_, V, M>
     where
         K: Borrow<Q>,
     {
-        let key = encoded(key);
-        self.map.put_with(&key, encoded_value(&key, value)?, meta)
+        TypedSet { set: self.map.set(encoded(key)), value: PhantomData }
     }
 
     /// Binds `key` to `value` if it is absent: see [`Map::try_insert`].
@@ -171,24 +164,7 @@ impl<K: DecodeKey, V: Serialize + DeserializeOwned, M: Medium> TypedMap<K, V, M>
     where
         K: Borrow<Q>,
     {
-        self.try_insert_with(key, value, Meta::default())
-    }
-
-    /// [`try_insert`](TypedMap::try_insert) with flags and expiry.
-    ///
-    /// # Errors
-    /// See [`put`](TypedMap::put).
-    pub fn try_insert_with<Q: EncodeKey + ?Sized>(
-        &self,
-        key: &Q,
-        value: &V,
-        meta: Meta,
-    ) -> Result<Outcome>
-    where
-        K: Borrow<Q>,
-    {
-        let key = encoded(key);
-        self.map.try_insert_with(&key, encoded_value(&key, value)?, meta)
+        self.set(key).try_insert(value)
     }
 
     /// Returns the value of `key` with its CAS id, for
@@ -229,8 +205,7 @@ impl<K: DecodeKey, V: Serialize + DeserializeOwned, M: Medium> TypedMap<K, V, M>
     where
         K: Borrow<Q>,
     {
-        let key = encoded(key);
-        self.map.compare_exchange(&key, cas, encoded_value(&key, value)?)
+        self.set(key).compare_exchange(cas, value)
     }
 
     /// Removes `key`, and returns the value that it had, or `None` if it was absent.
@@ -369,6 +344,69 @@ impl<K: DecodeKey, V: Serialize + DeserializeOwned, M: Medium> TypedMap<K, V, M>
     pub fn prefix(&self, prefix: &impl EncodeKey) -> Result<TypedIter<Scan<'_, M>, K, V>> {
         let pairs = self.map.scan_prefix(encoded(prefix))?;
         Ok(TypedIter { pairs, types: PhantomData })
+    }
+}
+
+/// A value that is to be stored, with its flags and its expiry: see [`TypedMap::set`]. Like
+/// [`Set`], it ends with the operation that stores the value.
+#[must_use = "nothing is stored before the operation that comes last"]
+pub struct TypedSet<'m, V, M: Medium = Mapped> {
+    set: Set<'m, Vec<u8>, M>,
+    value: PhantomData<fn(V)>,
+}
+
+impl<V: Serialize, M: Medium> TypedSet<'_, V, M> {
+    /// Sets when the record expires: see [`Set::expires`].
+    pub fn expires(mut self, expiry: impl Into<Expiry>) -> Self {
+        self.set = self.set.expires(expiry);
+        self
+    }
+
+    /// Sets the flags: see [`Set::flags`].
+    pub fn flags(mut self, flags: u32) -> Self {
+        self.set = self.set.flags(flags);
+        self
+    }
+
+    /// Binds the key to `value`, whether or not it is present. Returns the CAS id of the new
+    /// record.
+    ///
+    /// # Errors
+    /// See [`TypedMap::put`].
+    pub fn put(self, value: &V) -> Result<u64> {
+        let value = self.encoded(value)?;
+        self.set.put(value)
+    }
+
+    /// Binds the key to `value` if it is absent: see [`Map::try_insert`].
+    ///
+    /// # Errors
+    /// See [`TypedMap::put`].
+    pub fn try_insert(self, value: &V) -> Result<Outcome> {
+        let value = self.encoded(value)?;
+        self.set.try_insert(value)
+    }
+
+    /// Binds the key to `value` if it is present: see [`Map::replace`].
+    ///
+    /// # Errors
+    /// See [`TypedMap::put`].
+    pub fn replace(self, value: &V) -> Result<Outcome> {
+        let value = self.encoded(value)?;
+        self.set.replace(value)
+    }
+
+    /// Binds the key to `value` if its record has this CAS id: see [`Map::compare_exchange`].
+    ///
+    /// # Errors
+    /// See [`TypedMap::put`].
+    pub fn compare_exchange(self, cas: u64, value: &V) -> Result<Outcome> {
+        let value = self.encoded(value)?;
+        self.set.compare_exchange(cas, value)
+    }
+
+    fn encoded(&self, value: &V) -> Result<Vec<u8>> {
+        encoded_value(self.set.key(), value)
     }
 }
 

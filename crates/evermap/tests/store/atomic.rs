@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{self, Kept};
-use evermap::{Applied, Batch, EXPIRY_MAX, Edit, Error, Item, Map, Marks, Meta, Outcome, counter};
+use evermap::cache::{CacheEdit, Marks};
+use evermap::{Applied, Batch, Edit, Error, Item, Map, Meta, Outcome, counter};
 use evermap_pm::sim::Sim;
 
 #[test]
@@ -29,11 +30,12 @@ fn counters_count_and_say_what_is_none() {
         assert!(matches!(error, Error::NotACounter { len, .. } if len == value.len()), "{error}");
         assert_eq!(map.get(b"text").unwrap().unwrap(), value);
     }
-    let meta = common::meta(3, EXPIRY_MAX);
-    map.put_with(b"d", &7i64.to_le_bytes(), meta).unwrap();
+    let meta = common::meta(3, common::EXPIRY_MAX);
+    map.set(b"d").meta(meta).put(&7i64.to_le_bytes()).unwrap();
     assert_eq!(map.fetch_add(b"d", 1).unwrap(), 7);
-    let kept = map.get_with(b"d", |item| (item.flags, item.expires_at)).unwrap();
-    assert_eq!(kept, Some((3, Some(EXPIRY_MAX))));
+    let kept =
+        map.get_with(b"d", |item| (item.flags, item.expires_at().map(common::seconds))).unwrap();
+    assert_eq!(kept, Some((3, Some(common::EXPIRY_MAX))));
 }
 
 #[test]
@@ -47,10 +49,12 @@ fn appending_keeps_what_is_there() {
     assert_eq!(map.get_with(b"a", |item| item.cas).unwrap(), Some(cas));
     map.prepend(b"p", b"p").unwrap();
     assert_eq!(map.get(b"a").unwrap().unwrap(), b"ab");
-    map.put_with(b"f", b"1", common::meta(3, EXPIRY_MAX)).unwrap();
+    map.set(b"f").meta(common::meta(3, common::EXPIRY_MAX)).put(b"1").unwrap();
     map.append(b"f", b"2").unwrap();
-    let shown = map.get_with(b"f", |item| (item.value.to_vec(), item.flags, item.expires_at));
-    assert_eq!(shown.unwrap(), Some((b"12".to_vec(), 3, Some(EXPIRY_MAX))));
+    let shown = map.get_with(b"f", |item| {
+        (item.value.to_vec(), item.flags, item.expires_at().map(common::seconds))
+    });
+    assert_eq!(shown.unwrap(), Some((b"12".to_vec(), 3, Some(common::EXPIRY_MAX))));
     let map = common::in_memory(common::options().max_bytes(1000)).unwrap();
     map.put(b"a", b"short").unwrap();
     assert!(map.append(b"a", &[0; 2000]).unwrap_err().is_no_space());
@@ -61,26 +65,27 @@ fn appending_keeps_what_is_there() {
 #[test]
 fn marks_are_changed_in_place_and_never_lost() {
     const ROUNDS: u64 = 20_000;
-    const FIRST: u64 = EXPIRY_MAX - ROUNDS;
+    const FIRST: u64 = common::EXPIRY_MAX - ROUNDS;
     let map = common::in_memory(common::options()).unwrap();
-    map.put_with(b"key", b"value", Meta::new().with_expiry(FIRST)).unwrap();
+    map.set(b"key").expires(common::at(FIRST)).put(b"value").unwrap();
     let mark = |item: Option<Item<'_>>| {
         let item = item.expect("always there");
-        let marks = Marks::from_bits_truncate(item.marks.bits().wrapping_add(1));
-        Edit::Mark { expires_at: item.expires_at, marks }
+        let marks = Marks::from_bits_truncate(item.meta().marks().bits().wrapping_add(1));
+        CacheEdit::Mark { expiry: item.expires_at().into(), marks }
     };
     let cas = map.get_with(b"key", |item| item.cas).unwrap();
-    assert_eq!(map.modify(b"key", mark).unwrap(), cas, "the same version");
-    let absent = |_: Option<Item<'_>>| Edit::Mark { expires_at: None, marks: Marks::ALL };
-    assert_eq!(map.modify(b"absent", absent).unwrap(), None);
+    assert_eq!(map.cache().modify(b"key", mark).unwrap(), cas, "the same version");
+    let absent =
+        |_: Option<Item<'_>>| CacheEdit::Mark { expiry: evermap::Expiry::NEVER, marks: Marks::ALL };
+    assert_eq!(map.cache().modify(b"absent", absent).unwrap(), None);
     thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..ROUNDS {
-                map.modify(b"key", mark).unwrap();
+                map.cache().modify(b"key", mark).unwrap();
             }
         });
         scope.spawn(|| {
-            (1..=ROUNDS).for_each(|at| assert!(map.touch(b"key", Some(FIRST + at)).unwrap()));
+            (1..=ROUNDS).for_each(|at| assert!(map.touch(b"key", common::at(FIRST + at)).unwrap()));
         });
         // A new value has the marks and the expiry that are there when it is stored.
         scope.spawn(|| {
@@ -89,7 +94,9 @@ fn marks_are_changed_in_place_and_never_lost() {
             }
         });
     });
-    let end = map.get_with(b"key", |item| (item.value.to_vec(), item.expires_at, item.marks));
+    let end = map.get_with(b"key", |item| {
+        (item.value.to_vec(), item.expires_at().map(common::seconds), item.meta().marks())
+    });
     let (value, expires_at, marks) = end.unwrap().unwrap();
     assert_eq!(value, (ROUNDS - 1).to_le_bytes());
     assert_eq!(expires_at, Some(FIRST + ROUNDS));
@@ -102,19 +109,20 @@ fn marks_belong_to_a_version_unless_they_are_given_again() {
     let map = common::in_memory(common::options()).unwrap();
     let marks = Marks::from_bits_truncate(0b1_0101);
     assert_eq!(marks.bits(), 0b101);
-    let shown = || map.get_with(b"key", |item| item.marks).unwrap().unwrap();
-    map.put_with(b"key", &7i64.to_le_bytes(), Meta::new().with_marks(marks)).unwrap();
+    let shown = || map.get_with(b"key", |item| item.meta().marks()).unwrap().unwrap();
+    map.set(b"key").meta(Meta::new().with_marks(marks)).put(&7i64.to_le_bytes()).unwrap();
     map.fetch_add(b"key", 1).unwrap();
-    map.touch(b"key", Some(EXPIRY_MAX)).unwrap();
+    map.touch(b"key", common::at(common::EXPIRY_MAX)).unwrap();
     let applied = map.apply(Batch::new().add(b"key", 1)).unwrap();
     assert!(matches!(applied, Applied::Done(_)));
     assert_eq!(shown(), marks);
-    assert_eq!(map.get_ref(b"key").unwrap().unwrap().marks(), marks);
+    assert_eq!(map.get_ref(b"key").unwrap().unwrap().meta().marks(), marks);
     map.modify(b"key", |item| Edit::Record(vec![1], item.unwrap().meta())).unwrap();
     assert_eq!(shown(), marks);
-    map.modify(b"key", |_| Edit::MarkedValue(vec![1], Marks::ALL)).unwrap();
+    map.cache().modify(b"key", |_| CacheEdit::MarkedValue(vec![1], Marks::ALL)).unwrap();
     assert_eq!(shown(), Marks::ALL);
-    let written = map.value_writer(b"key", 0, Meta::new().with_marks(marks)).unwrap().finish();
+    let written =
+        map.set(b"key").meta(Meta::new().with_marks(marks)).value_writer(0).unwrap().finish();
     assert!(written.is_ok() && shown() == marks);
     let put = Batch::new().put_with(b"key", b"2", Meta::new().with_marks(Marks::ALL)).clone();
     assert!(matches!(map.apply(&put).unwrap(), Applied::Done(_)));
@@ -229,7 +237,7 @@ fn a_replacement_that_begins_again_reports_what_it_finds_then() {
 fn old_values_are_returned() {
     let map = common::in_memory(common::options()).unwrap();
     assert_eq!(map.insert(b"key", b"1").unwrap(), None);
-    assert_eq!(map.insert_with(b"key", b"2", common::meta(7, 0)).unwrap(), Some(b"1".to_vec()));
+    assert_eq!(map.set(b"key").meta(common::meta(7, 0)).insert(b"2").unwrap(), Some(b"1".to_vec()));
     assert_eq!(map.get_or_insert(b"key", b"3").unwrap(), b"2");
     assert_eq!(map.get_or_insert(b"other", b"3").unwrap(), b"3");
     let edit = |_: Option<Item<'_>>| Edit::Value(b"4".to_vec());
@@ -238,7 +246,7 @@ fn old_values_are_returned() {
     assert_eq!(map.fetch_modify(b"none", |_| Edit::Keep).unwrap(), None);
     assert_eq!(map.remove(b"key").unwrap(), Some(b"4".to_vec()));
     assert_eq!(map.remove(b"key").unwrap(), None);
-    assert_eq!(map.insert_with(b"gone", b"1", common::meta(0, 1)).unwrap(), None);
+    assert_eq!(map.set(b"gone").meta(common::meta(0, 1)).insert(b"1").unwrap(), None);
     assert_eq!(map.insert(b"gone", b"2").unwrap(), None, "an expired record is absent");
 }
 

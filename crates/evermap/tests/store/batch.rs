@@ -9,8 +9,8 @@ use std::thread;
 use crate::common::{self, Kept, Random, assert_sound, is_value_of, value_of};
 use crate::ordered::scan_agrees;
 use evermap::{
-    Applied, BATCH_MAX, Batch, Clock, EXPIRY_MAX, Error, ErrorKind, Map, MapOptions, OnSuspect,
-    Options, Outcome, counter,
+    Applied, BATCH_MAX, Batch, Clock, Error, ErrorKind, Map, MapOptions, OnSuspect, Options,
+    Outcome, counter,
 };
 use evermap_index::testkit::tier;
 use evermap_pm::PmU64;
@@ -33,8 +33,8 @@ fn a_batch_does_what_it_says() {
     let map = common::in_memory(common::options()).unwrap();
     map.put(b"old", b"1").unwrap();
     map.put(b"gone", b"2").unwrap();
-    let meta = common::meta(9, EXPIRY_MAX);
-    map.put_with(b"count", &5i64.to_le_bytes(), meta).unwrap();
+    let meta = common::meta(9, common::EXPIRY_MAX);
+    map.set(b"count").meta(meta).put(&5i64.to_le_bytes()).unwrap();
     let kept = map.get_with(b"old", |item| item.cas).unwrap();
     let mut batch = Batch::new();
     batch.expect(b"old", kept).put(b"new", b"3").put(b"old", b"4").remove(b"gone");
@@ -60,8 +60,10 @@ fn a_batch_does_what_it_says() {
     assert_eq!(map.get(b"new").unwrap().unwrap(), b"3");
     assert!(!map.contains(b"gone").unwrap() && !map.contains(b"other").unwrap());
     assert_eq!((count(&map, b"count"), count(&map, b"fresh")), (7, -2));
-    let meta_of = |key: &[u8]| map.get_with(key, |item| (item.flags, item.expires_at)).unwrap();
-    assert_eq!(meta_of(b"count"), Some((9, Some(EXPIRY_MAX))), "as with fetch_add");
+    let meta_of = |key: &[u8]| {
+        map.get_with(key, |item| (item.flags, item.expires_at().map(common::seconds))).unwrap()
+    };
+    assert_eq!(meta_of(b"count"), Some((9, Some(common::EXPIRY_MAX))), "as with fetch_add");
     assert_eq!(meta_of(b"fresh"), Some((0, None)));
     assert_eq!(map.len(), 4);
     sound(&map);
@@ -85,14 +87,14 @@ fn a_batch_does_what_it_says() {
 #[test]
 fn changes_of_one_key_take_effect_in_order() {
     let number = |n: i64| n.to_le_bytes();
-    let meta = common::meta(5, EXPIRY_MAX);
+    let meta = common::meta(5, common::EXPIRY_MAX);
     let mut random = Random::new(19);
     for round in 0..tier().choose(500, 2000) {
         let map = [(); 2].map(|()| common::in_memory(common::options()).unwrap());
         let mut batch = Batch::new();
         if round % 2 == 0 {
             for map in &map {
-                map.put_with(b"a", &number(7), meta).unwrap();
+                map.set(b"a").meta(meta).put(&number(7)).unwrap();
             }
         }
         for _ in 0..1 + random.below(5) {
@@ -105,7 +107,7 @@ fn changes_of_one_key_take_effect_in_order() {
                 }
                 1 => {
                     batch.put_with(key, &number(n), meta);
-                    let _ = map[0].put_with(key, &number(n), meta).unwrap();
+                    let _ = map[0].set(key).meta(meta).put(&number(n)).unwrap();
                 }
                 2 => {
                     batch.remove(key);
@@ -120,8 +122,10 @@ fn changes_of_one_key_take_effect_in_order() {
         assert!(map[1].apply(&batch).unwrap().is_done());
         for key in [b"a", b"b"] {
             let of = |map: &Map| {
-                map.get_with(key, |item| (item.value.to_vec(), item.flags, item.expires_at))
-                    .unwrap()
+                map.get_with(key, |item| {
+                    (item.value.to_vec(), item.flags, item.expires_at().map(common::seconds))
+                })
+                .unwrap()
             };
             assert_eq!(of(&map[0]), of(&map[1]), "round {round}: {batch:?}");
         }
@@ -270,21 +274,21 @@ fn the_largest_batch_on_every_index() {
 /// Expired and flushed records count as absent, and a batch is never half on each side of a flush.
 #[test]
 fn what_is_dead_is_absent() {
-    let clock = Clock::manual(1000);
+    let clock = Clock::manual(common::at(1000));
     let memory = Kept::new(16 << 20);
     let options = common::options().capacity(16 << 20).extent_size(64 << 10).clock(clock.clone());
     let store = memory.open(&options).unwrap();
     let expiring = |at| common::meta(0, at);
-    store.put_with(b"a", b"old", expiring(1001)).unwrap();
-    store.put_with(b"b", b"old", expiring(1001)).unwrap();
-    clock.set(1001);
+    store.set(b"a").meta(expiring(1001)).put(b"old").unwrap();
+    store.set(b"b").meta(expiring(1001)).put(b"old").unwrap();
+    clock.set(common::at(1001));
     let mut batch = Batch::new();
     batch.expect(b"a", None).put_with(b"a", b"new", expiring(1002)).remove(b"b").add(b"c", 1);
     let Applied::Done(outcomes) = store.apply(&batch).unwrap() else { panic!("a is absent") };
     assert!(matches!(outcomes[..], [Outcome::Inserted { .. }, Outcome::Absent, _]));
     assert_eq!(store.get(b"a").unwrap().unwrap(), b"new");
     assert_eq!(store.len(), 2, "the dead one was removed meanwhile");
-    clock.set(1002);
+    clock.set(common::at(1002));
     assert_eq!(store.get(b"a").unwrap(), None);
     store.clear().unwrap();
     assert!(store.apply(Batch::new().add(b"c", 1)).unwrap().is_done());

@@ -12,7 +12,7 @@ const KEYS: u64 = 3000;
 
 fn store(capacity: u64) -> Map<Sim> {
     let medium = common::exclusive(capacity);
-    let options = common::small(capacity).clock(Clock::manual(1000));
+    let options = common::small(capacity).clock(Clock::manual(common::at(1000)));
     common::open_medium(medium, Identity::default(), &options).unwrap()
 }
 
@@ -52,13 +52,13 @@ fn what_moves_stays_the_same() {
     let store = store(8 << 20);
     let put = |key: u64| {
         let meta = common::meta(key as u32, 2000 + key);
-        store.put_with(&key_of(key), &value_of(&key_of(key), key, 70), meta).unwrap()
+        store.set(&key_of(key)).meta(meta).put(&value_of(&key_of(key), key, 70)).unwrap()
     };
     let ids: Vec<_> = (0..KEYS).map(put).collect();
     for key in (0..KEYS).filter(|key| key % 10 != 0) {
         store.delete(&key_of(key)).unwrap();
     }
-    store.touch(&key_of(0), Some(7777)).unwrap();
+    store.touch(&key_of(0), common::at(7777)).unwrap();
     let (records, before) = (store.stat().record_bytes, store.space().unwrap());
     assert!(store.db().compact().unwrap() > KEYS / 20);
     let after = store.space().unwrap();
@@ -70,7 +70,8 @@ fn what_moves_stays_the_same() {
         let expires_at = if key == 0 { 7777 } else { 2000 + key };
         let same = store.get_with(&key_of(key), |item| {
             item.value == value_of(&key_of(key), key, 70)
-                && (item.flags, item.expires_at) == (key as u32, Some(expires_at))
+                && (item.flags, item.expires_at().map(common::seconds))
+                    == (key as u32, Some(expires_at))
                 && item.cas == ids[key as usize]
         });
         assert_eq!(same.unwrap(), Some(true));

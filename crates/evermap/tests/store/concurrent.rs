@@ -46,13 +46,11 @@ fn increments_are_conserved() {
                             map.get_with(&key, |item| (number(item.value), item.cas)).unwrap();
                         let meta = Meta::default();
                         let outcome = match seen {
-                            None => map.try_insert_with(&key, &1u64.to_le_bytes(), meta),
-                            Some((count, cas)) => map.compare_exchange_with(
-                                &key,
-                                cas,
-                                &(count + 1).to_le_bytes(),
-                                meta,
-                            ),
+                            None => map.set(&key).meta(meta).try_insert(&1u64.to_le_bytes()),
+                            Some((count, cas)) => map
+                                .set(&key)
+                                .meta(meta)
+                                .compare_exchange(cas, &(count + 1).to_le_bytes()),
                         };
                         if let Some(cas) = outcome.unwrap().stored() {
                             mine.push(cas);
@@ -377,7 +375,7 @@ fn panics_of_callers_harm_nothing() {
     panics(&|map| drop(map.modify(b"key", |_| panic!("caller"))));
     panics(&|map| drop(map.for_each(|_| panic!("caller"))));
     panics(&|map| drop(map.get_with(b"key", |_| panic!("caller"))));
-    panics(&|map| drop(map.get_and_touch(b"key", None, |_| panic!("caller"))));
+    panics(&|map| drop(map.cache().get_and_touch(b"key", None, |_| panic!("caller"))));
     panics(&|map| drop(map.get_many(&[b"key"], |_, _| panic!("caller"))));
     assert_eq!(map.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     map.put(b"key", b"other").unwrap();

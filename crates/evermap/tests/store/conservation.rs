@@ -268,8 +268,8 @@ fn tally_things(map: &Map, ledger: &Ledger, tallying: &RwLock<()>, me: usize, mu
                 let value = (seen.map_or(0, |(value, _)| value) + 1).to_le_bytes();
                 tally.issue(1);
                 let outcome = match seen {
-                    None => map.try_insert_with(&place, &value, forever),
-                    Some((_, cas)) => map.compare_exchange_with(&place, cas, &value, forever),
+                    None => map.set(&place).meta(forever).try_insert(&value),
+                    Some((_, cas)) => map.set(&place).meta(forever).compare_exchange(cas, &value),
                 };
                 match outcome.unwrap().stored() {
                     None => tally.withdraw(),
@@ -288,12 +288,12 @@ fn tally_things(map: &Map, ledger: &Ledger, tallying: &RwLock<()>, me: usize, mu
             _ => {
                 // First a record that has expired already, so that a purge removes the key.
                 let version = tally.issue(1);
-                map.put_with(&place, b"old", common::meta(0, 1)).unwrap();
+                map.set(&place).meta(common::meta(0, 1)).put(b"old").unwrap();
                 if random.below(2) == 0 {
                     std::thread::yield_now();
                 }
                 let value = version.to_le_bytes();
-                let cas = map.put_with(&place, &value, forever).unwrap();
+                let cas = map.set(&place).meta(forever).put(&value).unwrap();
                 tally.acknowledge();
                 ledger.note(me, Some(cas), &place, &value);
             }
@@ -424,7 +424,7 @@ fn settle(map: &Map, ledger: &Ledger, ids: &mut Ids) {
     let mut seen = HashMap::new();
     map.for_each(|item| {
         let item = item.unwrap();
-        assert!(item.expires_at.is_none_or(|at| at > now), "expired, but present");
+        assert!(item.expires_at().is_none_or(|at| at > now), "expired, but present");
         assert_eq!(seen.insert(item.cas, item.key.to_vec()), None, "one CAS id for two records");
         know(ids, item.cas, print_of(item.key, item.value));
         ControlFlow::Continue(())

@@ -9,8 +9,9 @@ use std::sync::Mutex;
 use crate::common::{self, value_of};
 use crate::ordered;
 use crate::persistent_order;
+use evermap::cache::{CacheEdit, Marks};
 use evermap::{
-    Applied, Batch, Clock, DamageMark, Edit, Error, IndexKind, Item, Map, MapOptions, Marks, Meta,
+    Applied, Batch, Clock, DamageMark, Edit, Error, IndexKind, Item, Map, MapOptions, Meta,
     Options, Order, Outcome, counter,
 };
 use evermap_index::testkit::{Tier, tier};
@@ -138,7 +139,7 @@ fn is_no_map(error: &Error) -> bool {
 
 impl Live {
     fn open(sim: &Sim, workload: &Workload) -> Result<Live, String> {
-        let clock = Clock::manual(1000);
+        let clock = Clock::manual(common::at(1000));
         let options = Options::small(sim.capacity())
             .index(workload.index)
             .seed(7)
@@ -173,7 +174,7 @@ impl Live {
         let name = key_of(key);
         let Some(map) = self.map_of(key)? else { return Ok(None) };
         // Without counting as an access.
-        let found = map.peek(&name, |item| (item.value.to_vec(), item.marks));
+        let found = map.cache().peek(&name, |item| (item.value.to_vec(), item.meta().marks()));
         let Some((value, marks)) = found.map_err(text)? else { return Ok(None) };
         if !common::is_value_of(&name, &value) {
             return Err(format!("key {key} has a value that was never stored: {value:x?}"));
@@ -215,7 +216,7 @@ impl Live {
         let value = self.value(history, key, version, rng);
         let meta = Meta::default();
         let store = &self.store;
-        let cas = store.peek(name, |item| item.cas).map_err(text)?.unwrap_or(1);
+        let cas = store.cache().peek(name, |item| item.cas).map_err(text)?.unwrap_or(1);
         let choice = rng.below(34);
         let op = match choice {
             0..=7 | 14 | 15 => MapOp::Upsert(version),
@@ -247,20 +248,22 @@ impl Live {
         };
         let number = history.map.begin(&self.sim, key, op);
         let outcome = match choice {
-            0..=4 => store.put_with(name, &value, meta).map(Some),
+            0..=4 => store.set(name).meta(meta).put(&value).map(Some),
             5 | 6 => self.put_by_pieces(name, &value, choice == 6).map(Some),
-            7 => store.insert_with(name, &value, meta).map(|_| None),
-            8 | 9 => store.try_insert_with(name, &value, meta).map(Outcome::stored),
-            10 => store.replace_with(name, &value, meta).map(Outcome::stored),
-            11 => store.compare_exchange_with(name, cas, &value, meta).map(Outcome::stored),
+            7 => store.set(name).meta(meta).insert(&value).map(|_| None),
+            8 | 9 => store.set(name).meta(meta).try_insert(&value).map(Outcome::stored),
+            10 => store.set(name).meta(meta).replace(&value).map(Outcome::stored),
+            11 => store.set(name).meta(meta).compare_exchange(cas, &value).map(Outcome::stored),
             12 => store.remove_if(name, cas).map(Outcome::stored),
             13 => store.remove(name).map(|_| None),
             // Without the marks that it may have: it is to be this version.
-            14 | 15 => store.modify(name, |_| Edit::MarkedValue(value.clone(), Marks::NONE)),
+            14 | 15 => {
+                store.cache().modify(name, |_| CacheEdit::MarkedValue(value.clone(), Marks::NONE))
+            }
             17 => store.modify(name, |_| Edit::Remove),
             18 => store.delete(name).map(|_| None),
             // Expired by its new expiry, which counts as removed.
-            19 => store.touch(name, Some(999)).map(|_| None),
+            19 => store.touch(name, common::at(999)).map(|_| None),
             _ => store.get(name).map(|_| None),
         };
         self.answered(history, number, before, outcome)
@@ -280,13 +283,13 @@ impl Live {
         let (key, marks) = (rng.below(self.keys), Marks::from_bits_truncate(rng.draw() as u8));
         let name = &key_of(key)[..];
         let Some(before) = self.version(key)? else { return Ok(()) };
-        let read = |item: Item<'_>| (item.cas, item.marks, item.value.len());
+        let read = |item: Item<'_>| (item.cas, item.meta().marks(), item.value.len());
         let (cas, old, len) =
             self.store.get_with(name, read).map_err(text)?.ok_or("it was there")?;
         let marked = before ^ u64::from(old.bits() ^ marks.bits());
         let number = history.map.begin(&self.sim, key, MapOp::Update(marked));
-        let edit = Edit::Mark { expires_at: None, marks };
-        match self.store.modify(name, |_| edit.clone()) {
+        let edit = CacheEdit::Mark { expiry: evermap::Expiry::NEVER, marks };
+        match self.store.cache().modify(name, |_| edit.clone()) {
             Ok(Some(same)) if same == cas => {
                 history.versions.lock().unwrap().insert((key, len), marked);
                 self.answered(history, number, Some(before), Ok(None))
@@ -301,9 +304,9 @@ impl Live {
     fn put_by_pieces(&self, name: &[u8], value: &[u8], whole: bool) -> evermap::Result<u64> {
         let (store, meta) = (&self.store, Meta::default());
         let (first, second) = value.split_at(value.len() / 2);
-        let mut discarded = store.value_writer(name, 100, meta)?;
+        let mut discarded = store.set(name).meta(meta).value_writer(100)?;
         discarded.write_all(&[1; 60]).expect("not too long");
-        let mut writer = store.value_writer(name, value.len(), meta)?;
+        let mut writer = store.set(name).meta(meta).value_writer(value.len())?;
         writer.write_all(first).expect("not too long");
         if whole {
             discarded.write_all(&[1; 40]).expect("not too long");
@@ -316,7 +319,7 @@ impl Live {
     /// Closes the store while a value is being written.
     fn close_while_writing(&self) -> Result<(), String> {
         let close = || self.store.db().clone().close().map_err(text);
-        let mut writer = match self.store.value_writer(LOG, 3000, Meta::default()) {
+        let mut writer = match self.store.value_writer(LOG, 3000) {
             Err(error) if error.is_no_space() => return close(),
             writer => writer.map_err(text)?,
         };
@@ -370,7 +373,7 @@ impl Live {
         let number = history.map.begin(&self.sim, key, op);
         let done =
             self.store.db().map(&name_of(map), MapOptions::new()).and_then(|map| match choice {
-                0..=3 => map.put_with(name, &value, Meta::default()).map(Some),
+                0..=3 => map.set(name).put(&value).map(Some),
                 4 | 5 => match map.apply(Batch::new().put(name, &value).add(b"count", 1))? {
                     Applied::Done(outcomes) => Ok(outcomes[0].stored()),
                     refused => panic!("{refused:?}"),
@@ -513,9 +516,8 @@ impl Live {
         let key = rng.below(self.keys);
         let before = self.version(key)?;
         let number = history.map.begin(&self.sim, key, MapOp::Remove);
-        let now = self.clock.now();
-        let meta = common::meta(0, now);
-        let stored = self.store.put_with(&key_of(key), b"expired from the beginning", meta);
+        let meta = Meta::expiring(self.clock.now());
+        let stored = self.store.set(&key_of(key)).meta(meta).put(b"expired from the beginning");
         self.answered(history, number, before, stored.map(|_| None))?;
         self.store.db().purge_if_due().map(drop).map_err(text)
     }
@@ -572,7 +574,7 @@ impl Live {
     fn flush(&self, history: &History, at: Option<u64>) -> Result<(), String> {
         self.remove_all(history, 0..self.keys, |live| match at {
             None => live.store.clear(),
-            Some(at) => live.store.expire_all_at(common::time_at(at)),
+            Some(at) => live.store.expire_all_at(common::at(at)),
         })
     }
 

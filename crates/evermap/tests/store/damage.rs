@@ -38,7 +38,11 @@ fn options(index: IndexKind, stop: &str) -> Options {
         "clean, order in file" | "unclean" => Order::Persistent,
         _ => unreachable!("no such case: {stop}"),
     };
-    Options::small(BYTES).index(index).seed(1).clock(evermap::Clock::manual(NOW)).ordered(order)
+    Options::small(BYTES)
+        .index(index)
+        .seed(1)
+        .clock(evermap::Clock::manual(common::at(NOW)))
+        .ordered(order)
 }
 
 fn key_of(number: u64) -> Vec<u8> {
@@ -55,7 +59,7 @@ fn put(map: &Map, number: u64, version: u64) -> evermap::Result<()> {
     let len = if number % 300 == 50 { 9_000 } else { 40 + version as usize % 150 };
     let expires_at = if version.is_multiple_of(3) { 5000 } else { 0 };
     let meta = common::meta(version as u32, expires_at);
-    map.put_with(&key, &value_of(&key, version, len), meta).map(drop)
+    map.set(&key).meta(meta).put(&value_of(&key, version, len)).map(drop)
 }
 
 /// Returns the number of a key that [`key_of`] has returned.
@@ -77,7 +81,7 @@ fn remove_in_other_ways(map: &Map, stage: u64) -> evermap::Result<()> {
     }
     assert!(map.apply(&batch)?.is_done());
     for number in 5..10 {
-        map.touch(&gone(number), Some(NOW))?;
+        map.touch(&gone(number), common::at(NOW))?;
     }
     map.db().purge()?;
     for number in (0..KEYS).step_by(40) {
@@ -107,7 +111,7 @@ fn was_stored(item: &Item<'_>) -> bool {
     is_value_of(item.key, item.value)
         && item.value[item.key.len()..].first_chunk().is_some_and(|version| {
             u64::from_le_bytes(*version) as u32 == item.flags
-                && [None, Some(5000)].contains(&item.expires_at)
+                && [None, Some(5000)].contains(&item.expires_at().map(common::seconds))
         })
 }
 
@@ -462,6 +466,7 @@ impl Tally {
         let mut page = Some(0);
         while let Some(from) = page {
             page = map
+                .cache()
                 .find_page(from, |record| {
                     record
                         .iter()
@@ -546,7 +551,7 @@ impl Tally {
             }
         }
         let _ = map.delete(&key_of(11));
-        let _ = map.touch(&key_of(12), Some(5000));
+        let _ = map.touch(&key_of(12), common::at(5000));
         let _ = map.db().purge();
         let _ = map.db().compact();
         self.compare(&map, &put_since, damage);

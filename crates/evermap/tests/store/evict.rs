@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::{self, Kept, Random, is_value_of, value_of};
 use crate::packed;
-use evermap::{Batch, Clock, Error, IndexKind, Map, MapOptions, Meta, Options};
+use evermap::{Batch, Clock, Error, IndexKind, Map, MapOptions, Options};
 use evermap_index::testkit::tier;
 use evermap_pm::Medium;
 use evermap_pm::sim::Sim;
@@ -105,7 +105,7 @@ fn agrees_with_a_model(index: IndexKind, seed: u64, limit: u64) {
             let number = u64::from_be_bytes(key.try_into().unwrap());
             // A put that evicted is in the model already, and its own key may have been what
             // it evicted before.
-            if map.peek(&key_of(number), |_| ()).unwrap().is_none() {
+            if map.cache().peek(&key_of(number), |_| ()).unwrap().is_none() {
                 model.remove(&number);
             }
         }
@@ -296,7 +296,7 @@ fn a_killed_cache_remembers_what_was_read() {
     drop(map);
     let map = memory.open(&cache(limit)).unwrap();
     map.db().recover().unwrap();
-    assert_eq!(map.peek(&key_of(7), |item| item.fetched).unwrap(), Some(true));
+    assert_eq!(map.cache().peek(&key_of(7), |item| item.access().fetched).unwrap(), Some(true));
     for number in 15_000..30_000 {
         map.put(&key_of(number), &[1; 100]).unwrap();
         assert!(used(&map) <= limit);
@@ -354,46 +354,56 @@ fn a_stop_in_the_middle_of_evicting_loses_nothing_else() {
 
 #[test]
 fn accesses_are_shown_as_they_were_before() {
-    let clock = Clock::manual(1_000_000);
+    let clock = Clock::manual(common::at(1_000_000));
     let memory = Kept::new(64 * MIB);
     let map = memory.open(&cache(4 * MIB).clock(clock.clone())).unwrap();
-    let shown = |read: fn(&Map<Sim>) -> Option<(bool, u32)>| read(&map).unwrap();
-    let peek = || shown(|map| map.peek(b"key", |item| (item.fetched, item.idle)).unwrap());
+    let shown = |read: fn(&Map<Sim>) -> Option<(bool, u64)>| read(&map).unwrap();
+    let peek = || {
+        shown(|map| {
+            map.cache()
+                .peek(b"key", |item| (item.access().fetched, item.access().idle.as_secs()))
+                .unwrap()
+        })
+    };
     map.put(b"key", b"value").unwrap();
-    clock.set(1_000_080);
+    clock.set(common::at(1_000_080));
     assert_eq!((peek(), peek()), ((false, 80), (false, 80)));
     map.for_each(|item| {
-        assert!(!item.unwrap().fetched);
+        assert!(!item.unwrap().access().fetched);
         ControlFlow::Continue(())
     })
     .unwrap();
     let many = || {
         let mut found = None;
-        map.find_many(&[b"key"], |_, record| {
-            let record = record.unwrap();
-            found = Some((record.fetched(), record.idle()));
-            ControlFlow::Continue(())
-        })
-        .unwrap();
+        map.cache()
+            .find_many(&[b"key"], |_, record| {
+                let record = record.unwrap();
+                found = Some((record.access().fetched, record.access().idle.as_secs()));
+                ControlFlow::Continue(())
+            })
+            .unwrap();
         found.unwrap()
     };
     assert_eq!(many(), (false, 80));
-    clock.set(1_000_160);
+    clock.set(common::at(1_000_160));
     assert_eq!((many(), many()), ((true, 80), (true, 0)));
-    clock.set(1_000_240);
+    clock.set(common::at(1_000_240));
     assert!(map.touch(b"key", None).unwrap());
     assert_eq!(peek(), (true, 0));
     // A change of the value is one, too; a new value is not.
-    clock.set(1_000_320);
+    clock.set(common::at(1_000_320));
     map.modify(b"key", |item| {
-        assert_eq!(item.map(|item| (item.fetched, item.idle)), Some((true, 80)));
+        assert_eq!(
+            item.map(|item| (item.access().fetched, item.access().idle.as_secs())),
+            Some((true, 80))
+        );
         evermap::Edit::Value(b"other".to_vec())
     })
     .unwrap();
     assert_eq!(peek(), (true, 0));
     map.put(b"key", b"new").unwrap();
     assert_eq!(peek(), (false, 0));
-    map.get_and_touch(b"key", None, |item| assert!(!item.fetched)).unwrap();
+    map.cache().get_and_touch(b"key", None, |item| assert!(!item.access().fetched)).unwrap();
     assert!(peek().0);
 }
 
@@ -403,23 +413,24 @@ fn other_stores_keep_no_accesses() {
     let map = common::in_memory(common::options()).unwrap();
     map.put(b"key", b"value").unwrap();
     map.get(b"key").unwrap();
-    let shown = map.get_with(b"key", |item| (item.fetched, item.idle)).unwrap();
+    let shown =
+        map.get_with(b"key", |item| (item.access().fetched, item.access().idle.as_secs())).unwrap();
     assert_eq!(shown, Some((false, 0)));
 }
 
 #[test]
 fn what_has_expired_goes_first() {
-    let clock = Clock::manual(1_000_000);
+    let clock = Clock::manual(common::at(1_000_000));
     let memory = Kept::new(64 * MIB);
     let map = memory.open(&cache(4 * MIB).clock(clock.clone())).unwrap();
     let mut number = 0;
     while map.stat().evictions == 0 {
-        let meta = Meta::new().with_expiry(Some(1_000_100).filter(|_| number % 2 == 0));
-        map.put_with(&key_of(number), &[1; 200], meta).unwrap();
+        let meta = common::meta(0, if number % 2 == 0 { 1_000_100 } else { 0 });
+        map.set(&key_of(number)).meta(meta).put(&[1; 200]).unwrap();
         number += 1;
     }
     let evicted = map.stat().evictions;
-    clock.set(1_000_100);
+    clock.set(common::at(1_000_100));
     for more in 0..number / 3 {
         map.put(&key_of(1_000_000 + more), &[1; 200]).unwrap();
     }
@@ -581,7 +592,10 @@ fn a_file_of_an_older_format_becomes_a_cache() {
             let found = map.get_with(&key(number), |item| {
                 assert_eq!(item.value, vec![number as u8; number as usize * 3]);
                 let expires_at = (number % 10 == 9).then_some(4_000_000_000);
-                assert_eq!((item.flags, item.expires_at), (number, expires_at));
+                assert_eq!(
+                    (item.flags, item.expires_at().map(common::seconds)),
+                    (number, expires_at)
+                );
             });
             assert_eq!(found.unwrap().is_some(), number % 7 != 0, "key {number}");
         }
@@ -603,7 +617,7 @@ fn a_file_of_an_older_format_becomes_a_cache() {
     let map = common::open_file(&path, Options::new().memory_limit(MIB).evict(true)).unwrap();
     check(&map);
     check(&map);
-    assert_eq!(map.peek(&key(1), |item| item.fetched).unwrap(), Some(true));
+    assert_eq!(map.cache().peek(&key(1), |item| item.access().fetched).unwrap(), Some(true));
     map.into_db().close().unwrap();
     assert_eq!(format(), 9);
     // A cache can be opened as something else again.

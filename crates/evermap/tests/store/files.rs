@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::common::{self, Random, child, is_value_of, value_of};
 use evermap::{
-    Clock, Count, Error, ErrorKind, IndexKind, KEY_MAX, Map, Meta, OnSuspect, Options, SweepState,
+    Clock, Count, Error, ErrorKind, IndexKind, KEY_MAX, Map, OnSuspect, Options, SweepState,
     VALUE_MAX,
 };
 
@@ -96,7 +96,7 @@ fn write_until_killed() {
             _ => {
                 writeln!(out, "try {name} {version}").unwrap();
                 let value = value_of(key, version, random.below(1500) as usize);
-                Some(map.put_with(key, &value, Meta::default()).unwrap())
+                Some(map.set(key).put(&value).unwrap())
             }
         };
         writeln!(out, "did {}", cas.unwrap_or(0)).unwrap();
@@ -187,17 +187,17 @@ fn a_pending_flush_survives_a_kill() {
     }
     process.kill().unwrap();
     process.wait().unwrap();
-    let clock = Clock::manual(1999);
+    let clock = Clock::manual(common::at(1999));
     let map = common::open_file(&path, options().clock(clock.clone())).unwrap();
     assert_eq!(map.stat().flush_due, Some(2000));
     assert_eq!(map.get(b"flushed").unwrap(), None, "the first flush came back");
     assert_eq!(map.get(b"early").unwrap().as_deref(), Some(&b"value"[..]));
-    clock.set(2000);
+    clock.set(common::at(2000));
     assert_eq!(map.get(b"early").unwrap(), None);
     map.put(b"late", b"value").unwrap();
     assert_eq!(map.stat().flush_due, None);
     map.into_db().close().unwrap();
-    let map = common::open_file(&path, options().clock(Clock::manual(3000))).unwrap();
+    let map = common::open_file(&path, options().clock(Clock::manual(common::at(3000)))).unwrap();
     assert_eq!(map.get(b"late").unwrap().as_deref(), Some(&b"value"[..]));
     assert_eq!(map.get(b"early").unwrap(), None);
     map.db().recover().unwrap();
@@ -208,11 +208,11 @@ fn a_pending_flush_survives_a_kill() {
 #[test]
 fn set_a_flush_and_hang() {
     let Some(path) = child::asked_for("files::set_a_flush_and_hang") else { return };
-    let map = common::open_file(path, options().clock(Clock::manual(1000))).unwrap();
+    let map = common::open_file(path, options().clock(Clock::manual(common::at(1000)))).unwrap();
     map.put(b"flushed", b"value").unwrap();
     map.clear().unwrap();
     map.put(b"early", b"value").unwrap();
-    map.expire_all_at(common::time_at(2000)).unwrap();
+    map.expire_all_at(common::at(2000)).unwrap();
     println!("ready");
     loop {
         std::thread::park();
@@ -413,7 +413,7 @@ fn fork_and_look() {
     let map = common::open_file(&path, options).unwrap();
     map.put(b"key", b"value").unwrap();
     let mut scan = map.scan(..).unwrap();
-    let mut writer = map.value_writer(b"parts", 10, Meta::new()).unwrap();
+    let mut writer = map.value_writer(b"parts", 10).unwrap();
     writer.write_all(&[1; 5]).unwrap();
     let is_borrowed = || map.get_ref(b"key").unwrap().unwrap().is_borrowed();
     assert!(is_borrowed());
@@ -436,7 +436,7 @@ fn fork_and_look() {
         fine &= writer.write_all(&[2; 5]).is_err();
         fine &= forked(map.put(b"key", b"child").map(|()| true));
         fine &= forked(map.delete(b"key"));
-        fine &= forked(map.touch(b"key", Some(1)));
+        fine &= forked(map.touch(b"key", common::at(1)));
         fine &= forked(map.modify(b"key", |_| evermap::Edit::Remove).map(|_| true));
         fine &= forked(map.clear().map(|()| true));
         fine &= forked(map.db().purge().map(|_| true));

@@ -11,20 +11,21 @@ fn records_are_found_in_the_order_of_the_keys() {
     let keys: Vec<String> = (0..100).map(|key| format!("key-{key}")).collect();
     for (at, key) in keys.iter().enumerate().filter(|(at, _)| at % 3 > 0) {
         let meta = Meta::new().with_flags(at as u32);
-        map.put_with(key.as_bytes(), &vec![at as u8; at * 10], meta).unwrap();
+        map.set(key.as_bytes()).meta(meta).put(&vec![at as u8; at * 10]).unwrap();
     }
     let (mut found, mut values) = (Vec::new(), Vec::new());
     let mut expected = Vec::new();
-    map.find_many(&keys, |at, record| {
-        let record = record.unwrap();
-        assert_eq!((record.flags(), record.value_len()), (at as u32, at * 10));
-        assert!(record.cas() > 0 && record.expires_at().is_none());
-        record.append_to(&mut values).unwrap();
-        expected.extend(vec![at as u8; at * 10]);
-        found.push(at);
-        if at < 80 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })
-    .unwrap();
+    map.cache()
+        .find_many(&keys, |at, record| {
+            let record = record.unwrap();
+            assert_eq!((record.flags(), record.value_len()), (at as u32, at * 10));
+            assert!(record.cas() > 0 && record.expires_at().is_none());
+            record.append_to(&mut values).unwrap();
+            expected.extend(vec![at as u8; at * 10]);
+            found.push(at);
+            if at < 80 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })
+        .unwrap();
     let present: Vec<usize> = (0..=80).filter(|at| at % 3 > 0).collect();
     assert_eq!(found, present);
     assert!(values == expected);
@@ -47,14 +48,15 @@ fn a_damaged_value_is_reported_when_it_is_copied() {
     let map = Evermap::open(&path, Options::new()).unwrap().default_map();
     let mut out = b"> ".to_vec();
     let mut damaged = 0;
-    map.find_many(&[b"bad".as_slice(), b"good"], |_, record| {
-        match record.unwrap().append_to(&mut out) {
-            Ok(()) => {}
-            Err(Error::Damaged { .. }) => damaged += 1,
-            Err(other) => panic!("{other}"),
-        }
-        ControlFlow::Continue(())
-    })
-    .unwrap();
+    map.cache()
+        .find_many(&[b"bad".as_slice(), b"good"], |_, record| {
+            match record.unwrap().append_to(&mut out) {
+                Ok(()) => {}
+                Err(Error::Damaged { .. }) => damaged += 1,
+                Err(other) => panic!("{other}"),
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
     assert_eq!((out.as_slice(), damaged), (&b"> intact"[..], 1));
 }

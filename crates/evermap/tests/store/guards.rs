@@ -10,7 +10,7 @@ use std::sync::Barrier;
 use std::thread;
 
 use crate::common;
-use evermap::{Batch, Edit, Error, Map, MapOptions, Meta, Options, Result};
+use evermap::{Batch, Edit, Error, Map, MapOptions, Options, Result};
 use evermap_pm::region::Identity;
 use evermap_pm::sim::Sim;
 
@@ -158,7 +158,7 @@ const PLACES: &[(&str, Held, Within)] = &[
         map.get_with(KEY, |_| run()).unwrap();
     }),
     ("get_and_touch", Held::Nothing, |map, run| {
-        map.get_and_touch(KEY, None, |_| run()).unwrap();
+        map.cache().get_and_touch(KEY, None, |_| run()).unwrap();
     }),
 ];
 
@@ -176,14 +176,14 @@ const WAITING: &[(&str, Operation)] = &[
 /// Operations that change the key.
 const CHANGING: &[(&str, Operation)] = &[
     ("put", |map| map.put(KEY, b"other")),
-    ("put_with", |map| map.put_with(KEY, b"other", Meta::default()).map(drop)),
+    ("put_with", |map| map.set(KEY).put(b"other").map(drop)),
     ("insert", |map| map.try_insert(KEY, b"other").map(drop)),
     ("update", |map| map.replace(KEY, b"other").map(drop)),
     ("compare_exchange", |map| map.compare_exchange(KEY, 1, b"other").map(drop)),
     ("remove", |map| map.delete(KEY).map(drop)),
     ("remove_if", |map| map.remove_if(KEY, 1).map(drop)),
-    ("touch", |map| map.touch(KEY, Some(u64::from(u32::MAX))).map(drop)),
-    ("get_and_touch", |map| map.get_and_touch(KEY, Some(u64::from(u32::MAX)), |_| ()).map(drop)),
+    ("touch", |map| map.touch(KEY, evermap::Expiry::MAX).map(drop)),
+    ("get_and_touch", |map| map.cache().get_and_touch(KEY, evermap::Expiry::MAX, |_| ()).map(drop)),
     ("modify", |map| map.modify(KEY, |_| Edit::Remove).map(drop)),
     ("fetch_add", |map| map.fetch_add(KEY, 1).map(drop)),
     ("append", |map| map.append(KEY, b"more").map(drop)),

@@ -8,7 +8,7 @@ use crate::common;
 use evermap_index::testkit::tier;
 use evermap_pm::Medium;
 
-use evermap::{Evermap, IndexKind, Map, MapOptions, Meta, Options, Order};
+use evermap::{Evermap, IndexKind, Map, MapOptions, Options, Order};
 
 const PAGE: usize = 4096;
 const RECORDS: u32 = 3000;
@@ -26,8 +26,8 @@ fn create(path: &Path, index: IndexKind, order: Order, expired: u32) {
         map.put(&key(number), b"value").unwrap();
     }
     for number in 0..expired {
-        let expired = Meta::new().with_expiry(Some(1));
-        map.put_with(&[b"expired", &key(number)[..]].concat(), b"", expired).unwrap();
+        let expired = common::meta(0, 1);
+        map.set(&[b"expired", &key(number)[..]].concat()).meta(expired).put(b"").unwrap();
     }
     db.close().unwrap();
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use crate::common::{self, Kept, Random, assert_sound, is_value_of, value_of};
 use evermap::{
-    Batch, Clock, Error, IndexKind, MAP_NAME_MAX, Map, MapOptions, Meta, Options, Order, SweepState,
+    Batch, Clock, Error, IndexKind, MAP_NAME_MAX, Map, MapOptions, Options, Order, SweepState,
 };
 use evermap_pm::Medium;
 use evermap_pm::sim::Sim;
@@ -50,7 +50,8 @@ fn allocated(store: &Map<Sim>) -> u64 {
 
 #[test]
 fn maps_are_independent_of_each_other() {
-    let store = Kept::new(256 << 20).open(&options().clock(Clock::manual(1000))).unwrap();
+    let store =
+        Kept::new(256 << 20).open(&options().clock(Clock::manual(common::at(1000)))).unwrap();
     let [one, two] = ["one", "two"].map(|name| store.db().map(name, MapOptions::new()).unwrap());
     for (version, map) in [&store, &one, &two].into_iter().enumerate() {
         fill(map, 0..500, version as u64);
@@ -68,7 +69,7 @@ fn maps_are_independent_of_each_other() {
     let stat = one.stat();
     assert_eq!((stat.map.as_deref(), stat.maps, stat.records.value), (Some("one"), 2, 500));
     // No CAS id is assigned twice, not even in different maps.
-    let [a, b] = [&one, &two].map(|map| map.put_with(b"k", b"v", Meta::default()).unwrap());
+    let [a, b] = [&one, &two].map(|map| map.set(b"k").put(b"v").unwrap());
     assert_ne!(a, b);
     // A flush concerns one map, and so does a batch without names of maps.
     one.clear().unwrap();
@@ -80,7 +81,7 @@ fn maps_are_independent_of_each_other() {
     assert_eq!(two.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
     assert!(!two.contains(b"k").unwrap() && !one.contains(b"a").unwrap());
     // Expired records of every map are purged.
-    two.put_with(b"gone", b"", common::meta(0, 1)).unwrap();
+    two.set(b"gone").meta(common::meta(0, 1)).put(b"").unwrap();
     store.db().purge().unwrap();
     assert_eq!((one.len(), two.len()), (0, 502));
     assert_sound(&store);
@@ -534,7 +535,7 @@ fn damage_concerns_one_map() {
     let bad = store.db().map("bad", MapOptions::new()).unwrap();
     fill(&bad, 0..100, 2);
     // A flush in the distant future, by which the descriptor is found.
-    bad.expire_all_at(common::time_at(u64::from(u32::MAX))).unwrap();
+    bad.expire_all_at(common::at(u64::from(u32::MAX))).unwrap();
     store.db().clone().close().unwrap();
     drop(store);
     let offset = |word: u64| word & ((1 << 48) - 1);
@@ -769,22 +770,22 @@ fn records_of_all_maps_move_together() {
 /// Expired and flushed records are also removed from maps that were not opened since.
 #[test]
 fn expired_records_are_removed_from_all_maps() {
-    let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
+    let (memory, clock) = (Kept::new(64 << 20), Clock::manual(common::at(1000)));
     let options = options().clock(clock.clone());
     let store = memory.open(&options).unwrap();
     let mortal = store.db().map("mortal", MapOptions::new()).unwrap();
     for number in 0..50 {
         let meta = common::meta(0, if number < 20 { 2000 } else { 0 });
-        mortal.put_with(&key_of(number), b"value", meta).unwrap();
+        mortal.set(&key_of(number)).meta(meta).put(b"value").unwrap();
     }
     let flushed = store.db().map("flushed", MapOptions::new()).unwrap();
     fill(&flushed, 0..30, 1);
-    flushed.expire_all_at(common::time_at(2000)).unwrap();
+    flushed.expire_all_at(common::at(2000)).unwrap();
     store.into_db().close().unwrap();
     let store = memory.open(&options).unwrap();
     assert_eq!(store.db().purge().unwrap(), 0);
     assert_eq!(store.db().purge_if_due().unwrap(), 0);
-    clock.set(2000);
+    clock.set(common::at(2000));
     assert_eq!(store.db().purge_if_due().unwrap(), 50);
     assert_eq!(store.db().map("mortal", existing()).unwrap().len(), 30);
     assert_eq!(store.db().map("flushed", existing()).unwrap().len(), 0);

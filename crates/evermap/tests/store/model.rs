@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 
 use crate::common::{self, Kept, Random, value_of};
 use crate::ordered;
-use evermap::{Clock, Edit, Error, Map, MapOptions, Marks, Meta, Options, Outcome};
+use evermap::cache::{CacheEdit, Marks};
+use evermap::{Clock, Edit, Error, Map, MapOptions, Meta, Options, Outcome};
 use evermap_index::testkit::tier;
 use evermap_pm::sim::Sim;
 
@@ -41,8 +42,8 @@ impl Model {
 
     fn set(&mut self, key: &[u8], value: Vec<u8>, meta: Meta, cas: u64) {
         assert!(self.ids.insert(cas), "CAS id {cas} was assigned twice");
-        let Meta { flags, marks, .. } = meta;
-        let expires_at = meta.expires_at.unwrap_or(0);
+        let (flags, marks) = (meta.flags(), meta.marks());
+        let expires_at = meta.expires_at().map_or(0, common::seconds);
         self.entries.insert(key.to_vec(), Entry { value, flags, expires_at, marks, cas });
     }
 
@@ -82,8 +83,8 @@ fn compare(store: &Map<Sim>, model: &mut Model, keys: u64) {
             let entry = Entry {
                 value: item.value.to_vec(),
                 flags: item.flags,
-                expires_at: item.expires_at.unwrap_or(0),
-                marks: item.marks,
+                expires_at: item.expires_at().map_or(0, common::seconds),
+                marks: item.meta().marks(),
                 cas: item.cas,
             };
             assert!(shown.insert(item.key.to_vec(), entry).is_none(), "shown twice");
@@ -126,6 +127,7 @@ fn pages_of(store: &Map<Sim>) -> BTreeMap<Vec<u8>, Entry> {
     let (mut shown, mut next) = (BTreeMap::new(), Some(0));
     while let Some(position) = next {
         next = store
+            .cache()
             .find_page(position, |record| {
                 let record = record.unwrap();
                 let mut value = Vec::new();
@@ -133,7 +135,7 @@ fn pages_of(store: &Map<Sim>) -> BTreeMap<Vec<u8>, Entry> {
                 let entry = Entry {
                     value,
                     flags: record.flags(),
-                    expires_at: record.expires_at().unwrap_or(0),
+                    expires_at: record.expires_at().map_or(0, common::seconds),
                     marks: record.marks(),
                     cas: record.cas(),
                 };
@@ -152,16 +154,16 @@ fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock,
     let marks = if random.below(3) == 0 { random.next() as u8 } else { 0 };
     let meta =
         common::meta(random.next() as u32, expires_at).with_marks(Marks::from_bits_truncate(marks));
-    let expiry = meta.expires_at;
+    let expiry = meta.expires_at();
     model.settle();
     let before = model.entries.get(key).cloned();
     match random.below(16) {
         0..=2 => {
-            let cas = store.put_with(key, &value, meta).unwrap();
+            let cas = store.set(key).meta(meta).put(&value).unwrap();
             model.set(key, value, meta, cas);
         }
         3 => {
-            let old = store.insert_with(key, &value, meta).unwrap();
+            let old = store.set(key).meta(meta).insert(&value).unwrap();
             assert_eq!(old, before.map(|entry| entry.value));
             let cas = store.get_with(key, |item| item.cas).unwrap();
             match cas {
@@ -171,11 +173,11 @@ fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock,
             }
         }
         4 => {
-            let outcome = store.try_insert_with(key, &value, meta).unwrap();
+            let outcome = store.set(key).meta(meta).try_insert(&value).unwrap();
             model.stored(key, value, meta, before.is_none(), outcome);
         }
         5 => {
-            let outcome = store.replace_with(key, &value, meta).unwrap();
+            let outcome = store.set(key).meta(meta).replace(&value).unwrap();
             model.stored(key, value, meta, before.is_some(), outcome);
         }
         6 => {
@@ -184,7 +186,7 @@ fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock,
             let refused = Marks::from_bits_truncate(random.below(3) as u8);
             let has = before.as_ref().map_or(Marks::NONE, |entry| entry.marks);
             let right = right && before.is_some() && !has.intersects(refused);
-            let outcome = store.compare_exchange_unless(key, cas, refused, &value, meta).unwrap();
+            let outcome = store.cache().compare_exchange(key, cas, refused, &value, meta).unwrap();
             model.stored(key, value, meta, right, outcome);
         }
         7 => {
@@ -210,7 +212,8 @@ fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock,
         }
         10 | 11 => modify(store, model, key, value, meta, random.below(6)),
         12 => {
-            let found = store.get_and_touch(key, expiry, |item| item.value.to_vec()).unwrap();
+            let found =
+                store.cache().get_and_touch(key, expiry, |item| item.value.to_vec()).unwrap();
             assert_eq!(found, before.as_ref().map(|entry| entry.value.clone()));
             model.entries.entry(key.to_vec()).and_modify(|entry| entry.expires_at = expires_at);
         }
@@ -222,7 +225,7 @@ fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock,
             let at = (random.below(2) == 0).then(|| model.now + random.below(20));
             match at {
                 None => store.clear().unwrap(),
-                Some(at) => store.expire_all_at(common::time_at(at)).unwrap(),
+                Some(at) => store.expire_all_at(common::at(at)).unwrap(),
             }
             model.flush_due = Some(at.unwrap_or(model.now));
         }
@@ -235,17 +238,18 @@ fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock,
     }
     if random.below(10) == 0 {
         model.now += random.below(3);
-        clock.set(model.now);
+        clock.set(common::at(model.now));
     }
 }
 
 fn modify(store: &Map<Sim>, model: &mut Model, key: &[u8], value: Vec<u8>, meta: Meta, how: u64) {
     let before = model.entries.get(key).cloned();
     let stored = store
+        .cache()
         .modify(key, |item| {
             let item = item.map(|item| {
-                let expires_at = item.expires_at.unwrap_or(0);
-                (item.key, item.value, item.flags, (expires_at, item.marks), item.cas)
+                let expires_at = item.expires_at().map_or(0, common::seconds);
+                (item.key, item.value, item.flags, (expires_at, item.meta().marks()), item.cas)
             });
             let expected = before.as_ref().map(|entry| {
                 let control = (entry.expires_at, entry.marks);
@@ -253,12 +257,14 @@ fn modify(store: &Map<Sim>, model: &mut Model, key: &[u8], value: Vec<u8>, meta:
             });
             assert_eq!(item, expected);
             match how {
-                0 => Edit::Keep,
-                1 => Edit::Remove,
-                2 => Edit::Value([item.map_or(&b""[..], |item| item.1), &value[..]].concat()),
-                3 => Edit::MarkedValue(value.clone(), meta.marks),
-                4 => Edit::Mark { expires_at: meta.expires_at, marks: meta.marks },
-                _ => Edit::Record(value.clone(), meta),
+                0 => Edit::Keep.into(),
+                1 => Edit::Remove.into(),
+                2 => {
+                    Edit::Value([item.map_or(&b""[..], |item| item.1), &value[..]].concat()).into()
+                }
+                3 => CacheEdit::MarkedValue(value.clone(), meta.marks()),
+                4 => CacheEdit::Mark { expiry: meta.expires_at().into(), marks: meta.marks() },
+                _ => Edit::Record(value.clone(), meta).into(),
             }
         })
         .unwrap();
@@ -276,13 +282,14 @@ fn modify(store: &Map<Sim>, model: &mut Model, key: &[u8], value: Vec<u8>, meta:
             });
             match how {
                 2 => model.set(key, [old, value].concat(), stays, stored.unwrap()),
-                _ => model.set(key, value, stays.with_marks(meta.marks), stored.unwrap()),
+                _ => model.set(key, value, stays.with_marks(meta.marks()), stored.unwrap()),
             }
         }
         // In place: it is the same version.
         (4, Some(mut entry)) => {
             assert_eq!(stored, Some(entry.cas));
-            (entry.expires_at, entry.marks) = (meta.expires_at.unwrap_or(0), meta.marks);
+            (entry.expires_at, entry.marks) =
+                (meta.expires_at().map_or(0, common::seconds), meta.marks());
             model.entries.insert(key.to_vec(), entry);
         }
         (_, _) => model.set(key, value, meta, stored.unwrap()),
@@ -380,7 +387,7 @@ impl Maps {
 }
 
 fn run(seed: u64, named: usize, keys: u64, steps: u64, rounds: u64) {
-    let clock = Clock::manual(1000);
+    let clock = Clock::manual(common::at(1000));
     let options =
         common::options().capacity(64 << 20).extent_size(64 << 10).seed(seed).clock(clock.clone());
     let options = ordered::in_some_way(options, seed);

@@ -134,7 +134,7 @@ pub(crate) fn scan_agrees<M: Medium>(store: &Map<M>) -> Result<(), String> {
     store
         .for_each(|item| match item {
             Ok(item) => {
-                let value = (item.value.to_vec(), item.expires_at.is_some());
+                let value = (item.value.to_vec(), item.expires_at().is_some());
                 walked.insert(item.key.to_vec(), value);
                 ControlFlow::Continue(())
             }
@@ -549,15 +549,15 @@ fn closing_ends_building() {
 #[test]
 fn purged_keys_leave_the_tree() {
     for notices in NOTICES {
-        let (memory, clock) = (Kept::new(64 << 20), Clock::manual(1000));
+        let (memory, clock) = (Kept::new(64 << 20), Clock::manual(common::at(1000)));
         let options = common::options().capacity(64 << 20).clock(clock.clone());
         let store = memory.open(&options.ordered(true).ordered_updates(notices)).unwrap();
         for number in 0..2_000 {
             let meta = common::meta(0, if number % 2 == 0 { 2000 } else { 0 });
-            store.put_with(&key_of(number), b"value", meta).unwrap();
+            store.set(&key_of(number)).meta(meta).put(b"value").unwrap();
         }
         assert_eq!(store.scan(..).unwrap().count(), 2_000);
-        clock.set(2000);
+        clock.set(common::at(2000));
         assert_eq!(store.scan(..).unwrap().count(), 1_000);
         assert_eq!(store.stat().ordered.unwrap().keys, 2_000, "expired, but not purged");
         // An expired key is put again before it was purged.

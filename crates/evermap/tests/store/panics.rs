@@ -27,7 +27,7 @@ impl Step {
         match self.kind {
             0 | 1 => store.delete(&self.key).map(drop),
             2 => store.modify(&self.key, |_| Edit::Value(self.value.clone())).map(drop),
-            3 => store.touch(&self.key, Some(1)).map(drop),
+            3 => store.touch(&self.key, common::at(1)).map(drop),
             4 if self.key[0] == 7 => store.clear(),
             _ => store.put(&self.key, &self.value),
         }
@@ -114,14 +114,16 @@ fn an_expiry_that_a_dead_process_has_not_flushed_is_flushed_before_it_is_shown()
     let map = memory.open(&options).unwrap();
     map.put(b"key", b"value").unwrap();
     memory.panic_at_flush(0);
-    assert!(catch_unwind(AssertUnwindSafe(|| map.touch(b"key", Some(FAR)))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| map.touch(b"key", common::at(FAR)))).is_err());
     drop(map);
     let open = || {
         let map = memory.open(&options).unwrap();
         map.db().recover().unwrap();
         map
     };
-    let expiry = |map: &Map<Sim>| map.get_with(b"key", |item| item.expires_at).unwrap();
+    let expiry = |map: &Map<Sim>| {
+        map.get_with(b"key", |item| item.expires_at().map(common::seconds)).unwrap()
+    };
     let map = open();
     memory.panic_at_flush(0);
     let shown = catch_unwind(AssertUnwindSafe(|| expiry(&map)));
@@ -130,7 +132,7 @@ fn an_expiry_that_a_dead_process_has_not_flushed_is_flushed_before_it_is_shown()
     let map = open();
     assert_eq!(expiry(&map), Some(Some(FAR)));
     // What is known to be durable is not flushed again.
-    assert!(map.touch(b"key", Some(FAR + 1)).unwrap());
+    assert!(map.touch(b"key", common::at(FAR + 1)).unwrap());
     memory.panic_at_flush(0);
     assert_eq!(expiry(&map), Some(Some(FAR + 1)));
     assert!(!memory.cancel_panic());
@@ -140,7 +142,7 @@ fn an_expiry_that_a_dead_process_has_not_flushed_is_flushed_before_it_is_shown()
 /// freed, and the ordered index is updated.
 #[test]
 fn an_error_after_a_change_leaves_it_accounted_for() {
-    let (clock, memory) = (Clock::manual(1000), Kept::new(16 << 20));
+    let (clock, memory) = (Clock::manual(common::at(1000)), Kept::new(16 << 20));
     let options = common::options().capacity(16 << 20).extent_size(64 << 10).ordered(true);
     let options = options.ordered_updates(OrderedUpdates::Sync).clock(clock.clone());
     let store = memory.open(&options).unwrap();
@@ -153,15 +155,15 @@ fn an_error_after_a_change_leaves_it_accounted_for() {
     memory.fail_after_changes(true);
     let failed = |error: Option<Error>| assert!(error.is_some_and(|error| error.is_damaged()));
     failed(store.put(b"a", b"other").err());
-    failed(store.put_with(b"d", b"new", meta(2000)).err());
+    failed(store.set(b"d").meta(meta(2000)).put(b"new").err());
     failed(store.delete(b"b").err());
-    assert!(store.touch(b"c", Some(1)).unwrap());
+    assert!(store.touch(b"c", common::at(1)).unwrap());
     store.db().purge_if_due().unwrap();
     memory.fail_after_changes(false);
     let keys: Vec<_> = store.scan(..).unwrap().map(|pair| pair.unwrap().0).collect();
     assert_eq!(keys, [b"a", b"d"]);
     assert_eq!(store.get(b"a").unwrap().as_deref(), Some(&b"other"[..]));
-    clock.set(2000);
+    clock.set(common::at(2000));
     assert_eq!(store.db().purge_if_due().unwrap(), 1, "its expiry is known");
     assert_eq!((store.len(), store.records().exact), (1, true));
     assert_eq!(store.bytes().value, bytes / 3);

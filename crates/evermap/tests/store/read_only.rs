@@ -17,7 +17,7 @@ const RECORDS: u64 = 3000;
 const NOW: u64 = 1000;
 
 fn options() -> Options {
-    common::options().capacity(1 << 30).extent_size(64 << 10).clock(Clock::manual(NOW))
+    common::options().capacity(1 << 30).extent_size(64 << 10).clock(Clock::manual(common::at(NOW)))
 }
 
 fn reading() -> Options {
@@ -38,7 +38,7 @@ fn closed(options: Options) -> (TempDir, PathBuf) {
     let path = directory.path().join("map");
     let map = common::open_file(&path, options).unwrap();
     (0..RECORDS).for_each(|key| map.put(&key_of(key), &value(key)).unwrap());
-    map.put_with(b"expired", b"1", common::meta(0, NOW + 5)).unwrap();
+    map.set(b"expired").meta(common::meta(0, NOW + 5)).put(b"1").unwrap();
     map.db().map("users", MapOptions::new()).unwrap().put(b"1", b"ann").unwrap();
     map.into_db().close().unwrap();
     (directory, path)
@@ -68,12 +68,12 @@ fn reading_changes_no_byte_of_the_file() {
         let (_directory, path) = closed(options().index(index));
         let before = std::fs::read(&path).unwrap();
         let time = std::fs::metadata(&path).unwrap().modified().unwrap();
-        let clock = Clock::manual(NOW);
+        let clock = Clock::manual(common::at(NOW));
         let map = common::open_file(&path, reading().ordered(true).clock(clock.clone())).unwrap();
         assert_reads_all(&map);
         let scanned: Vec<_> = map.scan_prefix("key").unwrap().map(|pair| pair.unwrap().0).collect();
         assert!(scanned.iter().eq((0..RECORDS).map(key_of).collect::<Vec<_>>().iter()));
-        clock.set(NOW + 5);
+        clock.set(common::at(NOW + 5));
         assert!(map.get(b"expired").unwrap().is_none());
         assert!(map.get_ref(&key_of(7)).unwrap().unwrap()[..] == value(7)[..]);
         let report = map.db().check(true).unwrap();
@@ -128,13 +128,13 @@ fn whatever_would_change_something_is_refused() {
         ("batch", Box::new(|| map.apply(Batch::new().put(key, b"x")).map(drop))),
         ("clear", Box::new(|| map.clear())),
         ("put_from", Box::new(|| map.put_from(key, 1, &b"x"[..]))),
-        ("value_writer", Box::new(|| map.value_writer(key, 1, evermap::Meta::new()).map(drop))),
+        ("value_writer", Box::new(|| map.value_writer(key, 1).map(drop))),
         ("purge", Box::new(|| map.db().purge().map(drop))),
         ("compact", Box::new(|| map.db().compact().map(drop))),
         ("put in a named map", Box::new(|| users.put(b"1", b"x"))),
         ("drop_map", Box::new(|| map.db().drop_map("users").map(drop))),
         ("new map", Box::new(|| map.db().map("new", MapOptions::new()).map(drop))),
-        ("get_and_touch", Box::new(|| map.get_and_touch(key, None, |_| ()).map(drop))),
+        ("get_and_touch", Box::new(|| map.cache().get_and_touch(key, None, |_| ()).map(drop))),
     ];
     for (name, change) in changes {
         let error = change().unwrap_err();

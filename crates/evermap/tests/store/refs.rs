@@ -32,7 +32,7 @@ fn value() -> Vec<u8> {
 
 /// Creates a store in memory, which lends values, and its clock.
 fn store() -> (Map<Sim>, Clock) {
-    let clock = Clock::manual(NOW);
+    let clock = Clock::manual(common::at(NOW));
     let medium = common::exclusive(CAPACITY);
     let options = options().clock(clock.clone());
     (common::create_medium(medium, Identity::default(), &options).unwrap(), clock)
@@ -58,11 +58,11 @@ fn held_through(
     change: impl FnOnce() + Send,
     is_made: impl Fn() -> bool,
 ) {
-    map.put_with(KEY, &value(), common::meta(7, NOW + 10)).unwrap();
+    map.set(KEY).meta(common::meta(7, NOW + 10)).put(&value()).unwrap();
     let before = store.space().unwrap().allocated_bytes;
     let held = map.get_ref(KEY).unwrap().unwrap();
     assert!(
-        held.is_borrowed() && (held.flags(), held.expires_at()) == (7, Some(NOW + 10)),
+        held.is_borrowed() && (held.flags(), held.expires_at()) == (7, Some(common::at(NOW + 10))),
         "{name}"
     );
     let cas = held.cas();
@@ -101,7 +101,7 @@ fn a_borrowed_value_stays_through_every_change_of_its_key() {
         ("batch", |map| drop(map.apply(Batch::new().put(KEY, &[3; LEN])).unwrap())),
         ("batch that removes", |map| drop(map.apply(Batch::new().remove(KEY)).unwrap())),
         ("touch and put", |map| {
-            assert!(map.touch(KEY, Some(NOW + 99)).unwrap());
+            assert!(map.touch(KEY, common::at(NOW + 99)).unwrap());
             map.put(KEY, &[4; LEN]).unwrap();
         }),
     ];
@@ -116,7 +116,7 @@ fn a_borrowed_value_stays_through_every_change_of_its_key() {
 fn a_borrowed_value_stays_when_its_record_expires_or_is_flushed() {
     let (store, clock) = store();
     let expire = || {
-        clock.set(NOW + 10);
+        clock.set(common::at(NOW + 10));
         store.db().purge().unwrap();
     };
     held_through("expiry", &store, &store, expire, || store.records().value == 0);

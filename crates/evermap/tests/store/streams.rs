@@ -4,7 +4,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::{self, Kept, assert_sound, value_of};
-use evermap::{Clock, Error, Map, MapOptions, Meta, Options};
+use evermap::{Clock, Error, Map, MapOptions, Options};
 use evermap_pm::Medium;
 use evermap_pm::region::Identity;
 use evermap_pm::sim::Sim;
@@ -28,7 +28,7 @@ fn put_in_pieces<M: Medium>(
     value: &[u8],
     piece: usize,
 ) -> evermap::Result<u64> {
-    let mut writer = store.value_writer(key, value.len(), common::meta(7, 0))?;
+    let mut writer = store.set(key).meta(common::meta(7, 0)).value_writer(value.len())?;
     for piece in value.chunks(piece) {
         writer.write_all(piece).unwrap();
     }
@@ -59,7 +59,7 @@ fn a_value_that_comes_in_pieces_replaces_one_at_its_end() {
     let store = store();
     store.put(KEY, b"old").unwrap();
     let value = value_of(KEY, 1, 100_000);
-    let mut writer = store.value_writer(KEY, value.len(), Meta::default()).unwrap();
+    let mut writer = store.value_writer(KEY, value.len()).unwrap();
     for piece in value.chunks(999) {
         assert_eq!(store.get(KEY).unwrap().as_deref(), Some(&b"old"[..]));
         writer.write_all(piece).unwrap();
@@ -88,14 +88,14 @@ fn assert_discarded(use_up: impl FnOnce(&Map<Sim>)) {
 #[test]
 fn a_value_that_is_not_finished_is_discarded() {
     assert_discarded(|store| {
-        let mut writer = store.value_writer(KEY, 100_000, Meta::default()).unwrap();
+        let mut writer = store.value_writer(KEY, 100_000).unwrap();
         writer.write_all(&[1; 5000]).unwrap();
         // The block is allocated, and a check does not report it.
         assert!(store.space().unwrap().allocated_bytes > 100_000);
         assert_sound(store);
     });
     assert_discarded(|store| {
-        let mut writer = store.value_writer(KEY, 10, Meta::default()).unwrap();
+        let mut writer = store.value_writer(KEY, 10).unwrap();
         writer.write_all(&[1; 9]).unwrap();
         assert!(matches!(
             writer.finish(),
@@ -107,7 +107,7 @@ fn a_value_that_is_not_finished_is_discarded() {
 #[test]
 fn a_value_does_not_become_longer_than_announced() {
     let store = store();
-    let mut writer = store.value_writer(KEY, 10, Meta::default()).unwrap();
+    let mut writer = store.value_writer(KEY, 10).unwrap();
     writer.write_all(&[1; 8]).unwrap();
     let error = writer.write(&[1; 3]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
@@ -115,7 +115,7 @@ fn a_value_does_not_become_longer_than_announced() {
     writer.write_all(&[1; 2]).unwrap();
     writer.finish().unwrap();
     assert_eq!(store.get(KEY).unwrap().as_deref(), Some(&[1; 10][..]));
-    let too_long = store.value_writer(KEY, evermap::VALUE_MAX + 1, Meta::default());
+    let too_long = store.value_writer(KEY, evermap::VALUE_MAX + 1);
     assert!(matches!(too_long.map(drop), Err(Error::ValueTooLong { .. })));
     let key = vec![0; evermap::KEY_MAX + 1];
     assert!(matches!(store.put_from(&key, 1, io::empty()), Err(Error::KeyTooLong { .. })));
@@ -191,10 +191,9 @@ fn closing_discards_unfinished_values_without_waiting() {
     let store = memory.open(&options()).unwrap();
     store.put(KEY, b"old").unwrap();
     let before = store.space().unwrap().allocated_bytes;
-    let mut writers: Vec<_> =
-        (0..3).map(|_| store.value_writer(KEY, 100_000, Meta::default()).unwrap()).collect();
+    let mut writers: Vec<_> = (0..3).map(|_| store.value_writer(KEY, 100_000).unwrap()).collect();
     writers.iter_mut().for_each(|writer| writer.write_all(&[1; 50_000]).unwrap());
-    let mut whole = store.value_writer(KEY, 3, Meta::default()).unwrap();
+    let mut whole = store.value_writer(KEY, 3).unwrap();
     whole.write_all(b"new").unwrap();
     store.db().clone().close().unwrap();
     assert!(matches!(whole.finish(), Err(Error::Closed)));
@@ -216,7 +215,7 @@ fn closing_discards_unfinished_values_without_waiting() {
 fn dropping_a_map_discards_its_unfinished_values() {
     let store = store();
     let map = store.db().map("users", MapOptions::new()).unwrap();
-    let mut writer = map.value_writer(KEY, 10, Meta::default()).unwrap();
+    let mut writer = map.value_writer(KEY, 10).unwrap();
     writer.write_all(&[1; 10]).unwrap();
     store.db().drop_map("users").unwrap();
     store.db().reclaim_dropped().unwrap();
@@ -230,7 +229,7 @@ fn a_kill_in_the_middle_leaves_the_old_value_and_all_space() {
     let store = memory.open(&options()).unwrap();
     store.put(KEY, b"old").unwrap();
     let before = store.space().unwrap().allocated_bytes;
-    let mut writer = store.value_writer(KEY, 100_000, Meta::default()).unwrap();
+    let mut writer = store.value_writer(KEY, 100_000).unwrap();
     writer.write_all(&[1; 100_000]).unwrap();
     let dead = memory.copy();
     writer.finish().unwrap();
@@ -249,7 +248,7 @@ fn a_panic_in_the_middle_leaves_the_old_value_or_the_new_one() {
         let memory = Kept::new(CAPACITY);
         let store = memory.open(&options()).unwrap();
         store.put(KEY, b"old").unwrap();
-        let mut writer = store.value_writer(KEY, 1000, Meta::default()).unwrap();
+        let mut writer = store.value_writer(KEY, 1000).unwrap();
         writer.write_all(&[1; 1000]).unwrap();
         memory.panic_at_flush(flushes);
         let finished = catch_unwind(AssertUnwindSafe(|| writer.finish().unwrap()));
@@ -272,10 +271,10 @@ fn a_panic_in_the_middle_leaves_the_old_value_or_the_new_one() {
 #[test]
 fn a_flush_of_the_map_in_the_middle_comes_before_the_value() {
     let memory = Kept::new(CAPACITY);
-    let clock = Clock::manual(1000);
+    let clock = Clock::manual(common::at(1000));
     let store = memory.open(&options().clock(clock)).unwrap();
     store.put(KEY, b"old").unwrap();
-    let mut writer = store.value_writer(KEY, 1000, Meta::default()).unwrap();
+    let mut writer = store.value_writer(KEY, 1000).unwrap();
     writer.write_all(&[1; 500]).unwrap();
     store.clear().unwrap();
     assert_eq!(store.get(KEY).unwrap(), None);
@@ -292,9 +291,9 @@ fn a_limit_holds_for_values_that_come_in_pieces() {
     let medium = common::exclusive(CAPACITY);
     let options = options().max_bytes(100_000);
     let store = common::create_medium(medium, Identity::default(), &options).unwrap();
-    let too_large = store.value_writer(KEY, 200_000, Meta::default());
+    let too_large = store.value_writer(KEY, 200_000);
     assert!(matches!(too_large.map(drop), Err(Error::Full { .. })));
-    let mut writer = store.value_writer(KEY, 60_000, Meta::default()).unwrap();
+    let mut writer = store.value_writer(KEY, 60_000).unwrap();
     writer.write_all(&[1; 60_000]).unwrap();
     store.put(b"other", &[1; 60_000]).unwrap();
     assert!(matches!(writer.finish(), Err(Error::Full { .. })));
@@ -306,7 +305,7 @@ fn a_limit_holds_for_values_that_come_in_pieces() {
 fn a_reader_reads_from_anywhere() {
     let store = store();
     let value = value_of(KEY, 1, 1000);
-    store.put_with(KEY, &value, common::meta(7, 0)).unwrap();
+    store.set(KEY).meta(common::meta(7, 0)).put(&value).unwrap();
     let mut reader = store.value_reader(KEY).unwrap().unwrap();
     assert_eq!((reader.len(), reader.flags()), (1000, 7));
     for from in 0..40 {

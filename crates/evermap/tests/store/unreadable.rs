@@ -29,7 +29,7 @@ fn sparse(options: &Options, expires_at: u64) -> (Kept, Map<Sim>) {
     let store = memory.open(options).unwrap();
     for number in 0..KEYS {
         let meta = common::meta(0, expires_at);
-        store.put_with(&key_of(number), &[7; 200], meta).unwrap();
+        store.set(&key_of(number)).meta(meta).put(&[7; 200]).unwrap();
     }
     for number in (0..KEYS).filter(|number| number % 20 != 0) {
         store.delete(&key_of(number)).unwrap();
@@ -54,14 +54,14 @@ fn assert_kept(store: &Map<Sim>, number: u32) {
 fn maintenance_keeps_what_it_cannot_read() {
     for bit in [0, 31, 32, 34, 36, 50] {
         for expires_at in [0, NOW + 50] {
-            let clock = Clock::manual(NOW);
+            let clock = Clock::manual(common::at(NOW));
             let options = common::small(CAPACITY).clock(clock.clone());
             let (memory, store) = sparse(&options, expires_at);
             let at = record_at(&memory, &key_of(40));
             memory.set_word(at, memory.word(at) ^ 1 << bit);
             assert!(store.get(&key_of(40)).unwrap_err().is_damaged());
             store.db().compact().unwrap();
-            clock.set(NOW + 100);
+            clock.set(common::at(NOW + 100));
             store.db().purge().unwrap();
             store.db().purge_if_due().unwrap();
             store.db().compact().unwrap();
@@ -79,7 +79,7 @@ fn maintenance_keeps_what_it_cannot_read() {
 
 #[test]
 fn eviction_keeps_what_it_cannot_read() {
-    let options = common::small(CAPACITY).clock(Clock::manual(NOW));
+    let options = common::small(CAPACITY).clock(Clock::manual(common::at(NOW)));
     let options = options.memory_limit(1 << 20).evict(true);
     let memory = Kept::new(CAPACITY);
     let store = memory.open(&options).unwrap();
@@ -95,14 +95,14 @@ fn eviction_keeps_what_it_cannot_read() {
 
 #[test]
 fn operations_that_change_nothing_report_what_they_cannot_read() {
-    let options = common::small(CAPACITY).clock(Clock::manual(NOW));
+    let options = common::small(CAPACITY).clock(Clock::manual(common::at(NOW)));
     let (memory, store) = sparse(&options, 0);
     let key = key_of(40);
     let at = record_at(&memory, &key);
     let sound = memory.word(at);
     memory.set_word(at, sound ^ 1);
     let refused: [(&str, &dyn Fn() -> Option<Error>); 5] = [
-        ("touch", &|| store.touch(&key, Some(5000)).err()),
+        ("touch", &|| store.touch(&key, common::at(5000)).err()),
         ("replace", &|| store.replace(&key, b"new").err()),
         ("remove_if", &|| store.remove_if(&key, 1).err()),
         ("modify", &|| store.modify(&key, |_| Edit::Keep).err()),
@@ -128,7 +128,7 @@ fn putting_or_removing_the_key_repairs_it() {
         |store, key| assert!(store.apply(Batch::new().put(key, b"new")).unwrap().is_done()),
     ];
     for repair in repairs {
-        let options = common::small(CAPACITY).clock(Clock::manual(NOW));
+        let options = common::small(CAPACITY).clock(Clock::manual(common::at(NOW)));
         let (memory, store) = sparse(&options, 0);
         let at = record_at(&memory, &key_of(40));
         memory.set_word(at, memory.word(at) ^ 1);
@@ -146,7 +146,7 @@ fn putting_or_removing_the_key_repairs_it() {
 /// Each is a record of its own: as in a file that was copied while it changed.
 #[test]
 fn damage_in_many_places_makes_a_file_suspect() {
-    let options = common::small(CAPACITY).clock(Clock::manual(NOW));
+    let options = common::small(CAPACITY).clock(Clock::manual(common::at(NOW)));
     let memory = Kept::new(CAPACITY);
     let store = memory.open(&options).unwrap();
     (0..1000).for_each(|number| store.put(&key_of(number), &[7; 200]).unwrap());

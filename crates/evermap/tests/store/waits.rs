@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::common;
-use evermap::{Batch, Error, Evermap, MapOptions, Meta, Options, Result};
+use evermap::{Batch, Error, Evermap, MapOptions, Options, Result};
 use evermap_index::testkit::{Tier, tier};
 
 /// How long an operation may take before it counts as stuck: far longer than any waits for space.
@@ -59,7 +59,7 @@ fn put_under_a_reader(db: &Evermap, number: u64) -> Result<()> {
 
 fn expire(db: &Evermap, number: u64) -> Result<()> {
     let map = db.default_map();
-    map.put_with(&number.to_be_bytes(), &[9; 100], Meta::new().with_expiry(1))?;
+    map.set(&number.to_be_bytes()).expires(common::at(1)).put(&[9; 100])?;
     db.purge_if_due().map(drop)
 }
 

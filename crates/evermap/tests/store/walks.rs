@@ -112,13 +112,15 @@ fn an_ordered_index_has_every_key() {
 #[test]
 fn a_purge_removes_all_that_has_expired() {
     for kind in common::every_index() {
-        let clock = Clock::manual(1_000);
+        let clock = Clock::manual(common::at(1_000));
         let memory = Kept::new(256 << 20);
         let store = memory.open(&options(kind).clock(clock.clone())).unwrap();
         let meta = common::meta(0, 1_060);
-        (0..THERE).for_each(|number| store.put_with(&key(number), b"", meta).map(drop).unwrap());
-        memory
-            .at_next_prefetch(disturbance(&store, THERE..THERE + ADDED, move || clock.set(1_060)));
+        (0..THERE)
+            .for_each(|number| store.set(&key(number)).meta(meta).put(b"").map(drop).unwrap());
+        memory.at_next_prefetch(disturbance(&store, THERE..THERE + ADDED, move || {
+            clock.set(common::at(1_060))
+        }));
         assert_eq!(store.db().purge().unwrap(), THERE, "{kind}");
     }
 }
@@ -130,7 +132,7 @@ fn keys_are_those_of_the_records() {
     for number in 0..3_000u32 {
         map.put(&number.to_be_bytes(), &[0; 100]).unwrap();
     }
-    map.put_with(b"expired", b"", common::meta(0, 1)).unwrap();
+    map.set(b"expired").meta(common::meta(0, 1)).put(b"").unwrap();
     let mut keys: Vec<_> = map.keys().map(Result::unwrap).collect();
     keys.sort_unstable();
     let expected: Vec<_> = (0..3_000u32).map(|number| number.to_be_bytes().to_vec()).collect();

@@ -5,6 +5,7 @@ pub(crate) mod packet;
 
 use std::fmt::Display;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use evermap_server::latency::Latencies;
 use evermap_server::protocol::{
@@ -16,6 +17,11 @@ use evermap_server::{Cache, ModelCache};
 
 /// The time of the model cache and of the sessions, in seconds since 1970.
 pub(crate) const NOW: u32 = 1_800_000_000;
+
+/// Returns the time that is this number of seconds after the beginning of 1970.
+pub(crate) fn at(seconds: u32) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.into())
+}
 
 /// A session over a cache.
 pub(crate) struct TestSession<C = ModelCache> {

@@ -22,6 +22,7 @@
 //! block for that key, under a guard, is it a record, and nothing else until the guard ends.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
@@ -29,6 +30,7 @@ use evermap_index::{BATCH_KEYS, Guard};
 use evermap_pm::Medium;
 
 use super::{Evicted, Manner};
+use crate::item::Access;
 use crate::maintenance::expire::unless_damaged;
 use crate::ops::commit::Verdict;
 use crate::record::Record;
@@ -137,8 +139,8 @@ pub(super) struct Event {
     key: Vec<u8>,
     value_len: usize,
     bytes: u64,
-    ttl: Option<u32>,
-    idle: u32,
+    ttl: Option<Duration>,
+    idle: Duration,
     fetched: bool,
 }
 
@@ -383,16 +385,17 @@ impl<M: Medium> Map<M> {
         }
         let counts = &self.db.file.maintenance.evictor.counts;
         let bytes = self.db.file.pool.block_size(record.bytes());
-        let (fetched, idle) = (access.is_fetched(), access.idle(judge.now));
+        let Access { fetched, idle } = access.prior(judge.now);
         counts.evictions.fetch_add(1, Relaxed);
         counts.evicted_bytes.fetch_add(bytes, Relaxed);
         counts.evicted_unfetched.fetch_add(u64::from(!fetched), Relaxed);
         counts.direct.fetch_add(u64::from(judge.manner == Manner::Direct), Relaxed);
-        counts.idle.store(idle.into(), Relaxed);
+        counts.idle.store(idle.as_secs(), Relaxed);
         if let Some(events) = &mut judge.events {
             let (key, value_len) = (key.bytes.to_vec(), record.value_len());
             let expires_at = expires_at.filter(|&expires_at| expires_at != 0);
-            let ttl = expires_at.map(|expires_at| expires_at.saturating_sub(judge.now));
+            let left = |expires_at: u32| expires_at.saturating_sub(judge.now);
+            let ttl = expires_at.map(|expires_at| Duration::from_secs(left(expires_at).into()));
             events.push(Event { key, value_len, bytes, ttl, idle, fetched });
         }
         Ok(())

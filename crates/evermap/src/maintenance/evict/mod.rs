@@ -62,10 +62,10 @@ pub struct Evicted<'e> {
     pub value_len: usize,
     /// Bytes that the record took.
     pub bytes: u64,
-    /// Seconds that it would still have lived; `None` if it never expired.
-    pub ttl: Option<u32>,
-    /// Seconds since the last access, up to 8 too few or too many.
-    pub idle: u32,
+    /// The time that it would still have lived; `None` if it never expired.
+    pub ttl: Option<Duration>,
+    /// The time since the last access, up to 8 seconds too short or too long.
+    pub idle: Duration,
     /// Whether it was ever read.
     pub fetched: bool,
 }
@@ -172,7 +172,7 @@ impl<M: Medium> Evermap<M> {
     /// use evermap::{Evermap, Options};
     /// let db = Evermap::in_memory(Options::new().evict(true).memory_limit(64 << 20))?;
     /// db.on_evict(Some(Box::new(|evicted| {
-    ///     println!("{:?} was not read for {} s", evicted.key, evicted.idle);
+    ///     println!("{:?} was not read for {:?}", evicted.key, evicted.idle);
     /// })));
     /// # Ok::<(), evermap::Error>(())
     /// ```

@@ -89,7 +89,20 @@ pub(crate) fn assert_sound<M: Medium>(store: &Map<M>) {
 
 /// Returns metadata with these flags and this expiry, where 0 means never.
 pub(crate) fn meta(flags: u32, expires_at: u64) -> Meta {
-    Meta::new().with_flags(flags).with_expiry(Some(expires_at).filter(|&at| at != 0))
+    Meta::new().with_flags(flags).with_expiry((expires_at != 0).then(|| at(expires_at)))
+}
+
+/// The latest expiry, in seconds since 1970.
+pub(crate) const EXPIRY_MAX: u64 = u32::MAX as u64;
+
+/// Returns the time that is this number of seconds after the beginning of 1970.
+pub(crate) fn at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+/// Returns the seconds since 1970.
+pub(crate) fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs()
 }
 
 /// Returns memory that reports that it belongs to one store only.
@@ -293,9 +306,4 @@ pub(crate) fn is_value_of(key: &[u8], value: &[u8]) -> bool {
     let Some(rest) = value.strip_prefix(key) else { return false };
     let Some(version) = rest.first_chunk::<8>() else { return false };
     value_of(key, u64::from_le_bytes(*version), value.len()) == value
-}
-
-/// Returns the time this many seconds after the beginning of 1970.
-pub(crate) fn time_at(seconds: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }

@@ -16,7 +16,7 @@ use std::thread::ThreadId;
 
 use super::{History, Live, Workload, key_of, text};
 use crate::common::{self, value_of};
-use evermap::{Evermap, Map, Meta};
+use evermap::{Evermap, Map};
 use evermap_index::testkit::tier;
 use evermap_pm::sim::mutants::{Fate, fate_of_planted};
 use evermap_pm::sim::oracle::MapOp;
@@ -127,7 +127,8 @@ impl Live {
         }
         let mut versions = history.versions.lock().unwrap();
         for key in 0..self.keys {
-            let len = self.store.peek(&key_of(key), |item| item.value.len()).map_err(text)?;
+            let len =
+                self.store.cache().peek(&key_of(key), |item| item.value.len()).map_err(text)?;
             let version = self.version(key)?;
             versions.extend(len.zip(version).map(|(len, version)| ((key, len), version)));
         }
@@ -229,7 +230,7 @@ impl Live {
         };
         let number = history.map.begin(&self.sim, key, op);
         let done = match choice {
-            0..=4 => self.store.put_with(name, &value, Meta::default()).map(Some),
+            0..=4 => self.store.set(name).put(&value).map(Some),
             5 => self.store.delete(name).map(|_| None),
             _ => self.store.get(name).map(|_| None),
         };
@@ -258,7 +259,7 @@ impl Live {
         let value = self.value_from(history, key, version, len);
         let before = self.version(key)?;
         let number = history.map.begin(&self.sim, key, MapOp::Upsert(version));
-        let stored = self.store.put_with(&key_of(key), &value, Meta::default());
+        let stored = self.store.set(&key_of(key)).put(&value);
         self.answered(history, number, before, stored.map(Some))
     }
 
