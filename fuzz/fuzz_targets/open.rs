@@ -62,7 +62,7 @@ fn templates() -> &'static [Vec<u8>; 2] {
         [true, false].map(|close| {
             let memory = SharedDram::new();
             let identity = Identity::default();
-            let db = Evermap::create_medium(memory.clone(), identity, &options()).unwrap();
+            let db = Evermap::create_medium(memory.clone(), identity, options()).unwrap();
             let map = db.default_map();
             (0..KEYS).for_each(|number| put(&map, number, 1000 + number).unwrap());
             (0..KEYS).step_by(5).for_each(|number| put(&map, number, 2000 + number).unwrap());
@@ -159,7 +159,7 @@ fn look<M: Medium>(map: &Map<M>) {
 
 fn use_it(bytes: &[u8], on_suspect: OnSuspect) -> bool {
     let options = options().on_suspect(on_suspect);
-    let opened = Evermap::open_medium(memory(bytes), Identity::default(), &options);
+    let opened = Evermap::open_medium(memory(bytes), Identity::default(), options);
     let Ok(db) = opened else { return false };
     let map = db.default_map();
     look(&map);

@@ -1,29 +1,26 @@
-//! The file that maps are stored in: opening it, and closing it.
+//! The file that maps are stored in, and opening it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, fence};
-use std::thread::JoinHandle;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::{FlushKind, Mapped, MappedOptions, Pages};
 use evermap_pm::region::{
     self, DamageMark, Identity, OnSuspect, Opened, Region, RegionConfig, WIDE_DAMAGE,
 };
-use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Medium, Pool};
 
 use crate::batch::intent;
 use crate::batch::reservations::KeyReservations;
 use crate::clock::Time;
+use crate::close::CloseOnDrop;
 use crate::error::{counted, storage};
 use crate::index::PrimaryIndex;
 use crate::maintenance::Maintenance;
 use crate::map::catalog::Maps;
 use crate::map::header::MapHeader;
-use crate::map::inner::{MapInner, MapState, OpenContext};
-use crate::ordered;
+use crate::map::inner::{MapInner, OpenContext};
 use crate::record::cas::CasCounter;
 use crate::record::partial::PartialBlocks;
 use crate::record::tombstone_of;
@@ -54,14 +51,14 @@ use crate::{Durability, Error, ErrorKind, IndexKind, Map, Options, Result};
 /// # Other media
 ///
 /// `Evermap<M>` runs on any [`Medium`], for instance on a simulator that crashes it. Such a file is
-/// opened with [`open_medium`](Evermap::open_medium). It has no threads in the background: its
-/// caller calls [`recover`](Evermap::recover), [`purge_if_due`](Evermap::purge_if_due) and
-/// [`compact`](Evermap::compact). Dropping it does not close it.
+/// opened with [`open_medium`](Evermap::open_medium), and has no threads in the background: its
+/// caller does [what they do elsewhere](#without-threads-in-the-background). Dropping it does not
+/// close it.
 pub struct Evermap<M: Medium = Mapped> {
     pub(crate) file: Arc<FileInner<M>>,
     /// Closes the file when the last handle is dropped. `None` on a medium of the caller's, and in
     /// the handles of the background threads, which must not keep the file open.
-    closer: Option<Arc<CloseOnDrop<M>>>,
+    pub(crate) closer: Option<Arc<CloseOnDrop<M>>>,
 }
 
 impl<M: Medium> Clone for Evermap<M> {
@@ -118,7 +115,7 @@ pub(crate) struct Origin {
 
 impl Origin {
     /// A medium that was handed over by the caller.
-    fn medium() -> Self {
+    pub(crate) fn medium() -> Self {
         Origin { path: None, file_system: "memory".into(), durability: Durability::Process }
     }
 
@@ -206,8 +203,7 @@ impl Evermap {
 
     /// Starts the threads in the background.
     fn with_background(db: Self) -> Result<Self> {
-        let threads = Mutex::ranked(Rank::Leaf, Vec::new());
-        let closer = CloseOnDrop { db: db.clone(), threads, fork: ForkDetector::new()? };
+        let closer = CloseOnDrop::new(db.clone())?;
         closer.start_threads().map_err(|source| {
             let path = db.file.origin.path.clone().unwrap_or_default();
             evermap_pm::Error::io("starting a thread", &path, source)
@@ -217,30 +213,12 @@ impl Evermap {
 }
 
 impl<M: Medium> Evermap<M> {
-    /// Opens the store in `medium`, or creates one if there is none and [`Options::create`] allows
-    /// it. O(1) in the number of records.
-    ///
-    /// Nothing runs in the background, and dropping the handles does not close the store: see
-    /// [`Evermap`]. After an unclean shutdown, space from before is not reused until
-    /// [`recover`](Evermap::recover) is called.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`]; [`Error::Storage`] with `NotAStore`, `NewerFormat`, `Damaged`,
-    /// `Suspect`, `Config` or `NoSpace`.
-    pub fn open_medium(medium: M, identity: Identity, options: &Options) -> Result<Self> {
-        Self::open_at(medium, identity, options, Origin::medium())
-    }
-
-    /// Creates an empty store in `medium`, whatever it contained before; otherwise as
-    /// [`open_medium`](Evermap::open_medium).
-    ///
-    /// # Errors
-    /// [`Error::Storage`] with `Config` or `NoSpace`.
-    pub fn create_medium(medium: M, identity: Identity, options: &Options) -> Result<Self> {
-        Self::create_at(medium, identity, options, Origin::medium())
-    }
-
-    fn open_at(medium: M, identity: Identity, options: &Options, origin: Origin) -> Result<Self> {
+    pub(crate) fn open_at(
+        medium: M,
+        identity: Identity,
+        options: &Options,
+        origin: Origin,
+    ) -> Result<Self> {
         if !Region::is_blank(&medium) {
             let (pool, opened) = Pool::open(medium, identity, options.on_suspect)?;
             return Self::assemble(pool, Some(opened), options, origin);
@@ -251,7 +229,12 @@ impl<M: Medium> Evermap<M> {
         Self::create_at(medium, identity, options, origin)
     }
 
-    fn create_at(medium: M, identity: Identity, options: &Options, origin: Origin) -> Result<Self> {
+    pub(crate) fn create_at(
+        medium: M,
+        identity: Identity,
+        options: &Options,
+        origin: Origin,
+    ) -> Result<Self> {
         let least = least_capacity(options.index);
         if options.capacity < least {
             let text = format!(
@@ -362,13 +345,6 @@ impl<M: Medium> Evermap<M> {
         Err(storage(evermap_pm::ErrorKind::Suspect { path: "".into(), why }))
     }
 
-    /// Calls `listener` whenever damage is found for the first time since the file was last
-    /// verified, and when it turns out to be [widespread](DamageMark::Widespread), with a
-    /// description of what was found. It must not use the store.
-    pub fn on_damage(&self, listener: impl Fn(DamageMark, &str) + Send + Sync + 'static) {
-        self.file.pool.region().on_damage(Box::new(listener));
-    }
-
     /// Returns the default map, which every file has and which has no name. O(1).
     ///
     /// A program that needs one map needs no other:
@@ -389,68 +365,6 @@ impl<M: Medium> Evermap<M> {
     pub(crate) fn handle_of(&self, inner: &Arc<MapInner<M>>) -> Map<M> {
         Map { db: self.clone(), inner: inner.clone() }
     }
-
-    /// Closes the file for all handles, those of its maps too: waits for running operations of
-    /// other threads and for [readers](crate::Reader), and leaves everything in order, so that the
-    /// next opening needs no sweep.
-    ///
-    /// Later operations on any map return [`Error::Closed`]; closing again does nothing. What
-    /// [dropped](Evermap::drop_map) maps occupied is reclaimed first. The file can be opened again
-    /// as soon as the last handle of it and of its maps is dropped.
-    ///
-    /// # Errors
-    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Storage`] with `Io` if the system
-    /// could not write, `Poisoned` or `Forked`; the next opening then finds an unclean shutdown.
-    pub fn close(self) -> Result<()> {
-        match &self.closer {
-            Some(closer) => closer.close(),
-            None => self.close_file(),
-        }
-    }
-
-    fn close_file(&self) -> Result<()> {
-        let file = &self.file;
-        if !self.is_closed() {
-            self.ensure_no_guard("close")?;
-        }
-        if file.closed.swap(true, SeqCst) {
-            return Ok(());
-        }
-        file.default.set_state(MapState::Closed);
-        file.pool.region().ensure_writable()?;
-        file.maintenance.stop();
-        let _sweeping = file.maintenance.sweeping();
-        let uncounted = self.close_maps();
-        fence(SeqCst);
-        file.pool.epoch().synchronize().map_err(evermap_pm::Error::from)?;
-        if file.read_only {
-            return Ok(());
-        }
-        // No operation runs any more, so what is being written will not be finished.
-        if !file.pool.medium().mutant("VW-2") {
-            file.partial.free_all(&file.pool);
-        }
-        // The blocks of dropped maps that are not reclaimed yet: saved as allocated, they would
-        // stay so for ever. If the next opening sweeps, it finds out.
-        if file.pool.is_swept() && !file.pool.medium().mutant("MA-2") {
-            self.reclaim_pending_drops();
-        }
-        file.cas_counter.close(file.pool.region());
-        for map in self.open_maps() {
-            map.save_order();
-            map.inner.save_totals(&file.pool);
-        }
-        for header in uncounted {
-            header.write_totals(&file.pool, None);
-            ordered::clear_saved(&file.pool, header.saved(&file.pool));
-        }
-        Ok(file.pool.close()?)
-    }
-
-    /// Returns `true` if the file was closed.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.file.closed.load(SeqCst)
-    }
 }
 
 /// The format from which on records keep how they were read.
@@ -462,85 +376,6 @@ const fn least_capacity(index: IndexKind) -> u64 {
         IndexKind::DashEh => 64 << 10,
         // Those begin with more buckets.
         _ => 128 << 10,
-    }
-}
-
-/// The threads in the background. Dropping it closes the file.
-struct CloseOnDrop<M: Medium> {
-    /// Without a closer of its own.
-    db: Evermap<M>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    fork: ForkDetector,
-}
-
-impl CloseOnDrop<Mapped> {
-    fn start_threads(&self) -> std::io::Result<()> {
-        let read_only = self.db.file.read_only;
-        if !read_only {
-            self.db.file.maintenance.set_has_thread();
-            self.start("evermap-maint", |map| map.db.run_maintenance())?;
-            if self.db.evicts() {
-                self.start("evermap-evict", |map| map.db.run_evictor())?;
-            }
-        }
-        let default = self.db.default_map();
-        if default.wants_ordered_built() {
-            self.start("evermap-order", |map| {
-                // A failure is in `stat`, and every scan returns it.
-                let _ = map.build_ordered(ordered::default_threads());
-            })?;
-        }
-        // Without changes there are no notices.
-        let workers = if read_only { 0 } else { default.notice_workers() };
-        for number in 0..workers {
-            self.start("evermap-notices", move |map| map.work_on_notices(number))?;
-        }
-        Ok(())
-    }
-
-    fn start(&self, name: &str, work: impl FnOnce(&Map) + Send + 'static) -> std::io::Result<()> {
-        let map = self.db.default_map();
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&map))?;
-        self.threads.lock().expect("no panics while held").push(thread);
-        Ok(())
-    }
-}
-
-impl<M: Medium> CloseOnDrop<M> {
-    fn close(&self) -> Result<()> {
-        // Before waiting for the threads, which may be waiting for the guard.
-        if !self.db.is_closed() {
-            self.db.ensure_no_guard("close")?;
-        }
-        self.stop_threads();
-        self.db.close_file()
-    }
-
-    fn stop_threads(&self) {
-        self.db.file.maintenance.stop();
-        let threads = std::mem::take(&mut *self.threads.lock().expect("no panics while held"));
-        if self.fork.is_child() {
-            // The threads do not exist here, and waiting for them would never end.
-            return;
-        }
-        for thread in threads {
-            thread.thread().unpark();
-            // A panic in one has poisoned the store, which reports it.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl<M: Medium> Drop for CloseOnDrop<M> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // What the panic interrupted is unknown: the next opening recovers.
-            self.stop_threads();
-        } else if self.close().is_err() {
-            // Because of a reader that was leaked, for example: the threads cannot be waited for,
-            // but they end.
-            self.db.file.maintenance.stop();
-        }
     }
 }
 

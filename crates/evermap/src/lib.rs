@@ -2,21 +2,34 @@
 //!
 #![doc = include_str!("async.md")]
 
-mod batch;
-pub mod cache;
-mod clock;
+// The documentation of `Map` and of `Evermap` shows their methods in the order of these modules:
+// first what most programs use.
+mod ops;
+
 mod db;
+
+mod map;
+
+mod close;
+
+mod batch;
+#[cfg(feature = "serde")]
+mod typed;
+
+mod maintenance;
+
+pub mod cache;
+
+mod ordered;
+
+mod upkeep;
+
+mod clock;
 mod error;
 mod index;
 mod item;
-mod maintenance;
-mod map;
-mod ops;
 mod options;
-mod ordered;
 mod record;
-#[cfg(feature = "serde")]
-mod typed;
 
 pub use batch::{Applied, BATCH_MAX, Batch};
 pub use clock::Clock;

@@ -135,8 +135,20 @@ impl Options {
     pub fn small(bytes: u64) -> Self {
         Options::new().capacity(bytes).extent_size(4096)
     }
+}
 
+/// # What most programs set
+impl Options {
     /// Sets whether the file is created if it does not exist. The default is `true`.
+    ///
+    /// ```
+    /// use evermap::{Error, Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let opened = Evermap::open(&path, Options::new().create(false));
+    /// assert!(matches!(opened, Err(Error::NotFound { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
@@ -184,34 +196,103 @@ impl Options {
     /// Sets the maximum size of a new file, bytes: address space, not memory or space on disk. The
     /// default is 256 GiB, the minimum 64 KiB, or 128 KiB with an index other than Dash-EH. A file
     /// cannot outgrow the capacity that it was created with.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let map = Evermap::open(&path, Options::new().capacity(64 << 30))?.default_map();
+    /// map.put("key", "value")?;
+    /// assert!(std::fs::metadata(&path)?.len() < 1 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = bytes;
         self
     }
 
-    /// Sets the maximum number of bytes that a *new* file takes at a time for records of similar
-    /// size: a power of two from 4 KiB to 1 GiB; the default is 2 MiB. Space is taken in units of a
-    /// 128th of that, but at least 4 KiB and at most 16 KiB: a few for the first records of each
-    /// size, more as they become many, and as many as are needed for each large value. Small units
-    /// suit files of less than a megabyte: see [`small`](Options::small).
-    pub fn extent_size(mut self, bytes: u64) -> Self {
-        self.extent_size = bytes;
-        self
-    }
-
-    /// Sets the maximum number of bytes that the records of the default map may take together;
-    /// beyond it, mutations return [`Error::Full`]. The default is no limit. It may be exceeded by
-    /// one record per thread.
+    /// Sets whether the maps of the file also have an index of the keys in order, so that they can
+    /// be [scanned](crate::Map::scan), and where: `true` is [`Order::Volatile`]. The default is
+    /// [`Order::None`].
     ///
-    /// Records that are expired or flushed are removed when space is needed. After an unclean
-    /// shutdown, until the sweep has counted, an upper bound stands in for what records take, which
-    /// may be an eighth too high; a mutation that finds no space waits for a while for a sweep that
-    /// is under way.
-    pub fn max_bytes(mut self, bytes: u64) -> Self {
-        self.max_bytes = bytes;
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
+    /// map.put(b"b", b"2")?;
+    /// map.put(b"a", b"1")?;
+    /// let first = map.scan(..)?.next().unwrap()?;
+    /// assert_eq!(first, (b"a".to_vec(), b"1".to_vec()));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn ordered(mut self, order: impl Into<Order>) -> Self {
+        self.ordered = order.into();
         self
     }
 
+    /// Sets what to do with a file whose contents cannot be trusted: after a crash of the operating
+    /// system, or if the file was copied while it was open, was cut off, or is damaged. The default
+    /// is [`OnSuspect::Refuse`].
+    ///
+    /// Which to choose: a store that was killed before a *normal* shutdown of the machine is whole,
+    /// but it cannot know that; [`OnSuspect::Salvage`] loses nothing then. After a crash or a power
+    /// cut it keeps all that verifies: records may be missing, or be older than what was last
+    /// acknowledged. A cache may rather start empty, with [`OnSuspect::Discard`]. Files that are
+    /// not stores are never overwritten.
+    ///
+    /// ```
+    /// use evermap::{Evermap, OnSuspect, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// // A cache, which can be filled again.
+    /// let options = Options::new().memory_limit(64 << 20).evict(true);
+    /// let options = options.on_suspect(OnSuspect::Discard);
+    /// let cache = Evermap::open(path, options)?.default_map();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn on_suspect(mut self, on_suspect: OnSuspect) -> Self {
+        self.on_suspect = on_suspect;
+        self
+    }
+
+    /// Sets how long to wait for another process that has the file open but is dying. The default
+    /// is 30 s.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use evermap::{Evermap, ErrorKind, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let options = Options::new().lock_wait(Duration::ZERO);
+    /// let db = Evermap::open(&path, options.clone())?;
+    /// let second = Evermap::open(&path, options);
+    /// assert_eq!(second.unwrap_err().kind(), ErrorKind::InUse);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn lock_wait(mut self, wait: Duration) -> Self {
+        self.lock_wait = wait;
+        self
+    }
+
+    /// Sets where the time comes from. The default is the clock of the system.
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// use evermap::{Clock, Evermap, Options};
+    /// let clock = Clock::manual(SystemTime::now());
+    /// let map = Evermap::in_memory(Options::new().clock(clock.clone()))?.default_map();
+    /// map.set("session").expires(map.now() + Duration::from_secs(60)).put("alice")?;
+    /// clock.advance(Duration::from_secs(60));
+    /// assert!(!map.contains("session")?);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+}
+
+/// # Caches, and limits
+impl Options {
     /// Sets the maximum number of bytes of memory that the file may take, with its indexes and
     /// everything else that is in it. The default, 0, is no limit. It is not stored in the file,
     /// and can be [changed](crate::Evermap::set_memory_limit) while it is open.
@@ -273,25 +354,42 @@ impl Options {
         self
     }
 
-    /// Sets what to do with a file whose contents cannot be trusted: after a crash of the operating
-    /// system, or if the file was copied while it was open, was cut off, or is damaged. The default
-    /// is [`OnSuspect::Refuse`].
+    /// Sets the maximum number of bytes that the records of the default map may take together;
+    /// beyond it, mutations return [`Error::Full`]. The default is no limit. It may be exceeded by
+    /// one record per thread.
     ///
-    /// Which to choose: a store that was killed before a *normal* shutdown of the machine is whole,
-    /// but it cannot know that; [`OnSuspect::Salvage`] loses nothing then. After a crash or a power
-    /// cut it keeps all that verifies: records may be missing, or be older than what was last
-    /// acknowledged. A cache may rather start empty, with [`OnSuspect::Discard`]. Files that are
-    /// not stores are never overwritten.
-    pub fn on_suspect(mut self, on_suspect: OnSuspect) -> Self {
-        self.on_suspect = on_suspect;
+    /// Records that are expired or flushed are removed when space is needed. After an unclean
+    /// shutdown, until the sweep has counted, an upper bound stands in for what records take, which
+    /// may be an eighth too high; a mutation that finds no space waits for a while for a sweep that
+    /// is under way.
+    ///
+    /// ```
+    /// use evermap::{Error, Evermap, Options};
+    /// let map = Evermap::in_memory(Options::new().max_bytes(1 << 20))?.default_map();
+    /// let refused = (0..1_000u32).find_map(|key| map.put(key.to_le_bytes(), [0; 10_000]).err());
+    /// assert!(matches!(refused, Some(Error::Full { .. })));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn max_bytes(mut self, bytes: u64) -> Self {
+        self.max_bytes = bytes;
         self
     }
+}
 
+/// # Tuning
+impl Options {
     /// Sets whether every read verifies the checksum of the record, so that a wrong value is never
     /// returned from a damaged file. The default is `true`. When off, records are verified by
-    /// [`check`] only, and on reads where the file was suspect when it was opened.
+    /// [`check`](crate::Evermap::check) only, and on reads where the file was suspect when it was
+    /// opened.
     ///
-    /// [`check`]: crate::Evermap::check
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::in_memory(Options::new().verify_reads(false))?.default_map();
+    /// map.put("key", [7; 1_000_000])?;
+    /// assert_eq!(map.get_ref("key")?.unwrap().len(), 1_000_000);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
     pub fn verify_reads(mut self, verify: bool) -> Self {
         self.verify_reads = verify;
         self
@@ -330,76 +428,18 @@ impl Options {
         self
     }
 
-    /// Sets how long to wait for another process that has the file open but is dying. The default
-    /// is 30 s.
-    pub fn lock_wait(mut self, wait: Duration) -> Self {
-        self.lock_wait = wait;
-        self
-    }
-
-    /// Sets whether the whole length of the file gets space on disk from the beginning, so that no
-    /// later use of that length can find the file system full: opening returns `NoSpace` if there
-    /// is too little. The default is `false`: the space of what is in use is allocated in any case,
-    /// also if a sparse copy has left holes, but free space that was returned to the system is
-    /// allocated again when it is needed.
-    ///
-    /// ```
-    /// use evermap::{Evermap, Options};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let path = dir.path().join("map");
-    /// let map = Evermap::open(path, Options::new().allocate_holes(true))?.default_map();
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn allocate_holes(mut self, allocate: bool) -> Self {
-        self.allocate_holes = allocate;
-        self
-    }
-
-    /// Sets the seed of the hash function of a new file, from which those of its named maps follow.
-    /// The default is a random one for each. Fixed seeds make runs repeatable, but an attacker that
-    /// knows the seed can choose keys that collide.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// Sets which kind of index a *new* file has, and new maps in it. The default is Dash-EH; maps
-    /// that exist keep the one that they were created with.
-    ///
-    /// ```
-    /// use evermap::{Evermap, IndexKind, Options};
-    /// for &kind in IndexKind::ALL {
-    ///     let map = Evermap::in_memory(Options::new().index(kind))?.default_map();
-    ///     map.put(b"key", b"value")?;
-    ///     assert_eq!(map.stat().index, kind);
-    /// }
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    pub fn index(mut self, kind: IndexKind) -> Self {
-        self.index = kind;
-        self
-    }
-
-    /// Sets whether the maps of the file also have an index of the keys in order, so that they can
-    /// be [scanned](crate::Map::scan), and where: `true` is [`Order::Volatile`]. The default is
-    /// [`Order::None`].
-    ///
-    /// ```
-    /// use evermap::{Evermap, Options};
-    /// let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
-    /// map.put(b"b", b"2")?;
-    /// map.put(b"a", b"1")?;
-    /// let first = map.scan(..)?.next().unwrap()?;
-    /// assert_eq!(first, (b"a".to_vec(), b"1".to_vec()));
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    pub fn ordered(mut self, order: impl Into<Order>) -> Self {
-        self.ordered = order.into();
-        self
-    }
-
     /// Sets which threads update the ordered index when keys are bound and unbound. The default is
     /// [`OrderedUpdates::Background`].
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options, OrderedUpdates};
+    /// // No threads of the store's own: writers do all of it.
+    /// let options = Options::new().ordered(true).ordered_updates(OrderedUpdates::Batched);
+    /// let map = Evermap::in_memory(options)?.default_map();
+    /// map.put("key", "value")?;
+    /// assert_eq!(map.scan(..)?.count(), 1);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
     pub fn ordered_updates(mut self, ordered_updates: OrderedUpdates) -> Self {
         self.ordered_updates = ordered_updates;
         self
@@ -429,9 +469,74 @@ impl Options {
         self
     }
 
-    /// Sets where the time comes from. The default is the clock of the system.
-    pub fn clock(mut self, clock: Clock) -> Self {
-        self.clock = clock;
+    /// Sets whether the whole length of the file gets space on disk from the beginning, so that no
+    /// later use of that length can find the file system full: opening returns `NoSpace` if there
+    /// is too little. The default is `false`: the space of what is in use is allocated in any case,
+    /// also if a sparse copy has left holes, but free space that was returned to the system is
+    /// allocated again when it is needed.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// let map = Evermap::open(path, Options::new().allocate_holes(true))?.default_map();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn allocate_holes(mut self, allocate: bool) -> Self {
+        self.allocate_holes = allocate;
+        self
+    }
+
+    /// Sets the maximum number of bytes that a *new* file takes at a time for records of similar
+    /// size: a power of two from 4 KiB to 1 GiB; the default is 2 MiB. Space is taken in units of a
+    /// 128th of that, but at least 4 KiB and at most 16 KiB: a few for the first records of each
+    /// size, more as they become many, and as many as are needed for each large value. Small units
+    /// suit files of less than a megabyte: see [`small`](Options::small).
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::in_memory(Options::new().extent_size(64 << 10))?.default_map();
+    /// assert_eq!(map.stat().extent_size, 64 << 10);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn extent_size(mut self, bytes: u64) -> Self {
+        self.extent_size = bytes;
+        self
+    }
+
+    /// Sets which kind of index a *new* file has, and new maps in it. The default is Dash-EH; maps
+    /// that exist keep the one that they were created with.
+    ///
+    /// ```
+    /// use evermap::{Evermap, IndexKind, Options};
+    /// for &kind in IndexKind::ALL {
+    ///     let map = Evermap::in_memory(Options::new().index(kind))?.default_map();
+    ///     map.put(b"key", b"value")?;
+    ///     assert_eq!(map.stat().index, kind);
+    /// }
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn index(mut self, kind: IndexKind) -> Self {
+        self.index = kind;
+        self
+    }
+
+    /// Sets the seed of the hash function of a new file, from which those of its named maps follow.
+    /// The default is a random one for each. Fixed seeds make runs repeatable, but an attacker that
+    /// knows the seed can choose keys that collide.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let keys = || -> evermap::Result<Vec<_>> {
+    ///     let map = Evermap::in_memory(Options::new().seed(7))?.default_map();
+    ///     (0..100u32).try_for_each(|key| map.put(key.to_le_bytes(), ""))?;
+    ///     map.keys().collect()
+    /// };
+    /// assert_eq!(keys()?, keys()?, "the same order");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
         self
     }
 }

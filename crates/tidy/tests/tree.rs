@@ -143,7 +143,7 @@ const KNOWN: [(&str, &[&str]); 2] = [
     ("evermap", &["error", "index"]),
     // Methods of `Map` and `Evermap` are divided by what they do: every operation needs the file
     // and the map, and both offer every operation.
-    ("evermap", &["batch", "db", "maintenance", "map", "ops", "options", "ordered"]),
+    ("evermap", &["batch", "close", "db", "maintenance", "map", "ops", "options", "ordered"]),
 ];
 
 #[test]

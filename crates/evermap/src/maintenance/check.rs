@@ -6,6 +6,7 @@ use evermap_index::Visitor;
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
+use evermap_pm::region::DamageMark;
 
 #[cfg(doc)]
 use crate::Stat;
@@ -117,12 +118,12 @@ impl<M: Medium> Evermap<M> {
         self.ensure_no_guard("check")?;
         drop(self.default_map().enter()?);
         let mut report = CheckReport { deep, ..Default::default() };
-        if let Err(error) = self.recover() {
+        if let Err(error) = self.sweep_now() {
             report.problem(format!("sweep: {error}"));
         } else if let SweepState::Failed(why) = self.file.maintenance.sweep_state() {
             report.problem(format!("sweep: {why}"));
         }
-        if let Err(error) = self.reclaim_dropped() {
+        if let Err(error) = self.reclaim_drops() {
             report.problem(format!("dropped maps: {error}"));
         }
         // Records that are being moved would be seen twice, and records that are purged meanwhile
@@ -156,6 +157,13 @@ impl<M: Medium> Evermap<M> {
         }
         self.mark(&report);
         Ok(report)
+    }
+
+    /// Calls `listener` whenever damage is found for the first time since the file was last
+    /// verified, and when it turns out to be [widespread](DamageMark::Widespread), with a
+    /// description of what was found. It must not use the store.
+    pub fn on_damage(&self, listener: impl Fn(DamageMark, &str) + Send + Sync + 'static) {
+        self.file.pool.region().on_damage(Box::new(listener));
     }
 
     /// Marks the file as damaged if there are problems, and takes the mark away if everything was

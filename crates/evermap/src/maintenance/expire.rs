@@ -225,25 +225,8 @@ impl<M: Medium> Evermap<M> {
         self.walk_maps(&sweeping)
     }
 
-    /// Removes the records of all maps in the file that have expired, and, if a walk is owed, what
-    /// it finds. Returns their number. Without a walk the cost is proportional to what has expired.
-    /// On a file, a thread in the background does this about every second.
-    ///
-    /// ```
-    /// use std::time::{Duration, SystemTime};
-    /// use evermap::{Clock, Evermap, Options};
-    /// let clock = Clock::manual(SystemTime::now());
-    /// let map = Evermap::in_memory(Options::new().clock(clock.clone()))?.default_map();
-    /// map.set("session").expires(map.now() + Duration::from_secs(60)).put("alice")?;
-    /// assert_eq!(map.db().purge_if_due()?, 0);
-    /// clock.advance(Duration::from_secs(60));
-    /// assert_eq!(map.db().purge_if_due()?, 1);
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::GuardHeld`], and see [`Map`].
-    pub fn purge_if_due(&self) -> Result<u64> {
+    /// [`purge_if_due`](Evermap::purge_if_due).
+    pub(crate) fn purge_due(&self) -> Result<u64> {
         // What the caller may hold must not depend on whether a walk is due.
         self.ensure_no_guard("purge_if_due")?;
         if self.is_walk_due() { self.purge() } else { self.purge_expired() }

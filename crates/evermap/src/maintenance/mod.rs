@@ -237,17 +237,17 @@ impl<M: Medium> Evermap<M> {
     pub(crate) fn run_maintenance(&self) {
         let poison = self.file.pool.region().poison_on_panic();
         // An error here is in `stat`, or is returned by every operation that meets it.
-        let _ = self.recover();
+        let _ = self.sweep_now();
         // Now there is something to choose from.
         self.file.maintenance.evictor.wake();
         let mut walk_at = Instant::now() + WALK_PAUSE;
         let mut pause = Duration::ZERO;
         while let Some(wanted) = self.file.maintenance.wait(pause) {
             if wanted.reclaim {
-                let _ = self.reclaim_dropped();
+                let _ = self.reclaim_drops();
             }
             // A map may have been opened whose counts do not verify.
-            let _ = self.recover();
+            let _ = self.sweep_now();
             let began = Instant::now();
             if wanted.purge || began >= walk_at && self.is_walk_due() {
                 let _ = self.purge();

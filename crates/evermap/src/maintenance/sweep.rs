@@ -45,22 +45,8 @@ impl std::fmt::Display for SweepState {
 }
 
 impl<M: Medium> Evermap<M> {
-    /// Recovers after an unclean shutdown: determines which space of the file is in use, so that
-    /// the rest can be reused, repairs every part of the index of each map along the way, and
-    /// counts records. Does nothing if that is done or not needed.
-    ///
-    /// Reads the indexes, and a sample of some thousand records, which it verifies. If the
-    /// [persistent ordered index](crate::Order::Persistent) lacks keys, which no crash does, it
-    /// reads those, enters the keys and marks the file as damaged. Other operations may go on
-    /// meanwhile. O(n), 0.1 to 0.5 µs a record if the indexes are in memory. On a file, a thread
-    /// in the background does this, unless it was opened [read-only](crate::Options::read_only):
-    /// then all of it takes place in the memory of this process.
-    ///
-    /// # Errors
-    /// [`Error::GuardHeld`]; [`Error::Closed`] if the store is closed meanwhile; [`Error::Storage`]
-    /// with `Damaged` if a part of an index cannot be read, and [`Error::MapDamaged`] if a map
-    /// cannot be opened: space from before stays unused then.
-    pub fn recover(&self) -> Result<()> {
+    /// [`recover`](Evermap::recover).
+    pub(crate) fn sweep_now(&self) -> Result<()> {
         self.ensure_no_guard("recover")?;
         let _sweeping = self.file.maintenance.sweeping();
         if !matches!(self.file.maintenance.sweep_state(), SweepState::Pending) || self.is_closed() {

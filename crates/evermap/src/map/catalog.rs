@@ -257,23 +257,8 @@ impl<M: Medium> Evermap<M> {
         if is_gone { Ok(true) } else { removed.map(|_| false) }
     }
 
-    /// Reclaims the space of maps that were dropped. Returns the number of those maps. Waits for
-    /// operations on them to end; a sweep, a purge or a check has to end first. O(records in them).
-    /// On a file, a thread in the background does this.
-    ///
-    /// ```
-    /// # use evermap::{Evermap, MapOptions, Options};
-    /// let db = Evermap::in_memory(Options::new())?;
-    /// db.map("users", MapOptions::new())?.put(b"1", b"ann")?;
-    /// db.drop_map("users")?;
-    /// db.reclaim_dropped()?;
-    /// assert!(db.check(true)?.is_sound());
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::GuardHeld`]; [`Error::Storage`] with `Poisoned` or `Forked`.
-    pub fn reclaim_dropped(&self) -> Result<u64> {
+    /// [`reclaim_dropped`](Evermap::reclaim_dropped).
+    pub(crate) fn reclaim_drops(&self) -> Result<u64> {
         self.ensure_no_guard("reclaim_dropped")?;
         self.file.pool.region().ensure_writable()?;
         // A sweep must see a dropped map completely or not at all: what it does not mark is free

@@ -4,6 +4,7 @@ use evermap_pm::Medium;
 
 use crate::{Edit, Error, Item, Map, Result};
 
+/// # Counters, and changing parts of a value
 impl<M: Medium> Map<M> {
     /// Adds `delta` to the counter under `key`. Returns what it was before. Expected O(1).
     ///

@@ -7,6 +7,7 @@ use crate::{KeyRange, Map, Result};
 /// A key and its value.
 type Pair = (Vec<u8>, Vec<u8>);
 
+/// # The ends of the order, and ranges of keys
 impl<M: Medium> Map<M> {
     /// Returns the smallest key with its value, or `None` if the map is empty. Needs
     /// [`Options::ordered`](crate::Options::ordered). O(log n).

@@ -30,48 +30,8 @@ pub(crate) type LiveRecord<'g, M> = (Record<'g, M>, Control);
 
 pub(crate) const MISMATCH: &str = "its checksum does not match";
 
+/// # More ways to read, and walks through all records
 impl<M: Medium> Map<M> {
-    /// Returns the value of `key`, copied and verified, or `None` if the key is absent. Expected
-    /// O(1); takes no lock, and stores to no shared memory but the cache line of its guard.
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// assert_eq!(map.get(b"key")?, Some(b"value".to_vec()));
-    /// assert_eq!(map.get(b"other")?, None);
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
-        let mut value = Vec::new();
-        Ok(self.get_into(key, &mut value)?.then_some(value))
-    }
-
-    /// Appends the value of `key` to `out`. Returns `true` if the key is present. After an error
-    /// nothing is appended.
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// let mut out = b"> ".to_vec();
-    /// assert!(map.get_into(b"key", &mut out)?);
-    /// assert_eq!(out, b"> value");
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn get_into(&self, key: impl AsRef<[u8]>, out: &mut Vec<u8>) -> Result<bool> {
-        let key = self.key(key.as_ref())?;
-        let guard = self.enter()?;
-        let Some((record, _)) = self.find_to_read(key, &guard)? else { return Ok(false) };
-        self.accessed(&record);
-        self.copy(key.bytes, &record, out)?;
-        Ok(true)
-    }
-
     /// Calls `read` with the whole record of `key`, copied and verified. Returns what `read`
     /// returns, or `None` if the key is absent.
     ///
@@ -135,22 +95,6 @@ impl<M: Medium> Map<M> {
         }
     }
 
-    /// Returns `true` if `key` is present. Does not verify the value.
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// assert!(!map.contains(b"key")?);
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn contains(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        let key = self.key(key.as_ref())?;
-        let guard = self.enter()?;
-        Ok(self.find(key, &guard)?.is_some())
-    }
-
     /// Looks up many keys with their cache misses overlapped: faster than one [`get`](Map::get)
     /// after the other as soon as the store is larger than the cache.
     ///
@@ -184,6 +128,29 @@ impl<M: Medium> Map<M> {
             Ok(found) => each(at, found.read(&mut value)),
             Err(error) => each(at, Err(error)),
         })
+    }
+
+    /// Appends the value of `key` to `out`. Returns `true` if the key is present. After an error
+    /// nothing is appended.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// let mut out = b"> ".to_vec();
+    /// assert!(map.get_into(b"key", &mut out)?);
+    /// assert_eq!(out, b"> value");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    pub fn get_into(&self, key: impl AsRef<[u8]>, out: &mut Vec<u8>) -> Result<bool> {
+        let key = self.key(key.as_ref())?;
+        let guard = self.enter()?;
+        let Some((record, _)) = self.find_to_read(key, &guard)? else { return Ok(false) };
+        self.accessed(&record);
+        self.copy(key.bytes, &record, out)?;
+        Ok(true)
     }
 
     /// Looks up to [`BATCH_KEYS`] keys up as [`get_many`](Map::get_many) does, with a buffer for a

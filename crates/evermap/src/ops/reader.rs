@@ -33,6 +33,7 @@ use crate::ops::read::MISMATCH;
 use crate::record::control::Control;
 use crate::{Error, Map, Meta, Result};
 
+/// # Reading without copies
 impl<M: Medium> Map<M> {
     /// Returns the value of `key` without copying it, where that is safe: in a store in memory, and
     /// in a file that was opened with

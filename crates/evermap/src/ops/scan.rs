@@ -96,9 +96,12 @@ from_ranges!(
     (Bound<K>, Bound<K>)
 );
 
+/// # Scans in the order of the keys
 impl<M: Medium> Map<M> {
     /// Returns the records whose keys are in `range`, in ascending order. Needs
-    /// [`Options::ordered`](crate::Options::ordered).
+    /// [`Options::ordered`](crate::Options::ordered): without it, this and everything else that
+    /// goes by the order returns [`Error::NotOrdered`](crate::Error::NotOrdered), in an empty map
+    /// too.
     ///
     /// Sees every change that was acknowledged before this call. A key that is present throughout
     /// is shown exactly once, one that is inserted or removed meanwhile at most once; each pair was
@@ -129,6 +132,12 @@ impl<M: Medium> Map<M> {
     /// assert_eq!(last.0, b"dog");
     /// # Ok::<(), evermap::Error>(())
     /// ```
+    ///
+    /// # Maps without an order
+    ///
+    /// Whether a map has an order is decided when its file is opened, so the compiler cannot know
+    /// it. A handle of its own for scans would come from a call that fails where this one fails,
+    /// and a program that stores and scans would have two handles of one map.
     ///
     /// # Errors
     /// [`Error::NotOrdered`](crate::Error::NotOrdered),

@@ -9,6 +9,7 @@ use crate::item::Marks;
 use crate::ops::write::Condition;
 use crate::{Expiry, Map, Meta, Outcome, Result, ValueWriter};
 
+/// # Storing with flags and an expiry
 impl<M: Medium> Map<M> {
     /// Begins to store a record with flags or an expiry: see [`Set`].
     ///

@@ -19,6 +19,7 @@ use crate::{Error, Map, Meta, Result};
 /// How many bytes are taken from a source at a time.
 const PIECE: usize = 64 << 10;
 
+/// # Values in pieces
 impl<M: Medium> Map<M> {
     /// Binds `key` to the next `len` bytes of `source`, whatever was there. The value is not held
     /// in memory. Expected O(len).

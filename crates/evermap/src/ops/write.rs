@@ -14,46 +14,8 @@ use crate::record::Record;
 use crate::record::control::Control;
 use crate::{Edit, Expiry, Item, Map, Meta, Outcome, Result};
 
+/// # Writing under conditions, and computing new values
 impl<M: Medium> Map<M> {
-    /// Binds `key` to `value`, whether or not it is present. Expected O(1).
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put("key", "value")?;
-    /// assert_eq!(map.get("key")?.as_deref(), Some(&b"value"[..]));
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// [`set`](Map::set) does so with flags or an expiry, and returns the CAS id of the new record.
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.set(key).put(value).map(drop)
-    }
-
-    /// Binds `key` to `value`, and returns the value that it had before, or `None` if it was
-    /// absent. Expected O(1).
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// assert_eq!(map.insert("key", "value")?, None);
-    /// assert_eq!(map.insert("key", "other")?, Some(b"value".to_vec()));
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`]. If the old value is damaged, this returns
-    /// [`Error::Damaged`](crate::Error::Damaged), and the key is bound to the new value
-    /// nevertheless.
-    pub fn insert(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-    ) -> Result<Option<Vec<u8>>> {
-        self.set(key).insert(value)
-    }
-
     /// Binds `key` to `value` if it is absent. Returns [`Outcome::Inserted`], or [`Outcome::Kept`]
     /// with the CAS id of the record that is there. Expected O(1).
     ///
@@ -180,43 +142,6 @@ impl<M: Medium> Map<M> {
             .map_err(|what| self.damaged_at(key, word, what))?;
         old.clear();
         self.copy(key.bytes, &record, old)
-    }
-
-    /// Removes `key`, and does not look at its value. Returns `true` if it was present. Expected
-    /// O(1).
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// assert!(map.delete(b"key")?);
-    /// assert!(!map.delete(b"key")?);
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`]. A damaged record is removed too.
-    pub fn delete(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        let key = self.begin_change(key.as_ref())?;
-        Ok(self.unbind(key, None, None)? == Outcome::Removed)
-    }
-
-    /// Removes `key`, and returns the value that it had, or `None` if it was absent. Expected O(1).
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// assert_eq!(map.remove(b"key")?, Some(b"value".to_vec()));
-    /// assert_eq!(map.remove(b"key")?, None);
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`]. If the value is damaged, this returns
-    /// [`Error::Damaged`](crate::Error::Damaged), and the key is removed nevertheless.
-    pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
-        let (key, mut old) = (self.begin_change(key.as_ref())?, Vec::new());
-        let outcome = self.unbind(key, Some(&mut old), None)?;
-        Ok((outcome == Outcome::Removed).then_some(old))
     }
 
     /// Removes `key` if its record has this CAS id. Returns [`Outcome::Removed`], [`Outcome::Kept`]
@@ -527,25 +452,6 @@ impl<M: Medium> Map<M> {
         Ok(marked.map(|(_, cas)| Outcome::Kept { cas }))
     }
 
-    /// Removes all records at once. Survives a crash like any other mutation. O(1); the space is
-    /// reclaimed in the background.
-    ///
-    /// An [`expire_all_at`](Map::expire_all_at) that is pending is called off.
-    ///
-    /// ```
-    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
-    /// map.put("key", "value")?;
-    /// map.clear()?;
-    /// assert_eq!(map.get("key")?, None);
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// See [`Map`].
-    pub fn clear(&self) -> Result<()> {
-        self.flush(None)
-    }
-
     /// Makes all records expire at a time that will have been stored before it: the first operation
     /// at or after it finds the map empty. A later call replaces one that is pending, as
     /// [`clear`](Map::clear) does. Survives a crash like any other mutation. O(1).
@@ -569,7 +475,8 @@ impl<M: Medium> Map<M> {
         self.flush(Some(Expiry::from(time).encode()?))
     }
 
-    fn flush(&self, at: Option<u32>) -> Result<()> {
+    /// Removes all records at this time, or now.
+    pub(crate) fn flush(&self, at: Option<u32>) -> Result<()> {
         let (file, _guard) = (&self.db.file, self.enter_writing()?);
         if self.inner.flush.flush(file.pool.region(), &file.cas_counter, at, file.clock.now()) {
             self.has_flushed();

@@ -230,7 +230,7 @@ mod tests {
             let options = Options::new().capacity(64 << 20).ordered(true).ordered_updates(updates);
             // Without the thread that maintains it, which would be another handle.
             let medium = Mapped::anonymous(64 << 20, Pages::Base, FlushKind::Process).unwrap();
-            let db = Evermap::create_medium(medium, Identity::default(), &options).unwrap();
+            let db = Evermap::create_medium(medium, Identity::default(), options).unwrap();
             let map = db.default_map();
             for number in 0..10_000 {
                 map.put(key_of(number), b"before").unwrap();

@@ -183,18 +183,8 @@ impl<M: Medium> Evermap<M> {
         *current = listener.map(Arc::from);
     }
 
-    /// Evicts records of a cache until some space is free again, if too little is. Returns their
-    /// number. On a file, a thread in the background does this.
-    ///
-    /// ```
-    /// let db = evermap::Evermap::in_memory(evermap::Options::new())?;
-    /// assert_eq!(db.evict_if_due()?, 0, "it is no cache");
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::GuardHeld`], and see [`Map`](crate::Map).
-    pub fn evict_if_due(&self) -> Result<u64> {
+    /// [`evict_if_due`](Evermap::evict_if_due).
+    pub(crate) fn evict_due(&self) -> Result<u64> {
         self.ensure_no_guard("evict_if_due")?;
         self.file.ensure_writable()?;
         let counts = &self.file.maintenance.evictor.counts;

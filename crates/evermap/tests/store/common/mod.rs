@@ -69,7 +69,7 @@ pub(crate) fn open_medium<M: Medium>(
     identity: Identity,
     options: &Options,
 ) -> evermap::Result<Map<M>> {
-    Evermap::open_medium(medium, identity, options).map(|db| db.default_map())
+    Evermap::open_medium(medium, identity, options.clone()).map(|db| db.default_map())
 }
 
 /// Opens the default map of a new store in `medium`.
@@ -78,7 +78,7 @@ pub(crate) fn create_medium<M: Medium>(
     identity: Identity,
     options: &Options,
 ) -> evermap::Result<Map<M>> {
-    Evermap::create_medium(medium, identity, options).map(|db| db.default_map())
+    Evermap::create_medium(medium, identity, options.clone()).map(|db| db.default_map())
 }
 
 /// Checks every invariant of a store.
