@@ -9,7 +9,7 @@
 use std::thread;
 use std::time::Duration;
 
-use evermap::{Batch, Evermap, Map, MapOptions, Meta, Options, Order, counter};
+use evermap::{Batch, Evermap, Map, MapOptions, Options, Order, counter};
 
 /// How long a worker may take for a job. Leases are whole seconds.
 const LEASE: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ impl Queue {
     fn take(&self, worker: &str) -> evermap::Result<Option<Job>> {
         for pair in self.jobs.scan(..)? {
             let (number, what) = pair?;
-            let outcome = self.leases.try_insert_with(&number, worker, Meta::expiring(LEASE))?;
+            let outcome = self.leases.set(&number).expires(LEASE).try_insert(worker)?;
             let Some(lease) = outcome.stored() else { continue };
             // It may have been done since the scan has read it.
             if self.jobs.contains(&number)? {

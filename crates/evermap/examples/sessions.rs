@@ -1,8 +1,8 @@
 //! Sessions of a web application: `cargo run -p evermap --example sessions [FILE]`.
 //!
-//! A session expires some time after it was last used. `get_and_touch` reads it and moves its
-//! expiry in place, so a session that is only read is not written again. What several requests
-//! change at the same time is changed by compare-and-swap.
+//! A session expires some time after it was last used: each request stores it again, with a new
+//! expiry. What several requests change at the same time is changed by compare-and-swap. (A session
+//! that is only read is not written again: `Map::touch` moves its expiry in place.)
 //!
 //! Kill it while it runs, and start it again at once: the session is still there, and the requests
 //! that were answered are counted in it.
@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::thread;
 use std::time::Duration;
 
-use evermap::{Evermap, Map, MapOptions, Meta, Options};
+use evermap::{Evermap, Map, MapOptions, Options};
 
 /// How long a session lives after it was used. Half an hour would be usual.
 const LIFE: Duration = Duration::from_secs(2);
@@ -42,7 +42,7 @@ fn log_in(sessions: &Map, user: &str) -> evermap::Result<String> {
         let [one, two] = [1, 2].map(|number| RandomState::new().hash_one(number));
         let id = format!("{one:016x}{two:016x}");
         let session = Session { user: user.to_owned(), requests: 0 }.encode();
-        if sessions.try_insert_with(&id, session, Meta::expiring(LIFE))?.changed() {
+        if sessions.set(&id).expires(LIFE).try_insert(session)?.changed() {
             return Ok(id);
         }
     }
@@ -51,14 +51,15 @@ fn log_in(sessions: &Map, user: &str) -> evermap::Result<String> {
 /// Answers a request. Returns the session with this request counted, or `None` if there is none.
 fn request(sessions: &Map, id: &str) -> evermap::Result<Option<Session>> {
     loop {
-        // Reading keeps it alive. The closure sees the record and its CAS id.
+        // The closure sees the record and its CAS id.
         let read = |item: evermap::Item<'_>| Some((Session::decode(item.value)?, item.cas));
-        let Some((mut session, cas)) = sessions.get_and_touch(id, LIFE, read)?.flatten() else {
+        let Some((mut session, cas)) = sessions.get_with(id, read)?.flatten() else {
             return Ok(None);
         };
         session.requests += 1;
-        let (value, meta) = (session.encode(), Meta::expiring(LIFE));
-        if sessions.compare_exchange_with(id, cas, value, meta)?.changed() {
+        // Each request keeps it alive.
+        let renewed = sessions.set(id).expires(LIFE);
+        if renewed.compare_exchange(cas, session.encode())?.changed() {
             return Ok(Some(session));
         }
         // Another request of the same session was faster: read again what it has stored.

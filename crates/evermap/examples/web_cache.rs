@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
 
-use evermap::{Evermap, Map, Meta, Options};
+use evermap::{Evermap, Map, Options};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -45,7 +45,7 @@ impl Service {
             return Ok(page);
         }
         let page = self.make(path);
-        self.cache.put_with(path, &page, Meta::expiring(LIFE))?;
+        self.cache.set(path).expires(LIFE).put(&page)?;
         Ok(page.into_bytes())
     }
 
