@@ -27,6 +27,11 @@ use crate::error::storage;
 /// compared, and need the feature `more-indexes`. Without it, maps of these kinds cannot be opened:
 /// the error, of the kind [`Config`](crate::ErrorKind::Config), names what is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum IndexKind {
     /// Dash, extendible hashing: the default.
@@ -42,6 +47,7 @@ pub enum IndexKind {
     #[cfg(feature = "more-indexes")]
     Level,
     /// P-CLHT: buckets of one cache line, and chains behind them.
+    #[cfg_attr(feature = "serde", serde(rename = "p-clht"))]
     Clht,
     /// The heterogeneous table, of pairs: linear hashing, in tranches of four cache lines of which
     /// the first one has all fingerprints. It never shrinks.

@@ -14,6 +14,11 @@ const READER_BACKLOG: u64 = 64 << 20;
 
 /// What a store survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum Durability {
     /// Nothing: memory without a file, gone at exit.

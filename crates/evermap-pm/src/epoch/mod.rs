@@ -149,6 +149,7 @@ pub struct Domain {
 
 /// The state of a [`Domain`] at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct EpochStats {
     /// The global epoch.
     pub epoch: u64,

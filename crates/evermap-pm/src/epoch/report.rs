@@ -11,6 +11,7 @@ use super::{Domain, GracePeriod};
 
 /// A thread that prevents the reuse of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Holder {
     /// The system's id of the thread, or 0 if it is not known.
     pub thread: u32,

@@ -30,6 +30,11 @@ const FOUND_WIDELY: u64 = u64::from_le_bytes(*b"SUSPECT\0");
 
 /// How much damage was found in a region since it was last verified as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum DamageMark {
     /// None.
     #[default]

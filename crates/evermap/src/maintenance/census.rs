@@ -29,6 +29,7 @@ const SLACK_LEAST: i64 = 4096;
 
 /// A number of records that may still be under count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Count {
     /// The number.
     pub value: u64,

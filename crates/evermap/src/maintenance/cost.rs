@@ -17,6 +17,7 @@ const SAMPLE: usize = 1024;
 /// [`total`](CostStat::total) bytes: a slot of the index, and a block with the record's header, its
 /// key and value, and what is left of the block.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct CostStat {
     /// The kind of index.

@@ -15,8 +15,13 @@ use crate::maintenance::sweep::SweepState;
 use crate::ordered::{Ordered, OrderedState, PersistentOrder};
 use crate::{Durability, Evermap, IndexKind, Map, OrderedStat, Result};
 
-/// The state of a map and of its file: what [`Map::stat`] returns.
+/// The state of a map and of its file: what [`Map::stat`] returns. Times are in seconds since 1970.
+///
+/// With the feature `serde` it can be serialized, for example to JSON: the fields have the names
+/// that they have here, and variants of enumerations theirs in lower case with hyphens. A path that
+/// is not UTF-8 cannot be.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Stat {
     /// The file; `None` for a store in memory.
@@ -26,7 +31,7 @@ pub struct Stat {
     /// What the store survives.
     pub durability: Durability,
     /// What flushes and fences really do: `volatile`, `process`, ...
-    pub medium: &'static str,
+    pub medium: String,
     /// Name of the map that the figures of records are about; `None` for the default one.
     pub map: Option<String>,
     /// Number of named maps in the file.
@@ -115,6 +120,7 @@ pub struct Stat {
 
 /// How the space of a file and the index of a map are used: what [`Map::space`] returns.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SpaceStat {
     /// Bytes of all allocated blocks, the index's included; without closed extents.
@@ -174,7 +180,7 @@ impl<M: Medium> Map<M> {
             path: file.origin.path.clone(),
             file_system: file.origin.file_system.clone(),
             durability: file.origin.durability,
-            medium: file.pool.medium().name(),
+            medium: file.pool.medium().name().into(),
             map: self.name().map(str::to_owned),
             maps: self.db.map_count(),
             records: self.records(),

@@ -18,6 +18,11 @@ const SWEEP_NOTICED: Duration = Duration::from_millis(1);
 
 /// The state of the sweep after an unclean shutdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum SweepState {
     /// The last shutdown was clean.

@@ -11,6 +11,11 @@ use crate::error::counted;
 
 /// How far the ordered index is.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum OrderedState {
     /// No thread has begun to build it.
@@ -38,6 +43,7 @@ impl fmt::Display for OrderedState {
 
 /// The ordered index in figures. See [`Options::ordered`](crate::Options::ordered).
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct OrderedStat {
     /// How far it is.

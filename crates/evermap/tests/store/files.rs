@@ -488,7 +488,7 @@ fn volatile_stores_have_no_file() {
     let map = common::in_memory(common::options()).unwrap();
     map.put(b"key", b"value").unwrap();
     let stat = map.stat();
-    assert_eq!((stat.path, &stat.file_system[..], stat.medium), (None, "memory", "volatile"));
+    assert_eq!((stat.path, &stat.file_system[..], &stat.medium[..]), (None, "memory", "volatile"));
     assert_eq!(stat.durability, evermap::Durability::Volatile);
     map.into_db().close().unwrap();
 }

@@ -13,6 +13,7 @@ mod crash;
 mod damage;
 mod evict;
 mod expire;
+mod figures;
 mod files;
 mod find_many;
 mod full;
