@@ -357,7 +357,7 @@ fn number(max: usize) -> RangedU64ValueParser<usize> {
 }
 
 /// Parses the host and the port of the metrics.
-fn parse_metrics_address(text: &str) -> Result<SocketAddr, String> {
+pub(super) fn parse_metrics_address(text: &str) -> Result<SocketAddr, String> {
     let mut addresses = text.to_socket_addrs().map_err(|error| {
         format!("{error}; an address has a host and a port, for example 127.0.0.1:9150")
     })?;

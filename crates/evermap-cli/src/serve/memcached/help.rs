@@ -83,6 +83,7 @@ const EXTENDED: &str = "\
    - maxconns_fast:       answer an error to connections that are too many (default)
    - no_maxconns_fast:    let them wait
    - idle_timeout=<num>:  seconds after which an idle connection is closed (default: 0, never)
+   - metrics=<addr:port>: answer Prometheus at http://addr:port/metrics (default: no metrics)
    - watcher_logbuf_size=<num>: KiB of log lines that wait for each watcher (default: 256)
    - worker_logbuf_size=<num>:  KiB of log records that wait in each thread (default: 64)
 -o: accepted without effect, because they tune what is different here

@@ -58,6 +58,7 @@ fn config(options: &Options) -> Config {
         max_connections: options.max_connections,
         when_full: options.tuning.when_full,
         idle_timeout: options.tuning.idle_timeout(),
+        metrics: options.tuning.metrics,
         reads_per_turn: options.reads_per_turn.unwrap_or(defaults.reads_per_turn),
         backlog: options.backlog,
         item_size_max: options.item_size_max,

@@ -1,6 +1,7 @@
 //! The options of `-o`.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use evermap_server::server::{
 };
 
 use super::wrong::{Wrong, number};
+use crate::serve::options::parse_metrics_address;
 
 /// What the options of `-o` say.
 #[derive(Debug, Default)]
@@ -21,6 +23,8 @@ pub(super) struct Tuning {
     client_certificates: ClientCertificates,
     min_version: TlsVersion,
     session_cache: bool,
+    /// Where metrics are answered; memcached has no such option.
+    pub(super) metrics: Option<SocketAddr>,
     /// In bytes.
     pub(super) watcher_buffer: Option<usize>,
     /// In bytes.
@@ -139,6 +143,11 @@ impl Tuning {
             "no_maxconns_fast" => self.when_full = WhenFull::Wait,
             "idle_timeout" => {
                 self.idle_seconds = Some(number("o idle_timeout", needed()?, 0, u32::MAX)?);
+            }
+            "metrics" => {
+                let address = parse_metrics_address(needed()?);
+                let wrong = |why| Wrong(format!("-o metrics: {why}"));
+                self.metrics = Some(address.map_err(wrong)?);
             }
             "ssl_chain_cert" => self.certificate = Some(needed()?.into()),
             "ssl_key" => self.key = Some(needed()?.into()),
@@ -275,11 +284,13 @@ mod tests {
     fn options_with_an_effect_are_applied() {
         let given = tuning(
             "no_maxconns_fast,idle_timeout=30,ssl_chain_cert=/c,ssl_key=/k,ssl_ca_cert=/a,\
-             ssl_verify_mode=1,ssl_min_version=3,ssl_session_cache,watcher_logbuf_size=8",
+             ssl_verify_mode=1,ssl_min_version=3,ssl_session_cache,watcher_logbuf_size=8,\
+             metrics=127.0.0.1:9150",
         )
         .unwrap();
         assert_eq!(given.idle_seconds, Some(30));
         assert_eq!(given.when_full, WhenFull::Wait);
+        assert_eq!(given.metrics, Some(([127, 0, 0, 1], 9150).into()));
         assert_eq!((given.watcher_buffer, given.worker_log_buffer), (Some(8 << 10), None));
         let tls = given.tls().unwrap();
         assert_eq!(tls.client_certificates, ClientCertificates::Requested);
@@ -315,6 +326,8 @@ mod tests {
             ("modern=1", "-o modern has no value"),
             ("hot_max_factor=x", "needs a fraction"),
             ("idle_timeout", "-o idle_timeout needs a value"),
+            ("metrics", "-o metrics needs a value"),
+            ("metrics=9150", "-o metrics: "),
             ("watcher_logbuf_size=3", "-o watcher_logbuf_size 3: must be"),
             ("idle_timeout=x", "-o idle_timeout x: must be a number"),
             ("ssl_verify_mode=4", "from 0 to 3"),
