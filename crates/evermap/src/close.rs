@@ -18,13 +18,14 @@ impl<M: Medium> Evermap<M> {
     /// other threads and for [readers](crate::Reader), and leaves everything in order, so that the
     /// next opening needs no sweep.
     ///
-    /// Later operations on any map return [`Error::Closed`]; closing again does nothing. What
-    /// [dropped](Evermap::drop_map) maps occupied is reclaimed first. The file can be opened again
-    /// as soon as the last handle of it and of its maps is dropped.
+    /// Later operations on any map return [`Error::Closed`](crate::Error::Closed); closing again
+    /// does nothing. What [dropped](Evermap::drop_map) maps occupied is reclaimed first. The file
+    /// can be opened again as soon as the last handle of it and of its maps is dropped.
     ///
     /// # Errors
-    /// [`Error::GuardHeld`], and nothing is closed then. [`Error::Storage`] with `Io` if the system
-    /// could not write, `Poisoned` or `Forked`; the next opening then finds an unclean shutdown.
+    /// [`Error::GuardHeld`](crate::Error::GuardHeld), and nothing is closed then.
+    /// [`Error::Storage`](crate::Error::Storage) with `Io` if the system could not write,
+    /// `Poisoned` or `Forked`; the next opening then finds an unclean shutdown.
     pub fn close(self) -> Result<()> {
         match &self.closer {
             Some(closer) => closer.close(),

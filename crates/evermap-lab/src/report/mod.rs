@@ -6,7 +6,7 @@
 //! * [`html`]: a page;
 //! * [`interval`]: medians, quantiles and confidence intervals;
 //! * [`changes`]: the comparison of two runs;
-//! * [`number`]: numbers as people read them.
+//! * `number`: numbers as people read them.
 
 pub mod changes;
 pub mod html;
