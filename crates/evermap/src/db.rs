@@ -266,10 +266,8 @@ impl<M: Medium> Evermap<M> {
         }
         let index = if is_new {
             // Either a new region, or its creation was interrupted before the root was stored:
-            // everything that the root vouches for is written first. A page of zeros has no root
-            // either, but a creation that was interrupted was opening 1.
-            let is_zeroed = opened.is_some() && region.generation() < 2;
-            if !CasCounter::is_unused(region) || is_zeroed {
+            // everything that the root vouches for is written first.
+            if !CasCounter::is_unused(region) {
                 let at = pool.medium().offset_of(root);
                 return Err(evermap_pm::Error::damaged(at, "the root of the index is lost").into());
             }

@@ -240,6 +240,7 @@ impl<M: Medium> Region<M> {
             forked: crate::fork::ForkDetector::new()?,
             medium,
         };
+        region.ensure_header()?;
         let before = region.identity();
         let is_same_file = identity.is_same_file(&before);
         // Before the table is read: on a memory file system even reading needs space.
@@ -378,6 +379,13 @@ impl<M: Medium> Region<M> {
             }
             doubt => Ok((closed, doubt.is_some())),
         }
+    }
+
+    /// Checks that the header is not a page of zeros: every region was opened at least once.
+    fn ensure_header(&self) -> Result<()> {
+        let zeroed = self.header().generation.iter().all(|word| self.medium.load(word) == 0);
+        let lost = || Error::damaged(HEADER_WORDS, "the header is lost: there are zeros instead");
+        if zeroed { Err(lost()) } else { Ok(()) }
     }
 
     /// Returns `true` if the generation in the header agrees with its complement.

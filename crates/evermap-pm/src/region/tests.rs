@@ -225,6 +225,19 @@ fn a_generation_is_durable_before_the_region_is_used() {
     assert_durable_after(&sim, open, &[(at, next)]);
 }
 
+#[test]
+fn a_header_of_zeros_is_refused() {
+    let sim = Sim::new(1 << 16).unwrap();
+    let config = RegionConfig { extent_size: 4096, capacity: 1 << 16, seed: None };
+    Region::create(sim.clone(), &config, IDENTITY).unwrap().close().unwrap();
+    let words = sim.slice::<PmU64>(HEADER_WORDS, size_of::<Header>() as u64 / 8).unwrap();
+    words.iter().for_each(|word| sim.store(word, 0));
+    for on_suspect in [OnSuspect::Refuse, OnSuspect::Salvage] {
+        let refused = Region::open(sim.clone(), IDENTITY, on_suspect).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("the header is lost"), "{refused}");
+    }
+}
+
 /// What was saved when the region was closed is not true any more, and tags of the lost openings
 /// must not be taken for those of the next one.
 #[test]

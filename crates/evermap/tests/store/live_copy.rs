@@ -182,7 +182,8 @@ fn the_sweep_of_a_restored_copy_enters_what_its_order_lacks() {
             lacking += u64::from(is_restored(&mixed, &options));
         }
     }
-    assert!(lacking > 3, "{lacking}");
+    // Of one kind there may be none.
+    assert!(lacking > 3 || common::every_index().len() == 1, "{lacking}");
 }
 
 /// The end of the numbers of keys in copies in which the last ones are only in part.
@@ -248,7 +249,8 @@ fn the_sweep_of_a_restored_copy_finds_records_of_another_time() {
             }
         }
     }
-    assert!(damaged > 3, "{damaged}");
+    // Of one kind there may be none.
+    assert!(damaged > 3 || common::every_index().len() == 1, "{damaged}");
 }
 
 /// Replaces what is before this part of the length of `before` by that.
