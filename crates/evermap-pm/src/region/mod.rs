@@ -381,11 +381,17 @@ impl<M: Medium> Region<M> {
         }
     }
 
-    /// Checks that the header is not a page of zeros: every region was opened at least once.
+    /// Checks that the header is not a page of zeros, which has no generation either.
     fn ensure_header(&self) -> Result<()> {
-        let zeroed = self.header().generation.iter().all(|word| self.medium.load(word) == 0);
-        let lost = || Error::damaged(HEADER_WORDS, "the header is lost: there are zeros instead");
-        if zeroed { Err(lost()) } else { Ok(()) }
+        let words = self.medium.slice::<PmU64>(HEADER_WORDS, size_of::<Header>() as u64 / 8);
+        let words = words.expect("below the table");
+        if words.iter().all(|word| self.medium.load(word) == 0) {
+            return Err(Error::damaged(
+                HEADER_WORDS,
+                "the header is lost: there are zeros instead",
+            ));
+        }
+        Ok(())
     }
 
     /// Returns `true` if the generation in the header agrees with its complement.

@@ -51,7 +51,7 @@ fn is_durable_after(
 #[test]
 fn a_stamp_of_an_earlier_opener_is_ignored() {
     let keys = || (0..100).map(|key| Plain::hash(key << 57 | key, 0));
-    for (generation, complement, ours) in [(0xffff, !0xffff, 0x10001), (0, 0, 1)] {
+    for (generation, complement, ours) in [(0xffff, !0xffff, 0x10001), (0, 0, 2)] {
         let (sim, pool, index) = filled::<Plain>(keys());
         let segments = index.stats(&pool.pin()).unwrap().segments;
         // A process terminates while it holds the locks of all buckets.
