@@ -11,7 +11,7 @@ use evermap_pm::sync::{Mutex, Rank};
 
 use crate::map::inner::MapState;
 use crate::ordered;
-use crate::{Evermap, Map, Result};
+use crate::{Evermap, Map, Result, mistakes};
 
 impl<M: Medium> Evermap<M> {
     /// Closes the file for all handles, those of its maps too: waits for running operations of
@@ -52,12 +52,12 @@ impl<M: Medium> Evermap<M> {
             return Ok(());
         }
         // No operation runs any more, so what is being written will not be finished.
-        if !file.pool.medium().mutant("VW-2") {
+        if !file.pool.medium().mutant(mistakes::UNFINISHED_KEPT) {
             file.partial.free_all(&file.pool);
         }
         // The blocks of dropped maps that are not reclaimed yet: saved as allocated, they would
         // stay so for ever. If the next opening sweeps, it finds out.
-        if file.pool.is_swept() && !file.pool.medium().mutant("MA-2") {
+        if file.pool.is_swept() && !file.pool.medium().mutant(mistakes::DROPPED_KEPT) {
             self.reclaim_pending_drops();
         }
         file.cas_counter.close(file.pool.region());

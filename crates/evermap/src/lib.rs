@@ -28,6 +28,7 @@ mod clock;
 mod error;
 mod index;
 mod item;
+mod mistakes;
 mod options;
 mod record;
 

@@ -2,10 +2,8 @@
 //! [`Medium::mutant`](evermap_pm::Medium::mutant). The codes are those of `docs/design/dash.md`,
 //! which says who notices them. The first two are made by the region.
 
-/// The mark of a clean shutdown is not durably removed when the file is opened.
-pub const CLEAN_MARK_STAYS: &str = "DA-1";
-/// The generation is not flushed.
-pub const GENERATION_UNFLUSHED: &str = "DA-2";
+pub use evermap_pm::region::mistakes::{CLEAN_MARK_STAYS, GENERATION_UNFLUSHED};
+
 /// Recovery does not finish a committed split.
 pub const SPLIT_UNFINISHED: &str = "DA-3";
 /// A merge redirects the left half of its range before the right one.

@@ -26,6 +26,7 @@ use crate::{Error, ErrorKind, PmU64, Result, random};
 
 mod damage;
 mod entry;
+pub mod mistakes;
 mod outdated;
 mod superblock;
 mod table;
@@ -431,7 +432,7 @@ impl<M: Medium> Region<M> {
         let m = &self.medium;
         m.note(Note::Harmless("torn, the word is no longer `CLEAN`: the region counts as open"));
         m.store(&self.header().state, 0);
-        if says_closed && !m.mutant("DA-1") {
+        if says_closed && !m.mutant(mistakes::CLEAN_MARK_STAYS) {
             m.sync()?;
         }
         self.write_generation_copy();
@@ -448,7 +449,7 @@ impl<M: Medium> Region<M> {
         // "recover all".
         m.store(&words.generation[0], self.generation);
         m.store(&words.generation[1], !self.generation);
-        if !m.mutant("DA-2") {
+        if !m.mutant(mistakes::GENERATION_UNFLUSHED) {
             m.note(Note::Harmless(
                 "late, other threads notice: `a_generation_is_durable_before_the_region_is_used`",
             ));

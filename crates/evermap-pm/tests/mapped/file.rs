@@ -370,6 +370,24 @@ fn a_file_may_be_dropped_while_its_pages_are_being_touched() {
     (0..1000).for_each(|_| medium.prefault(0..32 * MIB));
 }
 
+/// What is returned to the system stays there, although it was requested before.
+#[test]
+fn pages_that_are_discarded_are_not_touched_afterwards() {
+    let directory = in_memory();
+    let path = directory.path().join("file");
+    for _ in 0..20 {
+        let medium = open(&path);
+        medium.grow(33 * MIB).unwrap();
+        medium.prefault(0..32 * MIB);
+        medium.prefault(32 * MIB..33 * MIB);
+        medium.discard(0..32 * MIB);
+        while medium.page_report().bytes_resident < MIB {
+            std::thread::yield_now();
+        }
+        assert!(occupied(&path) <= 2 * MIB);
+    }
+}
+
 #[test]
 fn addresses_are_named_while_a_file_is_open() {
     let directory = directory();

@@ -31,7 +31,7 @@ use crate::index::PrimaryIndex;
 use crate::map::header::MapHeader;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::record::{Owner, Record, tombstone_of};
-use crate::{Error, Result};
+use crate::{Error, Result, mistakes};
 
 /// Root slot that names the intent of the batch that runs.
 const ROOT: usize = 15;
@@ -122,7 +122,7 @@ impl<'p, M: Medium> Intent<'p, M> {
         let m = pool.medium();
         let cells = m.slice(offset, bytes.len() as u64 / 8).expect("just allocated");
         m.write_bytes(cells, &bytes);
-        if !m.mutant("BA-1") {
+        if !m.mutant(mistakes::INTENT_UNFLUSHED) {
             m.flush(cells);
         }
         Ok(Intent { pool, offset, stands: false })
@@ -193,7 +193,7 @@ pub(crate) fn resume<M: Medium>(
             return Err(evermap_pm::Error::salvageable(at, what).into());
         }
         Some(entries) => {
-            if m.mutant("BA-4") {
+            if m.mutant(mistakes::INTENT_CLEARED) {
                 store_root(pool, 0);
             }
             let guard = pool.pin();

@@ -23,7 +23,7 @@ use crate::ops::read::LiveRecord;
 use crate::ordered::KeyEvent;
 use crate::record::control::Control;
 use crate::record::{Draft, control_of, record_bytes};
-use crate::{Error, Evermap, Item, Map, MapOptions, Meta, Outcome, Result};
+use crate::{Error, Evermap, Item, Map, MapOptions, Meta, Outcome, Result, mistakes};
 
 /// The maximum number of keys in a [`Batch`].
 pub const BATCH_MAX: usize = 1 << 16;
@@ -409,7 +409,9 @@ impl<'s, M: Medium> KeyPlan<'s, M> {
             value,
             meta.flags(),
             match old {
-                0 if !store.db.file.pool.medium().mutant("BA-2") => control_of(NOT_YET),
+                0 if !store.db.file.pool.medium().mutant(mistakes::BATCH_VISIBLE) => {
+                    control_of(NOT_YET)
+                }
                 _ => control,
             },
         )?;
@@ -655,7 +657,7 @@ impl<M: Medium> Map<M> {
                 return Err(error);
             }
         }
-        if steps.iter().any(KeyStep::is_new) && !m.mutant("BA-3") {
+        if steps.iter().any(KeyStep::is_new) && !m.mutant(mistakes::BATCH_UNFLUSHED) {
             // The control words of new records.
             m.fence();
         }

@@ -17,7 +17,7 @@ use crate::ops::commit::Verdict;
 use crate::ops::read::Walk;
 use crate::record::control::Control;
 use crate::record::{Draft, Record};
-use crate::{Error, Evermap, Map, Result};
+use crate::{Error, Evermap, Map, Result, mistakes};
 
 /// Compaction begins if it can free one byte in this number of bytes of extents, and at least a few
 /// units.
@@ -176,8 +176,7 @@ impl<'s, M: Medium> Mover<'s, M> {
         // What it knows of its readers moves along.
         draft.set_access(record.access());
         draft.flush();
-        // A mistake, which tests have to notice: the copy is not durable when it is published.
-        if !pool.medium().mutant("EV-3") {
+        if !pool.medium().mutant(mistakes::MOVED_UNFLUSHED) {
             pool.medium().fence();
         }
         let change = unless_damaged(map.commit(

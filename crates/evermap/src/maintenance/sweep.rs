@@ -11,7 +11,7 @@ use evermap_pm::{ErrorKind, Medium};
 use crate::maintenance::census::{Census, Totals};
 use crate::ops::read::MISMATCH;
 use crate::record::Record;
-use crate::{Error, Evermap, Map, Result};
+use crate::{Error, Evermap, Map, Result, mistakes};
 
 /// A part of an index that is read in less time was in memory.
 const SWEEP_NOTICED: Duration = Duration::from_millis(1);
@@ -91,7 +91,7 @@ impl<M: Medium> Evermap<M> {
     /// Adds the number of words of the indexes to `words`.
     fn sweep(&self, words: &Cell<u64>) -> Result<()> {
         // Maps that are created from here on have nothing in old extents.
-        let (maps, problem) = match self.file.pool.medium().mutant("MA-3") {
+        let (maps, problem) = match self.file.pool.medium().mutant(mistakes::DROPPED_UNVISITED) {
             false => self.all_maps_and_dropped()?,
             true => self.all_maps()?,
         };

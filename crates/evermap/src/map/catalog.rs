@@ -11,19 +11,17 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 
-use evermap_index::Visitor;
-use evermap_index::record::OFFSET_MASK;
+use evermap_pm::Medium;
 use evermap_pm::region::OnSuspect;
 use evermap_pm::sync::{Mutex, MutexGuard, Rank};
-use evermap_pm::{Medium, Pool};
 
+use crate::map::discard::free_everything;
 use crate::map::header::MapHeader;
 use crate::map::inner::{MapInner, MapState};
 use crate::ops::write::Condition;
 use crate::record::cas::lost;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
-use crate::record::{Record, tombstone_of};
-use crate::{Error, Evermap, IndexKind, Map, Meta, Outcome, Result};
+use crate::{Error, Evermap, IndexKind, Map, Meta, Outcome, Result, mistakes};
 
 /// The maximum length of the name of a map, bytes.
 pub const MAP_NAME_MAX: usize = 250;
@@ -230,7 +228,9 @@ impl<M: Medium> Evermap<M> {
         let turn = file.reservations.permit();
         // First, so that no operation is acknowledged that began after the map was gone.
         map.iter().for_each(|map| map.set_state(MapState::Dropped));
-        if let Some(map) = map.as_ref().filter(|_| file.pool.medium().mutant("MA-1")) {
+        if let Some(map) =
+            map.as_ref().filter(|_| file.pool.medium().mutant(mistakes::DROPPED_TOO_EARLY))
+        {
             free_everything(&file.pool, map);
         }
         // Without waiting for readers, even if much memory waits for them: one of them may be
@@ -558,51 +558,4 @@ impl<M: Medium> Map<M> {
             _ => unreachable!("the table is locked"),
         }
     }
-}
-
-/// All blocks of a map.
-struct OwnedBlocks<'p, M: Medium> {
-    pool: &'p Pool<M>,
-    tombstone: u64,
-    blocks: Vec<u64>,
-    is_complete: bool,
-}
-
-impl<M: Medium> Visitor for OwnedBlocks<'_, M> {
-    fn block(&mut self, offset: u64) {
-        self.blocks.push(offset);
-    }
-
-    fn word(&mut self, word: u64) {
-        match Record::at(self.pool.medium(), word) {
-            Ok(record) if !record.is_unbound() => {
-                // The descriptor of another map may be stored where this one was, and the records
-                // of this one would verify there.
-                record.set_tombstone(self.tombstone);
-                self.blocks.push(word & OFFSET_MASK);
-            }
-            // Damage: its block may be part of something else by now. It is better to leak it than
-            // to free that.
-            _ => self.is_complete = false,
-        }
-    }
-}
-
-/// Frees all blocks of a map that nothing leads to and no thread uses, and makes its records
-/// unreadable. Returns `true` if all were freed. O(records), 8 bytes of memory each.
-fn free_everything<M: Medium>(pool: &Pool<M>, map: &MapInner<M>) -> bool {
-    let tombstone = tombstone_of(pool.generation());
-    let mut all =
-        OwnedBlocks { pool, tombstone, blocks: vec![map.header.descriptor()], is_complete: true };
-    let order = map.visit_order(&mut |block| all.blocks.push(block));
-    let visited = map.index.visit(&mut all).and(order);
-    match map.saved.take(pool) {
-        Some(blocks) => all.blocks.extend(blocks),
-        None => all.is_complete = false,
-    }
-    // The index is read while it is visited, so nothing is freed before.
-    all.blocks.sort_unstable();
-    all.blocks.dedup();
-    all.blocks.iter().for_each(|&block| pool.free_unpublished(block));
-    visited.is_ok() && all.is_complete
 }

@@ -6,7 +6,7 @@ use evermap_pm::Medium;
 
 use crate::ordered::KeyEvent;
 use crate::record::{Draft, Record};
-use crate::{Error, Map, Result};
+use crate::{Error, Map, Result, mistakes};
 
 /// What a mutation decides about a key.
 pub(crate) enum Verdict {
@@ -189,11 +189,10 @@ impl<M: Medium> Map<M> {
         decide: &mut dyn FnMut(Option<Record<'_, M>>) -> Verdict,
     ) -> Result<Option<Change>> {
         let (since, mode) = (self.unbindings(key), MutateMode::ExistingOnly);
-        let early = self.db.file.pool.medium().mutant("EV-2");
+        let early = self.db.file.pool.medium().mutant(mistakes::EVICTED_TOO_EARLY);
         let mut round = Round::NotAsked;
         let done = self.inner.index.mutate(key, mode, guard, &mut |word| {
             round = self.round(key, word, None, false, guard, decide);
-            // A mistake, which tests have to notice: the block is given up while it is still bound.
             if early && let Some(change) = round.change().filter(Change::changed) {
                 self.account(key, change.old, None, guard);
             }
@@ -261,8 +260,9 @@ impl<M: Medium> Map<M> {
             },
             _ => Action::Keep,
         };
-        // A mistake, which tests have to notice: what is still bound has a tombstone for a moment.
-        if self.db.file.pool.medium().mutant("TO-1") && action != Action::Keep {
+        if self.db.file.pool.medium().mutant(mistakes::TOMBSTONE_TOO_EARLY)
+            && action != Action::Keep
+        {
             live.inspect(|record| record.set_tombstone(self.db.file.tombstone));
         }
         Round::Decided { change: Change::of(word, action), action, was_hidden }
@@ -271,7 +271,9 @@ impl<M: Medium> Map<M> {
     /// In tests, returns an error after the change was made instead of the result of the index.
     #[inline(always)]
     fn injected_failure(&self, done: evermap_pm::Result<Change>) -> evermap_pm::Result<Change> {
-        if self.db.file.pool.medium().mutant("ST-1") && done.as_ref().is_ok_and(Change::changed) {
+        if self.db.file.pool.medium().mutant(mistakes::ERROR_AFTER_CHANGE)
+            && done.as_ref().is_ok_and(Change::changed)
+        {
             return Err(evermap_pm::Error::damaged(0, "injected by a test"));
         }
         done

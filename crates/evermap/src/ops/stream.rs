@@ -14,7 +14,7 @@ use crate::ops::reader::Reader;
 use crate::record::control::Control;
 use crate::record::partial::PartialRecord;
 use crate::record::{Record, VALUE_MAX, record_bytes};
-use crate::{Error, Map, Meta, Result};
+use crate::{Error, Map, Meta, Result, mistakes};
 
 /// How many bytes are taken from a source at a time.
 const PIECE: usize = 64 << 10;
@@ -208,9 +208,7 @@ impl<'s, M: Medium> ValueWriter<'s, M> {
         let owner = store.inner.header.owner();
         let draft = record.draft(&file.pool, &file.partial, owner, key.bytes, self.meta, cas);
         draft.set_access(store.new_access());
-        // A mistake, which tests have to notice: the value is not durable when the record is
-        // published.
-        if file.pool.medium().mutant("VW-1") {
+        if file.pool.medium().mutant(mistakes::PIECES_UNFLUSHED) {
             draft.set_cas(cas)
         } else {
             draft.persist()

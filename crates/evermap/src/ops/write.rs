@@ -12,7 +12,7 @@ use crate::ops::commit::Verdict;
 use crate::ops::read::LiveRecord;
 use crate::record::Record;
 use crate::record::control::Control;
-use crate::{Edit, Expiry, Item, Map, Meta, Outcome, Result};
+use crate::{Edit, Expiry, Item, Map, Meta, Outcome, Result, mistakes};
 
 /// # Writing under conditions, and computing new values
 impl<M: Medium> Map<M> {
@@ -434,8 +434,7 @@ impl<M: Medium> Map<M> {
             if let Some(record) = live
                 && let Some(seen) = seen.filter(|&seen| seen == Version::of(&record))
             {
-                // A mistake, which tests have to notice: the change is not durable.
-                if self.db.file.pool.medium().mutant("MK-1") {
+                if self.db.file.pool.medium().mutant(mistakes::MARKS_UNFLUSHED) {
                     record.store_control(now);
                 } else {
                     record.set_control(now);

@@ -36,8 +36,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use evermap_index::key::BytesRef;
-use evermap_index::ordered::PersistentOrdered;
 use evermap_index::ordered::art::Art;
+use evermap_index::ordered::{Cursor, Direction, PersistentOrdered};
 use evermap_index::{Action, Guard, MutateMode, OrderedIndex, Visitor};
 use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool, pod};
@@ -45,7 +45,7 @@ use evermap_pm::{ErrorKind, Medium, PmU64, Pool, pod};
 use super::OrderedState;
 use crate::ops::read::Walk;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
-use crate::{Error, Map, Result};
+use crate::{Error, Map, Result, mistakes};
 
 /// The format of a region with such a tree. Programs that know only the formats before it would
 /// bind keys that do not enter the tree.
@@ -265,6 +265,20 @@ impl<M: Medium> PersistentOrder<M> {
         blocks.into_iter().for_each(|block| pool.free_unpublished(block));
     }
 
+    /// Returns `true` if nothing is wrong with the tree, and all of its keys are of a map with this
+    /// seed. O(n).
+    pub(crate) fn is_all_of(&self, seed: u64) -> bool {
+        let mut cursor = Cursor::new(&self.tree, .., Direction::Ascending);
+        loop {
+            match cursor.next() {
+                Ok(Some((key, hash))) if BytesRef::new(key, seed).hash == hash => {}
+                Ok(None) => break,
+                _ => return false,
+            }
+        }
+        cursor.misplaced() == 0 && cursor.unreadable().is_none() && self.tree.check().is_empty()
+    }
+
     /// Returns `true` if the tree has this key, and scans can look it up.
     ///
     /// # Errors
@@ -307,7 +321,9 @@ impl<M: Medium> Map<M> {
         guard: &Guard<'_>,
     ) -> evermap_pm::Result<()> {
         match &self.inner.order {
-            Some(order) if !self.db.file.pool.medium().mutant("OR-1") => order.enter(key, guard),
+            Some(order) if !self.db.file.pool.medium().mutant(mistakes::NO_ORDER) => {
+                order.enter(key, guard)
+            }
             _ => Ok(()),
         }
     }
@@ -317,7 +333,7 @@ impl<M: Medium> Map<M> {
     #[inline]
     pub(crate) fn leave_order(&self, key: BytesRef<'_>, guard: &Guard<'_>) {
         let Some(order) = &self.inner.order else { return };
-        if self.db.file.pool.medium().mutant("OR-2") {
+        if self.db.file.pool.medium().mutant(mistakes::ORDER_LEFT) {
             return order.leave(key, guard);
         }
         // If the index cannot be read, there is a key too many.

@@ -88,11 +88,6 @@ impl Saved {
         chain.map_or(Some(Vec::new()), |chain| chain.blocks(pool.medium()))
     }
 
-    /// Takes the blocks, for a caller that frees them with all others of the map.
-    pub(crate) fn take<M: Medium>(&self, pool: &Pool<M>) -> Option<Vec<u64>> {
-        self.lock().take().map_or(Some(Vec::new()), |chain| chain.blocks(pool.medium()))
-    }
-
     /// Frees what is left of it, if anything is.
     fn free<M: Medium>(&self, pool: &Pool<M>, cell: &PmU64) {
         let mut chain = self.lock();

@@ -30,7 +30,7 @@ use evermap_pm::{Medium, PmU64, Pool};
 use crate::record::access::AccessState;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};
 use crate::record::control::{Control, is_unflushed};
-use crate::{Error, Item, Result};
+use crate::{Error, Item, Result, mistakes};
 
 /// The maximum length of a value, bytes: 1 GiB. A large value takes neighbouring units of the file
 /// for itself.
@@ -385,8 +385,7 @@ impl<'m, M: Medium> Record<'m, M> {
         // same time, one wins: see the module of the state.
         let lengths = self.key_len as u64 | (self.value_len as u64) << 32;
         let word = with_state(lengths, access.bits());
-        // A mistake, which tests have to notice: the lengths are gone for a moment.
-        if self.medium.mutant("AC-1") {
+        if self.medium.mutant(mistakes::LENGTHS_GONE) {
             self.medium.store_transient(&self.header.lengths, with_state(0, access.bits()));
         }
         self.medium.store_transient(&self.header.lengths, word);

@@ -140,6 +140,8 @@ enum Damage {
     Duplicate(usize, usize),
     /// These pages are exchanged.
     Exchange(usize, usize),
+    /// The first word refers to what the second refers to.
+    Refer(usize, usize),
 }
 
 impl fmt::Display for Damage {
@@ -153,6 +155,7 @@ impl fmt::Display for Damage {
             Damage::Zeroed(page) => write!(f, "page {page:#x} zeroed"),
             Damage::Duplicate(page, from) => write!(f, "page {page:#x} like {from:#x}"),
             Damage::Exchange(a, b) => write!(f, "pages {a:#x} and {b:#x} exchanged"),
+            Damage::Refer(a, b) => write!(f, "word {a:#x} refers to what {b:#x} refers to"),
         }
     }
 }
@@ -175,6 +178,8 @@ impl Damage {
             Damage::Zeroed(page) => bytes[page..page + PAGE].fill(0),
             Damage::Duplicate(page, from) => bytes.copy_within(from..from + PAGE, page),
             Damage::Exchange(a, b) => (0..PAGE).for_each(|i| bytes.swap(a + i, b + i)),
+            // An offset has 48 bits.
+            Damage::Refer(a, b) => bytes.copy_within(b..b + 6, a),
         }
         bytes
     }
@@ -231,6 +236,25 @@ fn extreme_list(template: &Template, wanted: &str) -> Vec<Damage> {
         list.retain(|damage| damage.to_string() == wanted);
     }
     list.into_iter().step_by(step).collect()
+}
+
+/// Returns damages after which a word refers to what another one refers to, which may be part of
+/// another map: a sample, or one.
+fn refer_list(template: &Template, wanted: &str) -> Vec<Damage> {
+    let bytes = &template.now;
+    let offset = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap()) << 16 >> 16;
+    let inside = PAGE as u64 * 4..bytes.len() as u64;
+    let words: Vec<_> =
+        (0..bytes.len()).step_by(8).filter(|&at| inside.contains(&offset(at))).collect();
+    let mut random = Random::new(13);
+    let mut any = || words[random.below(words.len() as u64) as usize];
+    let most = if wanted.is_empty() { tier().choose(40, 2000) } else { 100_000 };
+    let mut list: Vec<_> = (0..most).map(|_| Damage::Refer(any(), any())).collect();
+    list.retain(|damage| damage.apply(template) != *bytes);
+    if !["", "all"].contains(&wanted) {
+        list.retain(|damage| damage.to_string() == wanted);
+    }
+    list
 }
 
 /// Returns damages to words, a sample of them or all, to pages and to the length, or one.
@@ -631,6 +655,7 @@ fn use_damaged_files() {
     let damages = match parts[3] {
         "mangled" => mangle_list(&template, parts[4]),
         "extreme" => extreme_list(&template, parts[4]),
+        "refer" => refer_list(&template, parts[4]),
         _ => list(&template, parts[4]),
     };
     for damage in damages {
@@ -684,7 +709,7 @@ fn use_damaged_files() {
     assert!(tally.answers > tally.cases * 100 && tally.problems > 0);
     assert!(tally.named > tally.cases * 20);
     // Only a few words concern the opening of the file, and of the named map.
-    assert!(parts[3] == "extreme" || tally.refused > 0 && tally.unnamed > 0);
+    assert!(["extreme", "refer"].contains(&parts[3]) || tally.refused > 0 && tally.unnamed > 0);
 }
 
 fn supervise(stop: &str, index: IndexKind, list: &str) {
@@ -749,6 +774,17 @@ fn extremes_after_a_clean_shutdown_with_an_order_in_the_file() {
 }
 
 #[test]
+fn references_to_something_else_with_an_order_in_the_file() {
+    let stop = "clean, order in file";
+    common::campaign_indexes().into_iter().for_each(|index| supervise(stop, index, "refer"));
+}
+
+#[test]
+fn references_to_something_else_after_an_unclean_shutdown() {
+    common::campaign_indexes().into_iter().for_each(|index| supervise("unclean", index, "refer"));
+}
+
+#[test]
 fn extremes_after_an_unclean_shutdown() {
     common::campaign_indexes().into_iter().for_each(|index| supervise("unclean", index, "extreme"));
 }
@@ -797,6 +833,59 @@ fn with_removed(options: &Options) -> common::Kept {
     (20..40u64).for_each(|key| store.put(&key.to_le_bytes(), b"new").unwrap());
     store.into_db().close().unwrap();
     memory
+}
+
+/// A damaged word of a map can lead to a part of another one. Dropping the damaged map must not free
+/// that.
+#[test]
+fn dropping_a_damaged_map_frees_nothing_of_another() {
+    const RECORDS: u64 = 300;
+    let mut random = Random::new(17);
+    for index in common::every_index() {
+        let options = Options::small(512 << 10).index(index).seed(6).ordered(Order::Persistent);
+        let named = |map: &Map<_>| map.db().map(NAMED, MapOptions::new().index(index));
+        let memory = common::Kept::new(512 << 10);
+        let map = memory.open(&options).unwrap();
+        let fill = |map: &Map<_>, keys: std::ops::Range<u64>, value: &str| {
+            keys.filter(|&key| map.put(key_of(key), value).is_err()).count()
+        };
+        assert_eq!(fill(&map, 0..RECORDS, "kept"), 0);
+        let before = memory.copy();
+        assert_eq!(fill(&named(&map).unwrap(), 0..RECORDS, "dropped"), 0);
+        map.into_db().close().unwrap();
+        let refers =
+            |at: &u64| (4 * PAGE as u64..memory.len()).contains(&(memory.word(*at) << 16 >> 16));
+        let words = (4 * PAGE as u64..memory.len()).step_by(8).filter(refers);
+        let is_old = |at: &u64| *at < before.len() && before.word(*at) == memory.word(*at);
+        let (kept, dropped): (Vec<_>, Vec<_>) = words.partition(is_old);
+        let (mut freed, mut lost) = (0, Vec::new());
+        for _ in 0..tier().choose(60, 3000) {
+            let any = |of: &[u64], random: &mut Random| of[random.below(of.len() as u64) as usize];
+            let (at, like) = (any(&dropped, &mut random), any(&kept, &mut random));
+            let damaged = memory.copy();
+            let other = memory.word(like) << 16 >> 16;
+            damaged.set_word(at, memory.word(at) >> 48 << 48 | other);
+            let Ok(map) = damaged.open(&options) else { continue };
+            let gone = || {
+                let kept =
+                    |key| map.get(key_of(key)).is_ok_and(|value| value == Some(b"kept".into()));
+                (0..RECORDS).filter(|&key| !kept(key)).count()
+            };
+            // Some words that have changed are part of the other map.
+            if gone() > 0 || !map.db().drop_map(NAMED).is_ok_and(|dropped| dropped) {
+                continue;
+            }
+            let allocated = map.space().unwrap().allocated_bytes;
+            let _ = map.db().reclaim_dropped();
+            freed += u64::from(allocated > map.space().unwrap().allocated_bytes + 8192);
+            let (refused, gone) = (fill(&map, RECORDS..RECORDS + 100, "more"), gone());
+            if gone + refused > 0 {
+                lost.push(format!("word {at:#x} like {like:#x}: {gone} lost, {refused} refused"));
+            }
+        }
+        println!("{index}: {freed} freed, lost: {lost:#?}");
+        assert!(lost.is_empty(), "{index}");
+    }
 }
 
 /// One bit that flips in an index can make a freed slot valid again, or lead to another record.

@@ -90,7 +90,8 @@ impl<K: Key, M: Medium> Clht<K, M> {
                 // Some writer has made progress meanwhile, so this is not repeated for ever.
                 View::Again => {}
                 View::Overwritten => lock_wait.wait_at(&self.region, m.offset_of(bucket))?,
-                View::Stale => self.recover(bucket),
+                View::Stale if std::ptr::eq(bucket, home) => self.recover(bucket),
+                View::Stale => self.recover_overflow(home, bucket)?,
             }
             seen = view(m, bucket, probe, self.generation);
         }
@@ -102,6 +103,35 @@ impl<K: Key, M: Medium> Clht<K, M> {
         if recover(self.medium(), bucket, self.generation) {
             self.count_recovered();
         }
+    }
+
+    /// Recovers an overflow bucket of an earlier opener.
+    ///
+    /// # Errors
+    /// `Damaged` if it is not recognised: damage has led to something else, which must not be stored
+    /// to.
+    #[cold]
+    fn recover_overflow(&self, home: &Bucket, bucket: &Bucket) -> Result<()> {
+        let (m, table) = (self.medium(), self.table());
+        let number = m.offset_of(home).wrapping_sub(table.offset) / BUCKET_BYTES;
+        let recognised = self.is_recognised(bucket, table, number);
+        // A chain of a table that was replaced has another number.
+        if !recognised && self.table() == table && number < table.buckets() {
+            let what = "a chain of buckets leads to something else";
+            return Err(Error::damaged(m.offset_of(bucket), what));
+        }
+        self.recover(bucket);
+        Ok(())
+    }
+
+    /// Returns `true` if a bucket has a pair of the chain with this number, or had one: what was
+    /// removed stays in its slot. An overflow bucket begins with a pair.
+    pub(super) fn is_recognised(&self, bucket: &Bucket, table: Table, number: u64) -> bool {
+        let m = self.medium();
+        bucket
+            .pairs
+            .iter()
+            .any(|pair| table.home_of(K::slot_hash(m.load_relaxed(&pair.key), self.seed)) == number)
     }
 
     /// Locks the chain of a hash in the current table. Helps to replace the table if that is in
@@ -201,7 +231,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
                 cycle.visit(next)?;
                 let bucket = self.bucket(next)?;
                 if !Control(m.load(&bucket.control)).is_of(self.generation) {
-                    self.recover(bucket);
+                    self.recover_overflow(home, bucket)?;
                 }
                 Ok(bucket)
             });

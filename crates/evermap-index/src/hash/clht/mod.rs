@@ -410,6 +410,13 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
         if !table.is_possible() || m.slice::<Bucket>(table.offset, table.buckets()).is_none() {
             return Err(Error::damaged(block, "the index's root names an impossible table"));
         }
+        // Every lookup stores to the table. If the heap knows of another block there, it is damaged.
+        if pool.block_size_at(table.offset).is_some_and(|bytes| bytes < table.bytes()) {
+            return Err(Error::damaged(
+                block,
+                "the index's root names something else than a table",
+            ));
+        }
         let floor = m.load(&header.floor).clamp(BITS_MIN.into(), BITS_MAX.into()) as u32;
         let everything = pool.region().must_recover_all();
         let index = Self::assemble(pool, block, table, floor);
@@ -430,6 +437,7 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
         }
         self.walk(|chain| {
             chain.overflow.iter().for_each(|&block| visitor.block(block));
+            chain.unrecognised.iter().for_each(|&block| visitor.unrecognised_block(block));
             chain.pairs.iter().for_each(|pair| visitor.word(pair.word));
             !visitor.is_done()
         })

@@ -254,14 +254,21 @@ impl<K: Key, M: Medium> Clht<K, M> {
     fn copy(&self, resize: &Resize, group: u64, copier: &mut Copier) -> Result<()> {
         let m = self.medium();
         let Copier { old, new, pairs, chosen } = copier;
+        let table = resize.from;
         pairs.clear();
-        for number in resize.members(resize.from, group) {
-            let home = self.freeze(resize.from, number)?;
+        for number in resize.members(table, group) {
+            let home = self.freeze(table, number)?;
             pairs.extend(pairs_in(m, home));
             for bucket in self.overflow(home) {
-                let bucket = bucket?;
-                pairs.extend(pairs_in(m, bucket));
-                old.push(m.offset_of(bucket));
+                let (bucket, others) = (bucket?, pairs.len());
+                pairs.extend(pairs_in(m, bucket).filter(|pair| self.is_of(pair, table, number)));
+                let (all, own) = (pairs_in(m, bucket).count(), pairs.len() - others);
+                // Otherwise damage may have led to something that is still in use.
+                if own > 0 && own == all {
+                    old.push(m.offset_of(bucket));
+                } else {
+                    self.pool.require_sweep();
+                }
             }
         }
         for number in resize.members(resize.to, group) {
@@ -272,6 +279,11 @@ impl<K: Key, M: Medium> Clht<K, M> {
             self.write_chain(resize.to.home(number), chosen, new)?;
         }
         Ok(())
+    }
+
+    /// Returns `true` if this pair belongs into the chain with this number.
+    pub(super) fn is_of(&self, pair: &StoredPair, table: Table, number: u64) -> bool {
+        table.home_of(K::slot_hash(pair.slot_key, self.seed)) == number
     }
 
     /// Waits for a chain of the table that is being replaced, and freezes it.

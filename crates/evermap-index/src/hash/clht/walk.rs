@@ -23,6 +23,8 @@ pub(super) struct Chain {
     pub(super) pairs: Vec<StoredPair>,
     /// The offsets of the overflow buckets.
     pub(super) overflow: Vec<u64>,
+    /// The offsets of those that may be something else.
+    pub(super) unrecognised: Vec<u64>,
 }
 
 impl<K: Key, M: Medium> Ranked for Clht<K, M> {
@@ -91,14 +93,18 @@ impl<K: Key, M: Medium> Clht<K, M> {
         let from = *ranks.start();
         chain.pairs.clear();
         chain.overflow.clear();
+        chain.unrecognised.clear();
         let locked = match self.lock(from.reverse_bits(), guard) {
             Ok(locked) => locked,
             Err(error) => return (Err(error), next_position(from, self.table())),
         };
         // The table is not replaced while one of its chains is locked.
         let table = self.table();
+        let number = table.home_of(from.reverse_bits());
+        // Damage may lead to the buckets of another chain.
         let shown = |pair: &StoredPair| {
             ranks.contains(&K::slot_hash(pair.slot_key, self.seed).reverse_bits())
+                && self.is_of(pair, table, number)
         };
         let mut add = |bucket: &Bucket| {
             chain.pairs.extend(pairs_in(self.medium(), bucket).filter(shown));
@@ -107,7 +113,11 @@ impl<K: Key, M: Medium> Clht<K, M> {
         let read = self.overflow(locked.home).try_for_each(|bucket| {
             let bucket = bucket?;
             add(bucket);
-            chain.overflow.push(self.medium().offset_of(bucket));
+            let blocks = match self.is_recognised(bucket, table, number) {
+                true => &mut chain.overflow,
+                false => &mut chain.unrecognised,
+            };
+            blocks.push(self.medium().offset_of(bucket));
             Ok(())
         });
         locked.release();

@@ -4,18 +4,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use evermap_index::hash::clht::Config;
 use evermap_index::hash::clht::layout::{Bucket, Link, Root, Table};
 use evermap_index::testkit::Plain;
-use evermap_index::{Clht, Index};
+use evermap_index::{Clht, Index, Persistent};
 use evermap_pm::sim::Sim;
-use evermap_pm::{ErrorKind, Medium};
+use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::watched::{Access, Watch};
 use super::{ROOT, dram, get, put, remove, tiny, verify, wait_until};
 
 fn table<M: Medium>(index: &Clht<Plain, M>) -> Table {
-    let pool = index.pool();
-    let root = pool.medium().at::<Root>(pool.medium().load(pool.root(ROOT))).unwrap();
+    table_at(index.pool(), ROOT)
+}
+
+/// Returns the table of the index that a root slot names.
+fn table_at<M: Medium>(pool: &Pool<M>, slot: usize) -> Table {
+    let root = pool.medium().at::<Root>(pool.medium().load(pool.root(slot))).unwrap();
     Table::decode(pool.medium().load(&root.table))
 }
 
@@ -206,4 +211,38 @@ fn a_chain_that_leads_back_to_itself_is_noticed() {
     // Other chains can be used as before, and so can the pairs of this one.
     fill(&index, 1, 3);
     assert_eq!((get(&index, 1 << 32 | 1), get(&index, 1 << 32 | 2)), (Some(1), Some(1)));
+}
+
+/// Returns the last bucket of the chain that begins with this one.
+fn last_of<'s>(sim: &'s Sim, mut bucket: &'s Bucket) -> &'s Bucket {
+    while let next @ 1.. = Link(sim.load(&bucket.link)).next().unwrap() {
+        bucket = sim.at::<Bucket>(next).unwrap();
+    }
+    bucket
+}
+
+/// Buckets that damage has made part of a second chain stay those of the first one.
+#[test]
+fn a_resize_frees_nothing_of_another_table() {
+    let sim = dram(4 << 20);
+    let (one, root) = (tiny::<Plain, _>(sim.clone()), ROOT + 1);
+    let pool = one.pool().clone();
+    let other =
+        Clht::<Plain, _>::create(pool.clone(), pool.root(root), Config { initial_buckets: 64 });
+    let other = other.unwrap();
+    // One long chain in each: the low bits of the keys choose it.
+    (0..12).for_each(|number| put(&one, number << 32, number));
+    (0..12).for_each(|number| put(&other, number << 32 | 2, 100 + number));
+    let home = |slot, low| sim.at::<Bucket>(table_at(&pool, slot).home(low)).unwrap();
+    let (end, shared) =
+        (last_of(&sim, home(ROOT, 0)), Link(sim.load(&home(root, 2).link)).next().unwrap());
+    sim.store(&end.link, Link(sim.load(&end.link)).followed_by(shared).0);
+    let before = table(&one).bits;
+    fill(&one, 1, 2000);
+    assert!(table(&one).bits > before);
+    (0..12).for_each(|number| assert_eq!(get(&other, number << 32 | 2), Some(100 + number)));
+    (0..12).for_each(|number| assert_eq!(get(&one, number << 32), Some(number)));
+    assert_eq!(other.check(), Vec::<String>::new());
+    pool.epoch().drain();
+    assert_eq!(pool.heap_stats().faults, 0);
 }

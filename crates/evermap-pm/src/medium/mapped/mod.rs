@@ -171,6 +171,12 @@ pub struct Mapped {
 }
 
 impl Mapped {
+    /// Returns the addresses of the bytes at these offsets.
+    fn addresses(&self, bytes: &Range<u64>) -> Range<usize> {
+        let base = self.mapping.base().as_ptr().expose_provenance();
+        base + bytes.start as usize..base + bytes.end as usize
+    }
+
     /// Opens `path`, takes the writer's lock, or a shared one for reading only, and maps the file.
     ///
     /// The usable length is the length of the file, rounded down to whole pages. Takes about a
@@ -483,6 +489,8 @@ unsafe impl Medium for Mapped {
         if range.start >= range.end || range.end > self.len() {
             return;
         }
+        // Touched afterwards, they would take memory again.
+        self.prefaulter.withdraw(self.addresses(&range));
         match &self.file {
             Some(file) => file.discard(range),
             None => {
@@ -513,8 +521,7 @@ unsafe impl Medium for Mapped {
         let end = range.end.min(self.len()).next_multiple_of(page).min(self.capacity());
         // A private page is copied when it is made writable: not ahead of the first store.
         if start < end && !self.is_read_only() {
-            let base = self.mapping.base().as_ptr().expose_provenance();
-            self.prefaulter.request(base + start as usize..base + end as usize);
+            self.prefaulter.request(self.addresses(&(start..end)));
         }
     }
 

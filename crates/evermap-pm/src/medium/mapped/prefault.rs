@@ -4,10 +4,7 @@
 //! map it. A helper thread does that ahead of use.
 
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::mm::{Advice, madvise};
@@ -28,18 +25,66 @@ pub(super) struct Prefaulter {
 }
 
 struct Helper {
-    requests: SyncSender<Range<usize>>,
-    stop: Arc<AtomicBool>,
+    queue: Arc<Queue>,
     thread: JoinHandle<()>,
     fork: ForkDetector,
+}
+
+/// What the helper thread has to do.
+#[derive(Default)]
+struct Queue {
+    requests: Mutex<Requests>,
+    /// Notified when there is something new to do, and at the end of a piece.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Requests {
+    /// Addresses, the next ones last.
+    waiting: Vec<Range<usize>>,
+    /// What is being touched.
+    current: Range<usize>,
+    stops: bool,
 }
 
 impl Prefaulter {
     /// Requests the pages at these addresses, and returns without waiting. The addresses must
     /// belong to the mapping, in whole pages.
     pub(super) fn request(&self, addresses: Range<usize>) {
-        if let Some(helper) = self.helper.get_or_init(Helper::start) {
-            let _ = helper.requests.try_send(addresses);
+        let Some(helper) = self.helper.get_or_init(Helper::start) else { return };
+        if helper.fork.is_child() {
+            return;
+        }
+        let mut requests = helper.queue.lock();
+        if requests.waiting.len() < QUEUE {
+            requests.waiting.insert(0, addresses);
+            helper.queue.changed.notify_all();
+        }
+    }
+
+    /// Takes back what was requested of the pages at these addresses. Afterwards they are not
+    /// touched. Waits for a piece that is being touched, about a millisecond.
+    pub(super) fn withdraw(&self, addresses: Range<usize>) {
+        let Some(Some(helper)) = self.helper.get() else { return };
+        // In a forked child the thread does not exist, and may have left the lock locked.
+        if helper.fork.is_child() {
+            return;
+        }
+        let mut requests = helper.queue.lock();
+        requests.waiting = requests
+            .waiting
+            .iter()
+            .flat_map(|range| {
+                [
+                    range.start..range.end.min(addresses.start),
+                    range.start.max(addresses.end)..range.end,
+                ]
+            })
+            .filter(|left| left.start < left.end)
+            .collect();
+        while requests.current.start < addresses.end && addresses.start < requests.current.end {
+            let waited = helper.queue.changed.wait(requests);
+            requests = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -51,8 +96,8 @@ impl Drop for Prefaulter {
         if helper.fork.is_child() {
             return;
         }
-        helper.stop.store(true, Relaxed);
-        drop(helper.requests);
+        helper.queue.lock().stops = true;
+        helper.queue.changed.notify_all();
         let _ = helper.thread.join();
     }
 }
@@ -60,34 +105,53 @@ impl Drop for Prefaulter {
 impl Helper {
     fn start() -> Option<Self> {
         let fork = ForkDetector::new().ok()?;
-        let (requests, queue) = sync_channel(QUEUE);
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen_by_thread = stop.clone();
+        let queue = Arc::<Queue>::default();
+        let served = queue.clone();
         let thread = std::thread::Builder::new()
             .name("evermap-touch".into())
-            .spawn(move || serve(&queue, &seen_by_thread))
+            .spawn(move || served.serve())
             .ok()?;
-        Some(Helper { requests, stop, thread, fork })
+        Some(Helper { queue, thread, fork })
     }
 }
 
-fn serve(queue: &Receiver<Range<usize>>, stop: &AtomicBool) {
-    for addresses in queue {
-        for start in addresses.clone().step_by(PIECE) {
-            // Relaxed: only says that the work is no longer needed; joining the thread orders the
-            // rest.
-            if stop.load(Relaxed) {
-                return;
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Touches what is requested, until it is to stop.
+    fn serve(&self) {
+        let mut requests = self.lock();
+        while !requests.stops {
+            let Some(addresses) = requests.waiting.pop() else {
+                let waited = self.changed.wait(requests);
+                requests = waited.unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let end = addresses.end.min(addresses.start.saturating_add(PIECE));
+            requests.current = addresses.start..end;
+            if end < addresses.end {
+                requests.waiting.push(end..addresses.end);
             }
-            let bytes = PIECE.min(addresses.end - start);
-            let page = std::ptr::with_exposed_provenance_mut(start);
-            // SAFETY: the mapping outlives this thread, because its owner joins the thread first.
-            // Populating maps pages without changing a byte, and returns an error where a store
-            // would be killed.
-            if unsafe { madvise(page, bytes, Advice::LinuxPopulateWrite) }.is_err() {
-                // The file is shorter now, the disk is full, or the kernel is older than 5.14.
-                break;
+            drop(requests);
+            let touched = touch(addresses.start..end);
+            requests = self.lock();
+            requests.current = 0..0;
+            if !touched {
+                requests.waiting.retain(|rest| rest.start != end);
             }
+            self.changed.notify_all();
         }
     }
+}
+
+/// Touches pages. Returns `false` if that is impossible: the file is shorter now, the disk is full,
+/// or the kernel is older than 5.14.
+fn touch(addresses: Range<usize>) -> bool {
+    let page = std::ptr::with_exposed_provenance_mut(addresses.start);
+    // SAFETY: the mapping outlives the helper thread, because its owner joins the thread first.
+    // Populating maps pages without changing a byte, and returns an error where a store would be
+    // killed.
+    unsafe { madvise(page, addresses.end - addresses.start, Advice::LinuxPopulateWrite) }.is_ok()
 }

@@ -35,7 +35,7 @@ use crate::maintenance::expire::unless_damaged;
 use crate::ops::commit::Verdict;
 use crate::record::Record;
 use crate::record::access::AccessState;
-use crate::{Evermap, Map, Result};
+use crate::{Evermap, Map, Result, mistakes};
 
 /// The maximum number of blocks that are examined before other threads get their turn.
 const TOGETHER: u64 = 8 * BATCH_KEYS as u64;
@@ -372,8 +372,7 @@ impl<M: Medium> Map<M> {
             chosen = live.is_some_and(|live| {
                 access = live.access();
                 expires_at = live.expires_at();
-                // A mistake, which tests have to notice: whatever the key is bound to goes.
-                self.db.file.pool.medium().mutant("EV-1")
+                self.db.file.pool.medium().mutant(mistakes::NEWER_RECORD_EVICTED)
                     || live.word() == word
                         && judge.verdict(access, live.cas(), times) == Chosen::Goes
             });
