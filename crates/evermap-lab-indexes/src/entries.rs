@@ -2,6 +2,7 @@
 
 use evermap_index::{Bytes, Result};
 use evermap_papers::names;
+use evermap_papers::tranche::{Geometry, Sizes};
 
 use super::builder::IndexBuilder;
 use super::family::{CcehOf, Dash, Family, Levels, LinearDash, Lines, PClht, Tranches};
@@ -86,25 +87,25 @@ pub static ENTRIES: [Entry; 15] = [
         name: names::TRANCHE_256,
         about: "Heterogeneous table: growth by partial expansions, tranches of 256 bytes",
         rival: false,
-        factory: |name, setup| tranches::<256, 16, 7>(name, setup),
+        factory: |name, setup| tranches::<Sizes<256, 16, 7>>(name, setup),
     },
     Entry {
         name: "tranche-512",
         about: "Heterogeneous table: growth by partial expansions, tranches of 512 bytes",
         rival: false,
-        factory: |name, setup| tranches::<512, 16, 6>(name, setup),
+        factory: |name, setup| tranches::<Sizes<512, 16, 6>>(name, setup),
     },
     Entry {
         name: "tranche-4k",
         about: "Heterogeneous table: growth by partial expansions, tranches of 4 KiB",
         rival: false,
-        factory: |name, setup| tranches::<4096, 16, 3>(name, setup),
+        factory: |name, setup| tranches::<Sizes<4096, 16, 3>>(name, setup),
     },
     Entry {
         name: "tranche-32k",
         about: "Heterogeneous table: growth by partial expansions, tranches of 32 KiB",
         rival: false,
-        factory: |name, setup| tranches::<32768, 4, 2>(name, setup),
+        factory: |name, setup| tranches::<Sizes<32768, 4, 2>>(name, setup),
     },
 ];
 
@@ -150,13 +151,10 @@ fn build<F: Family>(
 
 /// Builds the heterogeneous table over words or over byte strings, on any medium. It stores byte
 /// strings itself, and needs no records.
-fn tranches<const T: usize, const G: usize, const C: u32>(
-    name: &'static str,
-    setup: &Setup,
-) -> Result<Box<dyn Subject>, LabError> {
+fn tranches<G: Geometry>(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>, LabError> {
     match setup.lengths {
-        None => words::<Tranches<T, G, C>>(name, Guards::PerOperation, setup),
-        Some(lengths) => heterogeneous::build::<T, G, C>(name, lengths, setup),
+        None => words::<Tranches<G>>(name, Guards::PerOperation, setup),
+        Some(lengths) => heterogeneous::build::<G>(name, lengths, setup),
     }
 }
 

@@ -1,11 +1,13 @@
 //! The families of indexes, and how an index of each is created.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use evermap_index::hash::{clht, dash};
 use evermap_index::key::Quotient;
 use evermap_index::{Clht, DashEh, Index, Persistent, Result};
 use evermap_papers::cceh::{self, Locking, Recovery};
+use evermap_papers::tranche::Geometry;
 use evermap_papers::{Cceh, DashLh, Level, LineHash, Tranche};
 use evermap_papers::{level, line, tranche};
 use evermap_pm::{Medium, Pool};
@@ -154,17 +156,17 @@ impl Family for Lines {
     }
 }
 
-/// The heterogeneous table with groups of `G` tranches of `T` bytes, in chunks of `2^C` groups.
-pub(super) struct Tranches<const T: usize, const G: usize, const C: u32>;
+/// The heterogeneous table with this geometry.
+pub(super) struct Tranches<G: Geometry>(PhantomData<G>);
 
-impl<const T: usize, const G: usize, const C: u32> Family for Tranches<T, G, C> {
-    type On<K: Quotient, M: Medium> = Tranche<K, M, T, G, C>;
+impl<G: Geometry> Family for Tranches<G> {
+    type On<K: Quotient, M: Medium> = Tranche<K, M, G>;
 
     fn create<K: Quotient, M: Medium>(
         pool: &Arc<Pool<M>>,
         setup: &Setup,
     ) -> Result<Self::On<K, M>> {
-        Tranche::create(pool.clone(), pool.root(ROOT), tranche_config(setup, T * G))
+        Tranche::create(pool.clone(), pool.root(ROOT), tranche_config::<G>(setup))
     }
 
     fn placement<K: Quotient, M: Medium>(index: &Self::On<K, M>) -> Result<Option<Placement>> {
@@ -179,15 +181,16 @@ impl<const T: usize, const G: usize, const C: u32> Family for Tranches<T, G, C> 
     }
 }
 
-/// Returns the configuration with groups of `group` bytes for all records, about three quarters
-/// full, if that is requested.
-pub(super) fn tranche_config(setup: &Setup, group: usize) -> tranche::Config {
+/// Returns the configuration with groups for all records, about three quarters full, if that is
+/// requested.
+pub(super) fn tranche_config<G: Geometry>(setup: &Setup) -> tranche::Config {
     /// Bytes besides key and value that a record takes at most.
     const OVERHEAD: u64 = 18;
     let mut config = tranche::Config::default();
     if setup.presize {
         let bytes = setup.lengths.map_or(16, KeyValueLengths::most_bytes) + OVERHEAD;
-        let groups = setup.keys * bytes * 4 / 3 / group as u64;
+        let group = (G::TRANCHE_BYTES * G::TRANCHES) as u64;
+        let groups = setup.keys * bytes * 4 / 3 / group;
         config.initial_depth = groups.next_power_of_two().ilog2();
     }
     config

@@ -1,6 +1,7 @@
 //! The heterogeneous table as a store of byte strings, with the records in the table.
 
 use evermap_papers::TrancheMap;
+use evermap_papers::tranche::Geometry;
 use evermap_pm::Medium;
 use evermap_pm::medium::{Mapped, Note};
 
@@ -13,30 +14,28 @@ use evermap_lab_core::subject::{Counts, Found, Guards, Place, Setup, Size, Subje
 use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 /// A map, and where it is.
-struct Heterogeneous<M: Medium, const T: usize, const G: usize, const C: u32> {
-    map: TrancheMap<M, T, G, C>,
+struct Heterogeneous<M: Medium, G: Geometry> {
+    map: TrancheMap<M, G>,
     /// Returns what the medium has counted.
     counts: fn(&M) -> Option<Counts>,
     place: Place,
 }
 
-/// Builds a map of byte strings with groups of `G` tranches of `T` bytes, in chunks of `2^C`.
-pub(super) fn build<const T: usize, const G: usize, const C: u32>(
+/// Builds a map of byte strings with this geometry.
+pub(super) fn build<G: Geometry>(
     name: &'static str,
     lengths: KeyValueLengths,
     setup: &Setup,
 ) -> std::result::Result<Box<dyn Subject>, LabError> {
     let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
     let built = builder.memory().and_then(|memory| match memory {
-        Memory::Plain(medium) => subject::<Mapped, T, G, C>(&builder, medium, |_| None, lengths),
-        Memory::Watched(medium) => {
-            subject::<_, T, G, C>(&builder, medium, Watched::counts, lengths)
-        }
+        Memory::Plain(medium) => subject::<Mapped, G>(&builder, medium, |_| None, lengths),
+        Memory::Watched(medium) => subject::<_, G>(&builder, medium, Watched::counts, lengths),
     });
     built.map_err(|error| LabError::index(name, error))
 }
 
-fn subject<M: Medium, const T: usize, const G: usize, const C: u32>(
+fn subject<M: Medium, G: Geometry>(
     builder: &IndexBuilder<'_>,
     medium: M,
     counts: fn(&M) -> Option<Counts>,
@@ -44,19 +43,19 @@ fn subject<M: Medium, const T: usize, const G: usize, const C: u32>(
 ) -> evermap_pm::Result<Box<dyn Subject>> {
     let (pool, is_new) = builder.pool_in(medium)?;
     let map = if is_new {
-        let config = tranche_config(builder.setup, T * G);
+        let config = tranche_config::<G>(builder.setup);
         TrancheMap::create(pool.clone(), pool.root(ROOT), config)?
     } else {
         TrancheMap::open(pool.clone(), pool.root(ROOT))?
     };
-    let store = Heterogeneous::<M, T, G, C> { map, counts, place: builder.place() };
+    let store = Heterogeneous::<M, G> { map, counts, place: builder.place() };
     Ok(Box::new(Stored::new(builder.name, store, lengths)))
 }
 
-impl<M: Medium, const T: usize, const G: usize, const C: u32> Heterogeneous<M, T, G, C> {
+impl<M: Medium, G: Geometry> Heterogeneous<M, G> {
     /// Announces an operation to a medium that counts, so that it counts each line once.
     #[inline(always)]
-    fn operate<R>(&self, operation: impl FnOnce(&TrancheMap<M, T, G, C>) -> R) -> R {
+    fn operate<R>(&self, operation: impl FnOnce(&TrancheMap<M, G>) -> R) -> R {
         self.map.pool().medium().note(Note::Begin(0));
         let result = operation(&self.map);
         self.map.pool().medium().note(Note::End(0));
@@ -64,7 +63,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Heterogeneous<M, T
     }
 }
 
-impl<M: Medium, const T: usize, const G: usize, const C: u32> Store for Heterogeneous<M, T, G, C> {
+impl<M: Medium, G: Geometry> Store for Heterogeneous<M, G> {
     /// Lookups take guards themselves.
     type Reader<'a> = ();
 

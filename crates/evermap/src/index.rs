@@ -121,7 +121,7 @@ type SmallDashLh<K, M> = DashLh<K, M, 64, 2, 14, 2, 16>;
 type SmallLevel<K, M> = Level<K, M, { level::layout::SLOTS_MAX }, 5>;
 /// The heterogeneous table in chunks of 64 KiB, which small heaps hold too.
 #[cfg(feature = "more-indexes")]
-type Tranches<K, M> = Tranche<K, M, 256, 16, 4>;
+type Tranches<K, M> = Tranche<K, M, tranche::Sizes<256, 16, 4>>;
 /// Extents from this size on hold the arrays of the usual Dash-LH, and the chunks of the usual
 /// Level hashing.
 #[cfg(feature = "more-indexes")]

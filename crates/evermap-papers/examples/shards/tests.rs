@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use evermap_index::{Result, Visitor};
-use evermap_papers::tranche::Config;
+use evermap_papers::tranche::{Config, TinySizes};
 use evermap_pm::medium::{Mapped, MappedOptions};
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
 use evermap_pm::sim::Sim;
@@ -169,7 +169,7 @@ fn a_request_without_space_fails_alone() {
     let place = Place { number: 0, shards: 1 };
     let (root, label) = (pool.root(0), pool.root(1));
     let mut shard =
-        Shard::<_, 256, 2, 1>::create(pool.clone(), root, label, place, Config::default()).unwrap();
+        Shard::<_, TinySizes>::create(pool.clone(), root, label, place, Config::default()).unwrap();
     let replies = shard.execute(&[
         Request::Put { key: vec![1], value: vec![1] },
         Request::Put { key: vec![2], value: vec![0; 1 << 20] },

@@ -5,6 +5,7 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, Result};
 
 use super::arrays::Group;
+use super::geometry::Geometry;
 use super::group::Groups;
 use super::image::{Item, fingerprint, home, nth};
 use super::layout::{COMMIT, Commit, Entry, Shape};
@@ -31,18 +32,18 @@ struct Reused<'m> {
 /// Records that are being added to a locked group: [`add`](Self::add) writes them where nothing is
 /// visible, [`flush`](Self::flush) makes that durable, and [`commit`](Self::commit) makes them
 /// visible. If the object is dropped before, nothing has changed.
-pub(super) struct Additions<'m, M: Medium, const T: usize, const G: usize> {
-    groups: Groups<'m, M, T, G>,
+pub(super) struct Additions<'m, M: Medium, G: Geometry> {
+    groups: Groups<'m, M, G>,
     group: Group<'m>,
     /// Those that records were added to, or have passed.
     tranches: Vec<Tranche<'m>>,
     reused: Vec<Reused<'m>>,
 }
 
-impl<'m, M: Medium, const T: usize, const G: usize> Additions<'m, M, T, G> {
+impl<'m, M: Medium, G: Geometry> Additions<'m, M, G> {
     const WORDS_IN_LINE: usize = 8;
 
-    pub(super) fn new(groups: Groups<'m, M, T, G>, group: Group<'m>) -> Self {
+    pub(super) fn new(groups: Groups<'m, M, G>, group: Group<'m>) -> Self {
         Additions { groups, group, tranches: Vec::new(), reused: Vec::new() }
     }
 
@@ -79,7 +80,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Additions<'m, M, T, G> {
 
     fn add_to(&mut self, tranche: usize, item: &Item<'_>) -> Result<bool> {
         let Tranche { number, words, before, after } = self.tranches[tranche];
-        if after.has_room::<T>(item.payload.len()) {
+        if after.has_room::<G>(item.payload.len()) {
             let (at, start) = (after.count, after.low - item.payload.len());
             let entry = Entry { start, kind: item.kind, dead: false };
             self.write(words, at, start, item);
@@ -95,8 +96,8 @@ impl<'m, M: Medium, const T: usize, const G: usize> Additions<'m, M, T, G> {
         let Some((at, dead)) = dead else { return Ok(false) };
         self.write(words, at, dead.start, item);
         self.groups.0.flush(&words[dead.start..][..item.payload.len()]);
-        let fingerprints = &words[Shape::<T>::fingerprint_word(at)];
-        if !share_line(fingerprints, &words[Shape::<T>::entry_word(at)]) {
+        let fingerprints = &words[Shape::<G>::fingerprint_word(at)];
+        if !share_line(fingerprints, &words[Shape::<G>::entry_word(at)]) {
             self.groups.0.flush(fingerprints);
         }
         let entry = Entry { start: dead.start, kind: item.kind, dead: false };
@@ -110,13 +111,13 @@ impl<'m, M: Medium, const T: usize, const G: usize> Additions<'m, M, T, G> {
         for (cell, word) in tranche[start..].iter().zip(item.payload) {
             m.store(cell, m.load(word));
         }
-        let cell = &tranche[Shape::<T>::fingerprint_word(at)];
+        let cell = &tranche[Shape::<G>::fingerprint_word(at)];
         m.store(cell, self.groups.with_fingerprint(cell, at, item.hash));
         debug_assert_eq!((m.load(cell) >> (at % 8 * 8)) as u8, fingerprint(item.hash));
     }
 
     fn write_entry(&self, tranche: &[PmU64], at: usize, entry: Entry) {
-        let cell = &tranche[Shape::<T>::entry_word(at)];
+        let cell = &tranche[Shape::<G>::entry_word(at)];
         self.groups.0.note(Note::Harmless(
             "torn, it is complete before it counts; of a dead record, one bit changes",
         ));
@@ -136,7 +137,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Additions<'m, M, T, G> {
             if after.count > before.count {
                 m.flush(&words[after.low..before.low]);
                 let strip =
-                    Shape::<T>::fingerprint_word(before.count)..Shape::<T>::strip_end(after.count);
+                    Shape::<G>::fingerprint_word(before.count)..Shape::<G>::strip_end(after.count);
                 if strip.end > Self::WORDS_IN_LINE {
                     m.flush(&words[strip.start.max(Self::WORDS_IN_LINE)..strip.end]);
                 }
@@ -158,7 +159,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Additions<'m, M, T, G> {
         }
         for Reused { words, at, entry, .. } in &self.reused {
             self.write_entry(words, *at, *entry);
-            m.flush(&words[Shape::<T>::entry_word(*at)]);
+            m.flush(&words[Shape::<G>::entry_word(*at)]);
         }
     }
 }

@@ -4,14 +4,18 @@
 //! The processor does not get far enough ahead in the strip to wait for these lines together. So a
 //! record that matches is prefetched, and read when some more have been found.
 
+use std::marker::PhantomData;
+
 use super::batch::prefetch_word;
+use super::geometry::Geometry;
 use super::group::Stored;
 
-/// The last records of a tranche of `T` bytes that matched, in the order in which they were found.
-pub(super) struct Ahead<'m, const T: usize> {
+/// The last records of a tranche that matched, in the order in which they were found.
+pub(super) struct Ahead<'m, G: Geometry> {
     records: [Option<Stored<'m>>; MOST],
     /// Where the oldest one is.
     oldest: usize,
+    geometry: PhantomData<fn() -> G>,
 }
 
 /// The number of records that are prefetched before the first of them is read. With four, lookups
@@ -19,13 +23,13 @@ pub(super) struct Ahead<'m, const T: usize> {
 /// than the cache: they would read nearly all of a strip instead of half of it.
 const MOST: usize = 2;
 
-impl<'m, const T: usize> Ahead<'m, T> {
+impl<'m, G: Geometry> Ahead<'m, G> {
     /// The same for this size: with few fingerprints, seldom more than one matches.
-    const COUNT: usize = if T > 4096 { MOST } else { 0 };
+    const COUNT: usize = if G::TRANCHE_BYTES > 4096 { MOST } else { 0 };
 
     #[inline(always)]
     pub(super) fn new() -> Self {
-        Ahead { records: [None; MOST], oldest: 0 }
+        Ahead { records: [None; MOST], oldest: 0, geometry: PhantomData }
     }
 
     /// Prefetches a record. Returns the oldest one if there are enough.
@@ -50,6 +54,7 @@ impl<'m, const T: usize> Ahead<'m, T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::geometry::Sizes;
     use super::super::layout::{Entry, Kind};
     use super::*;
 
@@ -57,9 +62,9 @@ mod tests {
     fn order<const T: usize>(count: usize) -> Vec<usize> {
         let entry = Entry { start: 0, kind: Kind::Pair, dead: false };
         let record = |at| Stored { tranche: &[], place: 0, at, entry, payload: &[] };
-        let mut ahead = Ahead::<T>::new();
+        let mut ahead = Ahead::<Sizes<T, 2, 0>>::new();
         let mut returned: Vec<_> = (0..count).filter_map(|at| ahead.exchange(record(at))).collect();
-        assert_eq!(returned.len(), count.saturating_sub(Ahead::<T>::COUNT));
+        assert_eq!(returned.len(), count.saturating_sub(Ahead::<Sizes<T, 2, 0>>::COUNT));
         returned.extend(ahead.rest());
         returned.iter().map(|stored| stored.at).collect()
     }

@@ -2,9 +2,10 @@
 //!
 //! The place of a group is computed from its number, and never changes. Array 0 has the groups that
 //! the table begins with, and each further array as many as all before it. Nothing larger than a
-//! chunk of at most `2^C` groups is allocated in one piece, and only when its first group is
+//! chunk of groups is allocated in one piece, and only when its first group is
 //! needed. A chunk is freed when its first group has left the table. Tables of arrays are kept.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,8 +13,9 @@ use evermap_pm::medium::Note;
 use evermap_pm::region::Region;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
+use super::geometry::Geometry;
 use super::layout::{ARRAYS, COMMIT, Commit, GROUP_WORD, Named, Root, Version};
-use super::place::{DEPTH_MAX, Geometry, State};
+use super::place::{DEPTH_MAX, Division, State};
 
 /// The memory of a group: its number, and the words of its tranches.
 #[derive(Clone, Copy)]
@@ -22,8 +24,8 @@ pub(super) struct Group<'a> {
     pub(super) words: &'a [PmU64],
 }
 
-/// The arrays of a table with groups of `G` tranches of `T` bytes, in chunks of `2^C` groups.
-pub(super) struct Arrays<M: Medium, const T: usize, const G: usize, const C: u32> {
+/// The arrays of a table.
+pub(super) struct Arrays<M: Medium, G: Geometry> {
     pool: Arc<Pool<M>>,
     region: Arc<Region<M>>,
     root: u64,
@@ -35,21 +37,23 @@ pub(super) struct Arrays<M: Medium, const T: usize, const G: usize, const C: u32
     /// The offset of the table of each array; set before the state first includes groups of the
     /// array, and not changed afterwards.
     tables: [AtomicU64; ARRAYS],
+    geometry: PhantomData<fn() -> G>,
 }
 
-impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C> {
+impl<M: Medium, G: Geometry> Arrays<M, G> {
     /// Bytes in a group.
-    pub(super) const GROUP: u64 = (T * G) as u64;
+    pub(super) const GROUP: u64 = (G::TRANCHE_BYTES * G::TRANCHES) as u64;
     /// What placement depends on.
-    pub(super) const GEOMETRY: Geometry = Geometry::of(T, G);
+    pub(super) const DIVISION: Division = Division::of(G::TRANCHE_BYTES, G::TRANCHES);
     /// Binary logarithm of a number that is greater than that of the groups of any table.
-    const GROUPS_MAX: u32 = DEPTH_MAX + Self::GEOMETRY.groups + 1;
+    const GROUPS_MAX: u32 = DEPTH_MAX + Self::DIVISION.groups + 1;
 
     /// Creates the object for the root at `root`.
     pub(super) fn assemble(pool: Arc<Pool<M>>, root: u64, base: u32, state: State) -> Self {
         let region = pool.share_region();
         let tables = [const { AtomicU64::new(0) }; ARRAYS];
-        Arrays { pool, region, root, base, state: AtomicU64::new(state.encode()), tables }
+        let state = AtomicU64::new(state.encode());
+        Arrays { pool, region, root, base, state, tables, geometry: PhantomData }
     }
 
     /// Opens the arrays that the root at `root` names.
@@ -61,7 +65,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
         let header: &Root = m.at(root).ok_or_else(|| outside(root))?;
         let base = m.load(&header.base);
         let possible = |state: &State| base <= u64::from(state.count().ilog2());
-        let state = State::decode(m.load(&header.state), Self::GEOMETRY)
+        let state = State::decode(m.load(&header.state), Self::DIVISION)
             .filter(possible)
             .ok_or_else(|| Error::damaged(root, "impossible state of a table"))?;
         let arrays = Self::assemble(pool.clone(), root, base as u32, state);
@@ -141,7 +145,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
     /// Returns the binary logarithm of the number of groups in a chunk of an array.
     #[inline(always)]
     fn chunk_log(&self, array: usize) -> u32 {
-        (self.base + array.saturating_sub(1) as u32).min(C)
+        (self.base + array.saturating_sub(1) as u32).min(G::CHUNK_LOG)
     }
 
     fn chunks(&self, array: usize) -> u64 {
@@ -257,7 +261,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Arrays<M, T, G, C>
         // table. It must not take what it finds for a version.
         for group in 0..self.chunk_bytes(array) / Self::GROUP {
             let m = self.medium();
-            let tranche = m.slice(block + group * Self::GROUP, T as u64 / 8);
+            let tranche = m.slice(block + group * Self::GROUP, G::TRANCHE_BYTES as u64 / 8);
             let tranche: &[PmU64] = tranche.ok_or_else(|| outside(block))?;
             // Before the first load: a page that is new to the process and is read gets memory only
             // when it is written, and then all threads are interrupted.

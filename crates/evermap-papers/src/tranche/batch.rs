@@ -12,6 +12,7 @@ use evermap_index::index::BATCH_KEYS;
 use evermap_pm::medium::prefetch;
 use evermap_pm::{Medium, PmU64};
 
+use super::geometry::Geometry;
 use super::image::{fingerprint, home};
 use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, LINK, Named, Shape};
 use super::table::{Format, Located, Table};
@@ -72,7 +73,7 @@ pub(super) const LINE: usize = 8;
 /// The most words that are prefetched of a record.
 const MATCH: usize = 16;
 
-impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
+impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
     /// Prefetches what lookups of up to [`BATCH_KEYS`] keys with these hashes will read. Calls
     /// `prefetch_named` with the words of pairs, for what these name. Does not prefetch locks.
     pub(super) fn prefetch_batch(
@@ -87,7 +88,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let batch = Batch(homes.map(|home| home.map(|home| home.located)));
         let homes = homes.into_iter().flatten();
         // Otherwise all of a strip is beside the header.
-        if Shape::<T>::strip_end(Shape::<T>::PAIRS) > LINE {
+        if Shape::<G>::strip_end(Shape::<G>::PAIRS) > LINE {
             homes.clone().for_each(|home| self.prefetch_strip(home));
         }
         let mut matches = [None; BATCH_KEYS];
@@ -109,7 +110,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     fn prefetch_home(&self, hash: u64) -> Option<Home<'_>> {
         let (located, place) = (self.locate(hash)?, home::<G>(hash));
         let words = located.group.words;
-        let tranche = words[place * Shape::<T>::WORDS..].get(..Shape::<T>::WORDS)?;
+        let tranche = words[place * Shape::<G>::WORDS..].get(..Shape::<G>::WORDS)?;
         prefetch_word(&tranche[0]);
         if place == LINK {
             prefetch_word(&words[GROUP_WORD]);
@@ -122,7 +123,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     pub(super) fn prefetch_bucket(&self, hash: u64) {
         let Some(home) = self.prefetch_home(hash) else { return };
         prefetch_word(&home.located.group.words[GROUP_WORD]);
-        if T <= 256 {
+        if G::TRANCHE_BYTES <= 256 {
             home.tranche.iter().skip(LINE).step_by(LINE).for_each(prefetch_word);
         }
     }
@@ -137,14 +138,14 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// Returns what the home seems to have. The strip that it describes is inside the tranche.
     #[inline(always)]
     fn likely_commit(&self, home: Home<'_>) -> Option<Commit> {
-        Commit::decode::<T>(self.medium().load_relaxed(&home.tranche[COMMIT]))
+        Commit::decode::<G>(self.medium().load_relaxed(&home.tranche[COMMIT]))
     }
 
     /// Prefetches the rest of the strip of a home whose header has arrived.
     #[inline(always)]
     fn prefetch_strip(&self, home: Home<'_>) {
         let words =
-            self.likely_commit(home).map_or(0, |commit| Shape::<T>::strip_end(commit.count));
+            self.likely_commit(home).map_or(0, |commit| Shape::<G>::strip_end(commit.count));
         home.tranche[..words].iter().skip(LINE).step_by(LINE).for_each(prefetch_word);
     }
 
@@ -155,13 +156,13 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let (m, tranche) = (self.medium(), home.tranche);
         let (commit, sought) = (self.likely_commit(home)?, fingerprint(home.hash));
         for first in (0..commit.count).step_by(8) {
-            let word = m.load_relaxed(&tranche[Shape::<T>::fingerprint_word(first)]);
+            let word = m.load_relaxed(&tranche[Shape::<G>::fingerprint_word(first)]);
             let matching = fingerprints::matches([word, 0], sought) & 0xff;
             let at = first + matching.trailing_zeros() as usize;
             if matching == 0 || at >= commit.count {
                 continue;
             }
-            let word = m.load_relaxed(&tranche[Shape::<T>::entry_word(at)]);
+            let word = m.load_relaxed(&tranche[Shape::<G>::entry_word(at)]);
             let Entry { start, kind, .. } = Entry::decode((word >> (at % 4 * 16)) as u16)?;
             let words = if kind == Kind::Direct { MATCH } else { 2 };
             let payload = tranche.get(start..tranche.len().min(start + words))?;

@@ -3,11 +3,12 @@
 use evermap_pm::{Medium, Result};
 
 use super::arrays::Group;
+use super::geometry::Geometry;
 use super::image::fingerprint;
 use super::layout::{GROUP_WORD, LINK, Shape, Version};
 use super::table::{Format, Table};
 
-impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
+impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
     /// Describes each violated invariant. Must not run concurrently with changes.
     pub(super) fn check_groups(&self) -> Vec<String> {
         let mut problems = Vec::new();
@@ -25,7 +26,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     fn check_group(&self, group: Group<'_>, problems: &mut Vec<String>) -> Result<()> {
         let (m, groups) = (self.medium(), self.groups());
         let mut wrong = |what: String| problems.push(format!("group {}: {what}", group.index));
-        for (place, tranche) in group.words.chunks(Shape::<T>::WORDS).enumerate() {
+        for (place, tranche) in group.words.chunks(Shape::<G>::WORDS).enumerate() {
             let version = Version(m.load(&tranche[GROUP_WORD]));
             if place != LINK && !version.is_readable(self.generation) {
                 wrong(format!("tranche {place} is locked, or not recovered"));
@@ -39,9 +40,9 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             }
         }
         let mut live = Vec::new();
-        let mut taken = vec![false; groups.tranches(group)?.len() * Shape::<T>::WORDS];
+        let mut taken = vec![false; groups.tranches(group)?.len() * Shape::<G>::WORDS];
         groups.records(group, |stored| {
-            let start = stored.place * Shape::<T>::WORDS + stored.entry.start;
+            let start = stored.place * Shape::<G>::WORDS + stored.entry.start;
             for word in &mut taken[start..][..stored.payload.len()] {
                 if std::mem::replace(word, true) {
                     wrong(format!("tranche {}: record {} overlaps", stored.place, stored.at));
@@ -54,7 +55,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             if self.group_of(hash) != group.index {
                 wrong(format!("tranche {}: record {} is elsewhere", stored.place, stored.at));
             }
-            let word = m.load(&stored.tranche[Shape::<T>::fingerprint_word(stored.at)]);
+            let word = m.load(&stored.tranche[Shape::<G>::fingerprint_word(stored.at)]);
             if (word >> (stored.at % 8 * 8)) as u8 != fingerprint(hash) {
                 wrong(format!("tranche {}: fingerprint {} is wrong", stored.place, stored.at));
             }

@@ -11,12 +11,13 @@ use std::ops::Deref;
 
 use evermap_pm::{Medium, Result};
 
+use super::geometry::Geometry;
 use super::map::{TrancheMap, When};
 use super::value::Copied;
 
-impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G, C> {
+impl<M: Medium, G: Geometry> TrancheMap<M, G> {
     /// Returns the value of a key, to be changed. Expected O(1).
-    pub fn get_mut<'m>(&'m mut self, key: &'m [u8]) -> Result<Option<ValueMut<'m, M, T, G, C>>> {
+    pub fn get_mut<'m>(&'m mut self, key: &'m [u8]) -> Result<Option<ValueMut<'m, M, G>>> {
         let value = self.copy_value(key)?;
         Ok(value.map(|value| ValueMut { map: self, key, value }))
     }
@@ -39,7 +40,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
     /// assert_eq!(map.get(b"count")?, Some(vec![1]));
     /// # Ok::<(), evermap_index::Error>(())
     /// ```
-    pub fn entry<'m>(&'m mut self, key: &'m [u8]) -> Result<Entry<'m, M, T, G, C>> {
+    pub fn entry<'m>(&'m mut self, key: &'m [u8]) -> Result<Entry<'m, M, G>> {
         Ok(match self.copy_value(key)? {
             Some(value) => Entry::Occupied(OccupiedEntry(ValueMut { map: self, key, value })),
             None => Entry::Vacant(VacantEntry { map: self, key }),
@@ -48,14 +49,14 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
 }
 
 /// A value that can be changed. Dereferences to its bytes.
-pub struct ValueMut<'m, M: Medium, const T: usize, const G: usize, const C: u32> {
-    map: &'m mut TrancheMap<M, T, G, C>,
+pub struct ValueMut<'m, M: Medium, G: Geometry> {
+    map: &'m mut TrancheMap<M, G>,
     key: &'m [u8],
     /// What the key has.
     value: Copied,
 }
 
-impl<M: Medium, const T: usize, const G: usize, const C: u32> ValueMut<'_, M, T, G, C> {
+impl<M: Medium, G: Geometry> ValueMut<'_, M, G> {
     /// Replaces the value by one of the same length, durably and atomically. Returns `false`, and
     /// changes nothing, if the length differs.
     ///
@@ -85,7 +86,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> ValueMut<'_, M, T,
     }
 }
 
-impl<M: Medium, const T: usize, const G: usize, const C: u32> Deref for ValueMut<'_, M, T, G, C> {
+impl<M: Medium, G: Geometry> Deref for ValueMut<'_, M, G> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -93,23 +94,21 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Deref for ValueMut
     }
 }
 
-impl<M: Medium, const T: usize, const G: usize, const C: u32> fmt::Debug
-    for ValueMut<'_, M, T, G, C>
-{
+impl<M: Medium, G: Geometry> fmt::Debug for ValueMut<'_, M, G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
 }
 
 /// What a key of a map has: see [`TrancheMap::entry`].
-pub enum Entry<'m, M: Medium, const T: usize, const G: usize, const C: u32> {
+pub enum Entry<'m, M: Medium, G: Geometry> {
     /// The key is present.
-    Occupied(OccupiedEntry<'m, M, T, G, C>),
+    Occupied(OccupiedEntry<'m, M, G>),
     /// The key is absent.
-    Vacant(VacantEntry<'m, M, T, G, C>),
+    Vacant(VacantEntry<'m, M, G>),
 }
 
-impl<'m, M: Medium, const T: usize, const G: usize, const C: u32> Entry<'m, M, T, G, C> {
+impl<'m, M: Medium, G: Geometry> Entry<'m, M, G> {
     /// Returns the key.
     pub fn key(&self) -> &[u8] {
         match self {
@@ -119,15 +118,12 @@ impl<'m, M: Medium, const T: usize, const G: usize, const C: u32> Entry<'m, M, T
     }
 
     /// Returns the value, after storing this one if the key is absent.
-    pub fn or_insert(self, value: &[u8]) -> Result<ValueMut<'m, M, T, G, C>> {
+    pub fn or_insert(self, value: &[u8]) -> Result<ValueMut<'m, M, G>> {
         self.or_insert_with(|| value.to_vec())
     }
 
     /// Returns the value, after storing the result of `value` if the key is absent.
-    pub fn or_insert_with(
-        self,
-        value: impl FnOnce() -> Vec<u8>,
-    ) -> Result<ValueMut<'m, M, T, G, C>> {
+    pub fn or_insert_with(self, value: impl FnOnce() -> Vec<u8>) -> Result<ValueMut<'m, M, G>> {
         match self {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => entry.insert(&value()),
@@ -137,7 +133,7 @@ impl<'m, M: Medium, const T: usize, const G: usize, const C: u32> Entry<'m, M, T
     /// Calls `change` with the value if the key is present.
     pub fn and_modify(
         mut self,
-        change: impl FnOnce(&mut ValueMut<'m, M, T, G, C>) -> Result<()>,
+        change: impl FnOnce(&mut ValueMut<'m, M, G>) -> Result<()>,
     ) -> Result<Self> {
         if let Entry::Occupied(entry) = &mut self {
             change(&mut entry.0)?;
@@ -147,23 +143,21 @@ impl<'m, M: Medium, const T: usize, const G: usize, const C: u32> Entry<'m, M, T
 }
 
 /// The entry of a key that is present.
-pub struct OccupiedEntry<'m, M: Medium, const T: usize, const G: usize, const C: u32>(
-    ValueMut<'m, M, T, G, C>,
-);
+pub struct OccupiedEntry<'m, M: Medium, G: Geometry>(ValueMut<'m, M, G>);
 
-impl<'m, M: Medium, const T: usize, const G: usize, const C: u32> OccupiedEntry<'m, M, T, G, C> {
+impl<'m, M: Medium, G: Geometry> OccupiedEntry<'m, M, G> {
     /// Returns the value.
     pub fn get(&self) -> &[u8] {
         &self.0
     }
 
     /// Returns the value, to be changed.
-    pub fn get_mut(&mut self) -> &mut ValueMut<'m, M, T, G, C> {
+    pub fn get_mut(&mut self) -> &mut ValueMut<'m, M, G> {
         &mut self.0
     }
 
     /// Returns the value, to be changed as long as the map is borrowed.
-    pub fn into_mut(self) -> ValueMut<'m, M, T, G, C> {
+    pub fn into_mut(self) -> ValueMut<'m, M, G> {
         self.0
     }
 
@@ -182,19 +176,19 @@ impl<'m, M: Medium, const T: usize, const G: usize, const C: u32> OccupiedEntry<
 }
 
 /// The entry of a key that is absent.
-pub struct VacantEntry<'m, M: Medium, const T: usize, const G: usize, const C: u32> {
-    map: &'m mut TrancheMap<M, T, G, C>,
+pub struct VacantEntry<'m, M: Medium, G: Geometry> {
+    map: &'m mut TrancheMap<M, G>,
     key: &'m [u8],
 }
 
-impl<'m, M: Medium, const T: usize, const G: usize, const C: u32> VacantEntry<'m, M, T, G, C> {
+impl<'m, M: Medium, G: Geometry> VacantEntry<'m, M, G> {
     /// Returns the key.
     pub fn key(&self) -> &[u8] {
         self.key
     }
 
     /// Stores a value for the key.
-    pub fn insert(self, value: &[u8]) -> Result<ValueMut<'m, M, T, G, C>> {
+    pub fn insert(self, value: &[u8]) -> Result<ValueMut<'m, M, G>> {
         self.map.upsert(self.key, value)?;
         Ok(ValueMut { map: self.map, key: self.key, value: Copied::new(value) })
     }

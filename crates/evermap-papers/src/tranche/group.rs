@@ -1,15 +1,18 @@
 //! The records of a group: where they are, and the stores that add and remove them.
 
+use std::marker::PhantomData;
+
 use evermap_index::fingerprint;
 use evermap_index::recipe::{self, Preparation};
 use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::ahead::Ahead;
 use super::arrays::Group;
+use super::geometry::Geometry;
 use super::image::{Item, bytes_of, fingerprint, home, nth, steps_to};
 use super::layout::{COMMIT, Commit, Entry, GROUP_WORD, Kind, LINK, Named, OVERFLOWS_MAX, Shape};
 use super::mistakes;
-use super::place::Geometry;
+use super::place::Division;
 
 /// A record in a tranche.
 #[derive(Clone, Copy)]
@@ -76,15 +79,18 @@ pub(super) struct Wanted {
     pub(super) words: usize,
 }
 
-/// How groups of `G` tranches of `T` bytes are read and changed.
-pub(super) struct Groups<'m, M: Medium, const T: usize, const G: usize>(pub(super) &'m M);
+/// How groups are read and changed.
+pub(super) struct Groups<'m, M: Medium, G: Geometry>(
+    pub(super) &'m M,
+    pub(super) PhantomData<fn() -> G>,
+);
 
-impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
-    const WORDS: usize = Shape::<T>::WORDS;
+impl<'m, M: Medium, G: Geometry> Groups<'m, M, G> {
+    const WORDS: usize = Shape::<G>::WORDS;
     /// A tranche in which one record in this number is dead should be rewritten rather than passed.
     const FRAGMENTED: usize = 8;
     /// Tranches of a group with all of its overflow blocks.
-    const TRANCHES_MAX: usize = G * (1 + OVERFLOWS_MAX);
+    const TRANCHES_MAX: usize = G::TRANCHES * (1 + OVERFLOWS_MAX);
 
     /// Returns an overflow block of a group: the one behind `place` others.
     ///
@@ -103,7 +109,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
                 return Ok(None);
             }
             let next = Named::Overflow(group.index, at).decode(word).and_then(|offset| {
-                let words: &[PmU64] = self.0.slice(offset, (Self::WORDS * G) as u64)?;
+                let words: &[PmU64] = self.0.slice(offset, (Self::WORDS * G::TRANCHES) as u64)?;
                 Some((offset, words))
             });
             let next =
@@ -119,19 +125,19 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     /// Returns a tranche of a group or of its overflow blocks. Returns `None` after the last one.
     #[inline(always)]
     pub(super) fn tranche(&self, group: Group<'m>, place: usize) -> Result<Option<&'m [PmU64]>> {
-        let words = match place.checked_sub(G) {
+        let words = match place.checked_sub(G::TRANCHES) {
             None => group.words,
-            Some(behind) => match self.overflow(group, behind / G)? {
+            Some(behind) => match self.overflow(group, behind / G::TRANCHES)? {
                 Some((_, words)) => words,
                 None => return Ok(None),
             },
         };
-        Ok(words[place % G * Self::WORDS..].get(..Self::WORDS))
+        Ok(words[place % G::TRANCHES * Self::WORDS..].get(..Self::WORDS))
     }
 
     /// Returns all tranches of a group.
     pub(super) fn tranches(&self, group: Group<'m>) -> Result<Vec<&'m [PmU64]>> {
-        let mut tranches = Vec::with_capacity(G);
+        let mut tranches = Vec::with_capacity(G::TRANCHES);
         while tranches.len() < Self::TRANCHES_MAX
             && let Some(tranche) = self.tranche(group, tranches.len())?
         {
@@ -157,7 +163,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     /// Returns what a tranche contains.
     #[inline(always)]
     pub(super) fn commit(&self, tranche: &[PmU64]) -> Result<Commit> {
-        match Commit::decode::<T>(self.0.load(&tranche[COMMIT])) {
+        match Commit::decode::<G>(self.0.load(&tranche[COMMIT])) {
             Some(commit) => Ok(commit),
             None => Err(self.damaged(tranche, "impossible state of a tranche")),
         }
@@ -176,7 +182,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         commit: Commit,
         at: usize,
     ) -> Result<Stored<'m>> {
-        let word = self.0.load(&tranche[Shape::<T>::entry_word(at)]);
+        let word = self.0.load(&tranche[Shape::<G>::entry_word(at)]);
         let entry = Entry::decode((word >> (at % 4 * 16)) as u16);
         let stored = entry.filter(|entry| entry.start >= commit.low).and_then(|entry| {
             let words = match entry.kind {
@@ -196,7 +202,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     /// `Damaged`.
     fn ensure_in_order(&self, stored: &Stored<'m>, commit: Commit) -> Result<()> {
         let start_of = |at: usize| {
-            let word = self.0.load(&stored.tranche[Shape::<T>::entry_word(at)]);
+            let word = self.0.load(&stored.tranche[Shape::<G>::entry_word(at)]);
             Entry::start_of((word >> (at % 4 * 16)) as u16)
         };
         let (at, start) = (stored.at, stored.entry.start);
@@ -243,9 +249,9 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
             let place = nth::<G>(home, step);
             let Some(tranche) = self.tranche(group, place)? else { break };
             let commit = self.commit(tranche)?;
-            let mut ahead = Ahead::<T>::new();
+            let mut ahead = Ahead::<G>::new();
             for first in (0..commit.count).step_by(8) {
-                let word = self.0.load_relaxed(&tranche[Shape::<T>::fingerprint_word(first)]);
+                let word = self.0.load_relaxed(&tranche[Shape::<G>::fingerprint_word(first)]);
                 let mut matching = fingerprint::matches([word, 0], sought) & 0xff;
                 while matching != 0 {
                     let at = first + matching.trailing_zeros() as usize;
@@ -270,7 +276,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
             // Not "has free space": records of any size may have been removed here since a record
             // found no room, and a small one may fit where a large one did not.
             let last = if self.0.mutant(mistakes::FREE_SPACE_ENDS_SEARCH) {
-                commit.has_room::<T>(2)
+                commit.has_room::<G>(2)
             } else {
                 commit.pass == 0
             };
@@ -297,7 +303,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     }
 
     /// Calls `each` with the live records in a part of a group, and the hashes of their keys. Reads
-    /// the tranches at which searches for such keys arrive. `geometry` says how many parts there
+    /// the tranches at which searches for such keys arrive. `division` says how many parts there
     /// are.
     ///
     /// # Errors
@@ -305,12 +311,12 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     pub(super) fn part(
         &self,
         group: Group<'m>,
-        (geometry, part): (Geometry, u64),
+        (division, part): (Division, u64),
         hash_of: impl Fn(&Stored<'m>) -> Result<u64>,
         mut each: impl FnMut(Stored<'m>, u64) -> Result<()>,
     ) -> Result<()> {
-        let homes = geometry.homes_of(part);
-        let (mask, bits) = geometry.fingerprints_of(part);
+        let homes = division.homes_of(part);
+        let (mask, bits) = division.fingerprints_of(part);
         let mask = u64::from_le_bytes([mask; 8]);
         let mut result = Ok(());
         for step in 0..Self::TRANCHES_MAX {
@@ -318,7 +324,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
             let Some(tranche) = self.tranche(group, place)? else { break };
             let commit = self.commit(tranche)?;
             for first in (0..commit.count).step_by(8) {
-                let word = self.0.load_relaxed(&tranche[Shape::<T>::fingerprint_word(first)]);
+                let word = self.0.load_relaxed(&tranche[Shape::<G>::fingerprint_word(first)]);
                 let mut matching = fingerprint::matches([word & mask, 0], bits) & 0xff;
                 while matching != 0 {
                     let at = first + matching.trailing_zeros() as usize;
@@ -331,7 +337,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
                         continue;
                     }
                     let hash = hash_of(&stored)?;
-                    if geometry.part(hash) == part {
+                    if division.part(hash) == part {
                         // The others can be read.
                         match self.ensure_in_order(&stored, commit) {
                             Ok(()) => each(stored, hash)?,
@@ -361,7 +367,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
             let place = nth::<G>(home::<G>(hash), step);
             let Some(tranche) = self.tranche(group, place)? else { break };
             let commit = self.commit(tranche)?;
-            if commit.has_room::<T>(words) {
+            if commit.has_room::<G>(words) {
                 return Ok(Some(Room { tranche, place, reused: None }));
             }
             if commit.dead > 0
@@ -390,7 +396,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         let begin = (item.hash >> 20) as usize % fours.max(1);
         for four in (begin..fours).chain(0..begin) {
             let first = four * 4;
-            let word = self.0.load(&tranche[Shape::<T>::entry_word(first)]);
+            let word = self.0.load(&tranche[Shape::<G>::entry_word(first)]);
             let mut dead = word & Entry::DEAD_OF_FOUR;
             while dead != 0 {
                 let at = first + dead.trailing_zeros() as usize / 16;
@@ -469,9 +475,9 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         for (cell, &word) in tranche[start..].iter().zip(payload) {
             change.store(cell, word);
         }
-        let fingerprints = &tranche[Shape::<T>::fingerprint_word(at)];
+        let fingerprints = &tranche[Shape::<G>::fingerprint_word(at)];
         change.store(fingerprints, self.with_fingerprint(fingerprints, at, hash));
-        let entries = &tranche[Shape::<T>::entry_word(at)];
+        let entries = &tranche[Shape::<G>::entry_word(at)];
         change.store(entries, self.with_entry(entries, at, entry));
         change.commit(Commit { count: at + 1, low: start, ..commit }.encode());
     }
@@ -488,12 +494,12 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
         kind: Kind,
         payload: &[u64],
     ) {
-        let entries = &tranche[Shape::<T>::entry_word(at)];
+        let entries = &tranche[Shape::<G>::entry_word(at)];
         let mut change = Preparation::new(self.0, entries);
         for (cell, &word) in tranche[dead.start..].iter().zip(payload) {
             change.store(cell, word);
         }
-        let fingerprints = &tranche[Shape::<T>::fingerprint_word(at)];
+        let fingerprints = &tranche[Shape::<G>::fingerprint_word(at)];
         change.store(fingerprints, self.with_fingerprint(fingerprints, at, hash));
         let entry = Entry { start: dead.start, kind, dead: false };
         change.commit(self.with_entry(entries, at, entry));
@@ -508,7 +514,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
     /// Stores the fingerprint of a record of a group that is being recovered, if it has another.
     /// Returns `false` if it had. Not flushed.
     pub(super) fn mend_fingerprint(&self, stored: &Stored<'m>, hash: u64) -> bool {
-        let cell = &stored.tranche[Shape::<T>::fingerprint_word(stored.at)];
+        let cell = &stored.tranche[Shape::<G>::fingerprint_word(stored.at)];
         let right = self.with_fingerprint(cell, stored.at, hash);
         let is_right = self.0.load(cell) == right;
         if !is_right {
@@ -555,7 +561,7 @@ impl<'m, M: Medium, const T: usize, const G: usize> Groups<'m, M, T, G> {
 
     /// Marks a record as dead, flushed without a fence.
     pub(super) fn mark_dead(&self, stored: &Stored<'m>) {
-        let entries = &stored.tranche[Shape::<T>::entry_word(stored.at)];
+        let entries = &stored.tranche[Shape::<G>::entry_word(stored.at)];
         let dead = Entry { dead: true, ..stored.entry };
         self.0.store(entries, self.with_entry(entries, stored.at, dead));
         self.0.flush(entries);

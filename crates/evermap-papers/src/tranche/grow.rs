@@ -24,21 +24,22 @@ use evermap_pm::{Error, Guard, Medium, Result};
 use super::additions::Additions;
 use super::arrays::{Arrays, Group};
 use super::batch::{LINE, prefetch_word};
+use super::geometry::Geometry;
 use super::group::Stored;
 use super::image::{Item, home};
 use super::layout::{GROUP_WORD, Shape, Version};
-use super::place::{Geometry, State};
+use super::place::{Division, State};
 use super::table::{Format, Locked, Table};
 
 /// Records of a group, with the hashes of their keys.
 type Records<'t> = Vec<(Stored<'t>, u64)>;
 
-impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
+impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
     /// What placement depends on.
-    pub(super) const GEOMETRY: Geometry = Arrays::<M, T, G, C>::GEOMETRY;
+    pub(super) const DIVISION: Division = Arrays::<M, G>::DIVISION;
     /// The share of the space that is taken while the table grows: at which few records of 16 bytes
     /// are displaced, and groups seldom overflow.
-    pub(super) const FULL: f64 = match T {
+    pub(super) const FULL: f64 = match G::TRANCHE_BYTES {
         ..=256 => 0.78,
         257..=512 => 0.8,
         513..=4096 => 0.9,
@@ -56,14 +57,14 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// The number of added or removed bytes after which the fill is looked at, and a piece of work
     /// is done if it is due. A little less than what the smallest piece makes room for.
     pub(super) const PACE: u64 = {
-        let pieces = (2 * Self::GEOMETRY.least()) << Self::GEOMETRY.parts;
+        let pieces = (2 * Self::DIVISION.least()) << Self::DIVISION.parts;
         let pace = Self::CAPACITY * 6 / 10 / pieces;
         if pace == 0 { 1 } else { pace }
     };
     /// The number of pieces in which all that has its home in one tranche moves, or 1 if these are
     /// several tranches. A program that asks for growth has all done at once, which takes half the
     /// time if each piece would look through the same fingerprints.
-    const PIECES_OF_HOME: u64 = 1 << Self::GEOMETRY.parts.saturating_sub(Self::GEOMETRY.homes);
+    const PIECES_OF_HOME: u64 = 1 << Self::DIVISION.parts.saturating_sub(Self::DIVISION.homes);
     /// How often a part is read without a lock before it is read with one.
     const UNLOCKED_READS: usize = 4;
     /// The greatest number of pieces of work that one change does.
@@ -202,7 +203,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     pub(super) fn ratio(&self) -> f64 {
         let state = self.arrays.state();
         // The new group has space for the parts that have moved to it.
-        let usable = state.target() as f64 + state.share_moved(Self::GEOMETRY);
+        let usable = state.target() as f64 + state.share_moved(Self::DIVISION);
         self.fill.ratio(Self::CAPACITY, usable / state.count() as f64)
     }
 
@@ -211,7 +212,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// other groups have much space. With pairs, overflow blocks take less than that would.
     pub(super) fn note_overflow(&self) {
         if F::BYTE_STRINGS && self.ratio() >= Self::SPARSE {
-            let group = self.arrays.state().groups << Self::GEOMETRY.parts;
+            let group = self.arrays.state().groups << Self::DIVISION.parts;
             self.overfull.fetch_max(group, Ordering::Relaxed);
         }
     }
@@ -230,16 +231,16 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let state = self.arrays.state();
         debug_assert!(pieces == 1 || pieces == Self::PIECES_OF_HOME);
         debug_assert!(state.moved.is_multiple_of(pieces));
-        let next = (0..pieces).try_fold(state, |state, _| state.advanced(Self::GEOMETRY));
+        let next = (0..pieces).try_fold(state, |state, _| state.advanced(Self::DIVISION));
         let next = next.ok_or_else(|| {
-            Error::no_space("the greatest number of groups", Arrays::<M, T, G, C>::GROUP)
+            Error::no_space("the greatest number of groups", Arrays::<M, G>::GROUP)
         })?;
-        let (source, part) = state.next_part(Self::GEOMETRY);
+        let (source, part) = state.next_part(Self::DIVISION);
         let part = match pieces {
-            1 => (Self::GEOMETRY, part),
-            _ => (Self::GEOMETRY.of_homes(), part / Self::PIECES_OF_HOME),
+            1 => (Self::DIVISION, part),
+            _ => (Self::DIVISION.of_homes(), part / Self::PIECES_OF_HOME),
         };
-        let moves = |hash| state.moves(hash, Self::GEOMETRY);
+        let moves = |hash| state.moves(hash, Self::DIVISION);
         let ahead = self.part_of_unlocked(source, part, moves)?;
         let mut new = match state.moved {
             0 => self.new_group(state.target())?,
@@ -273,7 +274,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         drop(new);
         self.prefetch_later_part(next, part.0);
         // The overflow blocks that the group has needed may not be needed any more.
-        let last = next.moved.is_multiple_of(1 << Self::GEOMETRY.parts);
+        let last = next.moved.is_multiple_of(1 << Self::DIVISION.parts);
         if last && self.groups().overflow(old.group, 0)?.is_some() {
             match self.compact(&mut old, guard) {
                 Err(error) if !error.is_no_space() => return Err(error),
@@ -285,21 +286,21 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 
     /// Prefetches a share of what the pieces from `next` on will read: the next part, or, if
     /// several parts have one home, a fraction of the next home while each of these moves.
-    fn prefetch_later_part(&self, next: State, geometry: Geometry) {
-        let shares = 1 << geometry.parts.saturating_sub(geometry.homes);
-        let later = (1..shares).try_fold(next, |state, _| state.advanced(Self::GEOMETRY));
+    fn prefetch_later_part(&self, next: State, division: Division) {
+        let shares = 1 << division.parts.saturating_sub(division.homes);
+        let later = (1..shares).try_fold(next, |state, _| state.advanced(Self::DIVISION));
         let Some(later) = later else { return };
-        let (source, part) = later.next_part(Self::GEOMETRY);
-        let homes = Self::GEOMETRY.homes_of(part);
+        let (source, part) = later.next_part(Self::DIVISION);
+        let homes = Self::DIVISION.homes_of(part);
         let words = |group: u64| self.arrays.group(group).map_or(&[][..], |group| group.words);
-        let tranches = words(source).chunks(Shape::<T>::WORDS).skip(homes.start);
+        let tranches = words(source).chunks(Shape::<G>::WORDS).skip(homes.start);
         for tranche in tranches.take(homes.len()) {
-            let share = Shape::<T>::WORDS / shares;
+            let share = Shape::<G>::WORDS / shares;
             let first = part as usize % shares * share;
             tranche[first..][..share].iter().step_by(LINE).for_each(prefetch_word);
         }
         if later.moved > 0 {
-            let tranches = words(later.target()).chunks(Shape::<T>::WORDS).skip(homes.start);
+            let tranches = words(later.target()).chunks(Shape::<G>::WORDS).skip(homes.start);
             tranches.take(homes.len()).for_each(|tranche| prefetch_word(&tranche[0]));
         }
     }
@@ -311,12 +312,12 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// `NoSpace`; then nothing has changed. `Damaged`.
     pub(super) fn retreat(&self, guard: &Guard<'_>) -> Result<()> {
         let state = self.arrays.state();
-        let Some(last) = state.retreated(Self::GEOMETRY) else { return Ok(()) };
-        let (target, part) = last.next_part(Self::GEOMETRY);
-        let part = (Self::GEOMETRY, part);
+        let Some(last) = state.retreated(Self::DIVISION) else { return Ok(()) };
+        let (target, part) = last.next_part(Self::DIVISION);
+        let part = (Self::DIVISION, part);
         let mut new = self.lock_group(last.target())?;
         let mut old = self.lock_group(target)?;
-        let moves = |hash| last.old_group_of(hash, Self::GEOMETRY) == target;
+        let moves = |hash| last.old_group_of(hash, Self::DIVISION) == target;
         let records = self.part_of(new.group, part, moves)?;
         self.move_part(&mut new, &mut old, (part, records), (last.set, last), guard)?;
         drop(old);
@@ -337,7 +338,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         self.fill.remove_group(index);
         self.merges.fetch_add(1, Ordering::Relaxed);
         for block in overflows {
-            self.pool.retire(block, Arrays::<M, T, G, C>::GROUP, guard);
+            self.pool.retire(block, Arrays::<M, G>::GROUP, guard);
         }
         self.arrays.give_up(index, guard);
         Ok(())
@@ -356,7 +357,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         // not in the table.
         let version = Version(m.load(cell)).of_no_group(self.generation);
         m.store_transient(cell, version.of_new_group(self.generation).locked().0);
-        let mut locked = Locked::new(m, group, version, G);
+        let mut locked = Locked::new(m, group, version, G::TRANCHES);
         locked.change_new(self.generation);
         Ok(locked)
     }
@@ -370,14 +371,14 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         &'t self,
         from: &mut Locked<'t, M>,
         to: &mut Locked<'t, M>,
-        ((geometry, part), (moving, displaced)): ((Geometry, u64), (Records<'t>, Records<'t>)),
+        ((division, part), (moving, displaced)): ((Division, u64), (Records<'t>, Records<'t>)),
         (set, next): (u64, State),
         guard: &Guard<'_>,
     ) -> Result<()> {
         let m = self.medium();
         let added = self.additions(to, &moving, guard)?;
         // Before the state is published: nobody may look for these keys where they were.
-        for home in geometry.homes_of(part) {
+        for home in division.homes_of(part) {
             from.change(home);
             to.change(home);
         }
@@ -441,7 +442,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     fn part_of_unlocked(
         &self,
         index: u64,
-        part: (Geometry, u64),
+        part: (Division, u64),
         moves: impl Fn(u64) -> bool,
     ) -> Result<Option<(Version, (Records<'_>, Records<'_>))>> {
         let (m, group) = (self.medium(), self.arrays.group(index)?);
@@ -472,7 +473,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     fn part_of<'t>(
         &'t self,
         group: Group<'t>,
-        part: (Geometry, u64),
+        part: (Division, u64),
         moves: impl Fn(u64) -> bool,
     ) -> Result<(Records<'t>, Records<'t>)> {
         let (mut moving, mut displaced) = (Vec::new(), Vec::new());
@@ -494,7 +495,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         to: &mut Locked<'t, M>,
         records: &[(Stored<'t>, u64)],
         guard: &Guard<'_>,
-    ) -> Result<Additions<'t, M, T, G>> {
+    ) -> Result<Additions<'t, M, G>> {
         let mut compacted = false;
         loop {
             let mut added = Additions::new(self.groups(), to.group);

@@ -10,6 +10,7 @@ use evermap_index::record::bytes_equal;
 use evermap_pm::{Error, Medium, PmU64, Result, pod};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::geometry::Geometry;
 use super::group::{Stored, direct_words};
 use super::layout::{Kind, Named};
 use super::table::{Format, Table};
@@ -86,9 +87,9 @@ fn lengths(key: &[u8], value: &[u8]) -> u64 {
     key.len() as u64 | (value.len() as u64) << 32
 }
 
-impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
+impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
     /// The greatest number of words of a record in a tranche: a fifth of that.
-    pub(super) const DIRECT_WORDS: usize = T / 40;
+    pub(super) const DIRECT_WORDS: usize = G::TRANCHE_BYTES / 40;
 
     /// Chooses the kind of a record, and allocates and writes its block if it has one. The block is
     /// durable, and reachable only when the record is stored.

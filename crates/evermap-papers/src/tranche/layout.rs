@@ -1,9 +1,13 @@
 //! The persistent layout of the heterogeneous table, which is drawn in the documentation of the
 //! types.
 
+use std::marker::PhantomData;
+
 use evermap_index::hash::hash_prefix::check_bits;
 use evermap_pm::region::stale;
 use evermap_pm::{PmU64, pod};
+
+use super::geometry::Geometry;
 
 /// The number of arrays of groups: the first, and one for each doubling.
 pub const ARRAYS: usize = 48;
@@ -126,7 +130,7 @@ pub const COMMIT: usize = 1;
 /// The number of words before the strip.
 const HEADER: usize = 2;
 
-/// The positions in a tranche of `T` bytes.
+/// The positions in a tranche.
 ///
 /// ```text
 /// word 0     version, lock, or next overflow block: see `GROUP_WORD`
@@ -142,17 +146,18 @@ const HEADER: usize = 2;
 ///
 /// A record takes 3 bytes of the strip, and its payload, in whole words. A tranche of 256 bytes
 /// holds twelve pairs of 16 bytes exactly, and its strip is then all in the first line.
-pub struct Shape<const T: usize>;
+pub struct Shape<G: Geometry>(PhantomData<fn() -> G>);
 
-impl<const T: usize> Shape<T> {
+impl<G: Geometry> Shape<G> {
     /// The number of words in a tranche.
     pub const WORDS: usize = {
-        assert!(T.is_power_of_two() && T >= 256 && T <= 32 << 10);
-        T / 8
+        let bytes = G::TRANCHE_BYTES;
+        assert!(bytes.is_power_of_two() && bytes >= 256 && bytes <= 32 << 10);
+        bytes / 8
     };
     /// The number of records in a block of the strip. In a large tranche a search reads one line of
     /// fingerprints in three.
-    pub const LANES: usize = if T > 4096 { 64 } else { 8 };
+    pub const LANES: usize = if G::TRANCHE_BYTES > 4096 { 64 } else { 8 };
     /// The number of pairs of 16 bytes that a tranche holds.
     pub const PAIRS: usize = {
         let mut pairs = 0;
@@ -220,25 +225,25 @@ impl Commit {
         self.count as u64 | (self.low as u64) << 14 | self.pass << 28 | (self.dead as u64) << 44
     }
 
-    /// Decodes a word. Returns `None` if a tranche of `T` bytes cannot have it.
+    /// Decodes a word. Returns `None` if a tranche cannot have it.
     #[inline(always)]
-    pub fn decode<const T: usize>(word: u64) -> Option<Self> {
+    pub fn decode<G: Geometry>(word: u64) -> Option<Self> {
         let commit = Commit {
             count: (word & 0x3fff) as usize,
             low: (word >> 14 & 0x3fff) as usize,
             pass: word >> 28 & 0xffff,
             dead: (word >> 44 & 0x3fff) as usize,
         };
-        let fits = commit.low <= Shape::<T>::WORDS
-            && Shape::<T>::strip_end(commit.count) <= commit.low
+        let fits = commit.low <= Shape::<G>::WORDS
+            && Shape::<G>::strip_end(commit.count) <= commit.low
             && commit.dead <= commit.count;
         fits.then_some(commit)
     }
 
     /// Returns whether another record with a payload of `words` words fits.
     #[inline(always)]
-    pub fn has_room<const T: usize>(self, words: usize) -> bool {
-        Shape::<T>::strip_end(self.count + 1) + words <= self.low
+    pub fn has_room<G: Geometry>(self, words: usize) -> bool {
+        Shape::<G>::strip_end(self.count + 1) + words <= self.low
     }
 
     /// Returns the word after the search for room has passed the tranche.
@@ -382,21 +387,25 @@ impl Version {
 
 #[cfg(test)]
 mod tests {
+    use super::super::geometry::{Sizes, TinySizes};
     use super::*;
+
+    /// The positions in a tranche of `T` bytes.
+    type Of<const T: usize> = Shape<Sizes<T, 2, 0>>;
 
     /// Checks that strip and payloads do not overlap, for every count.
     fn check_shape<const T: usize>() {
-        let (mut used, pairs) = (vec![0u8; T], Shape::<T>::PAIRS);
+        let (mut used, pairs) = (vec![0u8; T], Of::<T>::PAIRS);
         used[..8 * HEADER].fill(1);
         for at in 0..pairs {
-            used[8 * Shape::<T>::fingerprint_word(at) + at % 8] += 1;
-            let entry = 8 * Shape::<T>::entry_word(at) + at % 4 * 2;
+            used[8 * Of::<T>::fingerprint_word(at) + at % 8] += 1;
+            let entry = 8 * Of::<T>::entry_word(at) + at % 4 * 2;
             used[entry..entry + 2].iter_mut().for_each(|byte| *byte += 1);
-            let end = 8 * Shape::<T>::strip_end(at + 1);
+            let end = 8 * Of::<T>::strip_end(at + 1);
             assert!(used[end..].iter().all(|&byte| byte == 0), "{T}: record {at}");
         }
         assert_eq!(used.iter().map(|&byte| usize::from(byte)).sum::<usize>(), 16 + 3 * pairs);
-        assert!(8 * Shape::<T>::strip_end(pairs) + 16 * pairs <= T);
+        assert!(8 * Of::<T>::strip_end(pairs) + 16 * pairs <= T);
     }
 
     #[test]
@@ -410,22 +419,21 @@ mod tests {
     /// Bytes per pair of 16 bytes, with header: at least 19.
     #[test]
     fn pairs_of_a_tranche() {
-        let pairs = [
-            Shape::<256>::PAIRS,
-            Shape::<512>::PAIRS,
-            Shape::<4096>::PAIRS,
-            Shape::<{ 32 << 10 }>::PAIRS,
-        ];
+        let pairs =
+            [Of::<256>::PAIRS, Of::<512>::PAIRS, Of::<4096>::PAIRS, Of::<{ 32 << 10 }>::PAIRS];
         assert_eq!(pairs, [12, 25, 214, 1723]);
     }
 
     #[test]
     fn words_decode_to_what_was_encoded() {
         let commit = Commit { count: 1723, low: 4096, pass: 0xffff, dead: 1000 };
-        assert_eq!(Commit::decode::<{ 32 << 10 }>(commit.encode()), Some(commit));
-        assert_eq!(Commit::decode::<256>(commit.encode()), None);
-        assert_eq!(Commit::decode::<256>(Commit::empty(32).encode()), Some(Commit::empty(32)));
-        assert_eq!(Commit::decode::<256>(0), None, "zeros are no tranche");
+        assert_eq!(Commit::decode::<Sizes<{ 32 << 10 }, 2, 0>>(commit.encode()), Some(commit));
+        assert_eq!(Commit::decode::<TinySizes>(commit.encode()), None);
+        assert_eq!(
+            Commit::decode::<TinySizes>(Commit::empty(32).encode()),
+            Some(Commit::empty(32))
+        );
+        assert_eq!(Commit::decode::<TinySizes>(0), None, "zeros are no tranche");
         for kind in [Kind::Pair, Kind::Direct, Kind::Indirect] {
             for dead in [false, true] {
                 let entry = Entry { start: 4095, kind, dead };

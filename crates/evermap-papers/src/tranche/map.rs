@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::arrays::Group;
 use super::batch::Batch;
+use super::geometry::{Geometry, Sizes, TinySizes};
 use super::group::{Reach, Search, Stored};
 use super::image::bytes_of;
 use super::items::Encoded;
@@ -30,8 +31,7 @@ impl Format for Strings {
     }
 }
 
-/// A concurrent persistent map from byte strings to byte strings, of any lengths, in groups of `G`
-/// tranches of `T` bytes that are allocated in chunks of `2^C`.
+/// A concurrent persistent map from byte strings to byte strings, of any lengths.
 ///
 /// Records of up to a fifth of a tranche are in the table, and longer ones each in a block of the
 /// heap that the table names; the methods do not distinguish them. All operations are linearizable
@@ -44,14 +44,14 @@ impl Format for Strings {
 /// Every operation can return `Poisoned` (a thread panicked during a change) or `Damaged` (a word
 /// or a checksum in the region is impossible). Changes can also return `Forked` and, if they store
 /// a record, `NoSpace`; then nothing has changed.
-pub struct TrancheMap<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 7> {
-    pub(super) table: Table<Strings, M, T, G, C>,
+pub struct TrancheMap<M: Medium, G: Geometry = Sizes<256, 16, 7>> {
+    pub(super) table: Table<Strings, M, G>,
     /// Whether values of long records are lent.
     lends: bool,
 }
 
 /// Groups that are so small that a few keys cause every structural change.
-pub type TinyMap<M> = TrancheMap<M, 256, 2, 1>;
+pub type TinyMap<M> = TrancheMap<M, TinySizes>;
 
 /// When a record is stored.
 #[derive(Clone, Copy)]
@@ -71,7 +71,7 @@ pub(super) struct Outcome {
     pub(super) stored: bool,
 }
 
-impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G, C> {
+impl<M: Medium, G: Geometry> TrancheMap<M, G> {
     /// Creates an empty map, and publishes it by storing the offset of its block in the root cell
     /// `root` of the pool's region. Crash-atomic.
     ///
@@ -83,7 +83,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
 
     /// Returns `true` if the root cell `root` names a map with this geometry.
     pub fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, Table::<Strings, M, T, G, C>::kind())
+        root::is_of(pool, root, Table::<Strings, M, G>::kind())
     }
 
     /// Opens the map that the root cell `root` names. O(1): a group is recovered when it is first
@@ -433,7 +433,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G
         self.table.region.ensure_writable()?;
         let poison = self.table.region.poison_on_panic();
         let words = match 1 + bytes.div_ceil(8) {
-            words if words <= Table::<Strings, M, T, G, C>::DIRECT_WORDS => words,
+            words if words <= Table::<Strings, M, G>::DIRECT_WORDS => words,
             _ => 2,
         };
         let reserved = self.table.reserve(records.saturating_mul(bytes_of(words)));

@@ -68,6 +68,7 @@ mod batch;
 mod check;
 mod entry;
 mod fill;
+mod geometry;
 mod group;
 mod grow;
 mod image;
@@ -94,6 +95,7 @@ use table::{Format, Located, Locked, Table};
 
 pub use batch::Batch;
 pub use entry::{Entry, OccupiedEntry, VacantEntry, ValueMut};
+pub use geometry::{Geometry, Sizes, TinySizes};
 pub use map::{TinyMap, TrancheMap};
 pub use placement::Placement;
 pub use table::Config;
@@ -121,28 +123,27 @@ impl<K: Key> Format for Pairs<K> {
     }
 }
 
-/// The heterogeneous table as an index of pairs, with groups of `G` tranches of `T` bytes that are
-/// allocated in chunks of `2^C`.
+/// The heterogeneous table as an index of pairs.
 ///
 /// See the [module](self). [`Tiny`] is for tests.
-pub struct Tranche<K: Key, M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 7> {
-    table: Table<Pairs<K>, M, T, G, C>,
+pub struct Tranche<K: Key, M: Medium, G: Geometry = Sizes<256, 16, 7>> {
+    table: Table<Pairs<K>, M, G>,
 }
 
 /// Tranches of 256 bytes, for memory.
 pub type Tranche256<K, M> = Tranche<K, M>;
 /// Tranches of 512 bytes.
-pub type Tranche512<K, M> = Tranche<K, M, 512, 16, 6>;
+pub type Tranche512<K, M> = Tranche<K, M, Sizes<512, 16, 6>>;
 /// Tranches of 4 KiB, the unit of page caches.
-pub type Tranche4K<K, M> = Tranche<K, M, 4096, 16, 3>;
+pub type Tranche4K<K, M> = Tranche<K, M, Sizes<4096, 16, 3>>;
 /// Tranches of 32 KiB, for disks.
-pub type Tranche32K<K, M> = Tranche<K, M, { 32 << 10 }, 4, 2>;
+pub type Tranche32K<K, M> = Tranche<K, M, Sizes<{ 32 << 10 }, 4, 2>>;
 /// Groups that are so small that a few keys cause every structural change.
-pub type Tiny<K, M> = Tranche<K, M, 256, 2, 1>;
+pub type Tiny<K, M> = Tranche<K, M, TinySizes>;
 /// The same with four tranches in a group, of which two have versions of their own.
-pub type Small<K, M> = Tranche<K, M, 256, 4, 1>;
+pub type Small<K, M> = Tranche<K, M, Sizes<256, 4, 1>>;
 
-impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K, M, T, G, C> {
+impl<K: Key, M: Medium, G: Geometry> Tranche<K, M, G> {
     /// Returns the pool of the index.
     pub fn pool(&self) -> &Arc<Pool<M>> {
         &self.table.pool
@@ -286,9 +287,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
     }
 }
 
-impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Index<K>
-    for Tranche<K, M, T, G, C>
-{
+impl<K: Key, M: Medium, G: Geometry> Index<K> for Tranche<K, M, G> {
     #[inline(always)]
     fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool().epoch()), "a guard of another pool");
@@ -343,7 +342,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Index<K>
                 let blocks = page.overflows.len() as u64;
                 stats.len += page.records.len() as u64;
                 stats.segments += blocks;
-                stats.pm_bytes += blocks * (T * G) as u64;
+                stats.pm_bytes += blocks * (G::TRANCHE_BYTES * G::TRANCHES) as u64;
                 true
             },
         )?;
@@ -352,10 +351,8 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Index<K>
     }
 }
 
-impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Ranked
-    for Tranche<K, M, T, G, C>
-{
-    const PLACE_BITS: u32 = Table::<Pairs<K>, M, T, G, C>::WALK.parts;
+impl<K: Key, M: Medium, G: Geometry> Ranked for Tranche<K, M, G> {
+    const PLACE_BITS: u32 = Table::<Pairs<K>, M, G>::WALK.parts;
 
     fn range_bits(&self) -> u32 {
         self.table.range_bits()
@@ -379,9 +376,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Ranked
     }
 }
 
-impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Persistent<M>
-    for Tranche<K, M, T, G, C>
-{
+impl<K: Key, M: Medium, G: Geometry> Persistent<M> for Tranche<K, M, G> {
     type Config = Config;
 
     fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {
@@ -389,7 +384,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Persistent
     }
 
     fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, Table::<Pairs<K>, M, T, G, C>::kind())
+        root::is_of(pool, root, Table::<Pairs<K>, M, G>::kind())
     }
 
     fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<Self> {

@@ -47,19 +47,19 @@ pub const DEPTH_MAX: u32 = 29;
 
 /// What placement depends on: constants of a kind of table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Geometry {
+pub struct Division {
     /// Binary logarithm of `K`, the least number of groups in a set. So it is the number of steps
     /// in a doubling: with more steps, all groups are more equally full, and each record is read
     /// more often.
     pub groups: u32,
-    /// Binary logarithm of the number of [parts](Geometry::part) of a group.
+    /// Binary logarithm of the number of [parts](Division::part) of a group.
     pub parts: u32,
     /// Binary logarithm of the number of tranches in a group.
     pub homes: u32,
 }
 
-impl Geometry {
-    /// Returns the geometry of a table with groups of `group` tranches of `tranche` bytes.
+impl Division {
+    /// Returns the division of a table with groups of `group` tranches of `tranche` bytes.
     pub const fn of(tranche: usize, group: usize) -> Self {
         let homes = group.ilog2();
         // A part has some dozen pairs, or a hundred. With more parts a piece would take less time,
@@ -74,7 +74,7 @@ impl Geometry {
             513..=4096 => (4, homes + 1),
             _ => (5, homes + 4),
         };
-        Geometry { groups, parts, homes }
+        Division { groups, parts, homes }
     }
 
     /// Returns whether a [`State`] has enough bits.
@@ -88,10 +88,10 @@ impl Geometry {
         1 << self.groups
     }
 
-    /// Returns the geometry with at least one home in a part.
+    /// Returns the division with at least one home in a part.
     pub const fn of_homes(self) -> Self {
         let parts = if self.parts < self.homes { self.parts } else { self.homes };
-        Geometry { parts, ..self }
+        Division { parts, ..self }
     }
 
     /// Returns the homes of the keys in a part.
@@ -152,8 +152,8 @@ impl State {
     const SALT: u64 = 0x5354_4154;
 
     /// Returns the state of a new table of `2^exponent` groups. Returns `None` if that is too many.
-    pub fn new(exponent: u32, geometry: Geometry) -> Option<Self> {
-        let depth = exponent.saturating_sub(geometry.groups);
+    pub fn new(exponent: u32, division: Division) -> Option<Self> {
+        let depth = exponent.saturating_sub(division.groups);
         let state = State { depth, groups: 1 << (exponent - depth), set: 0, moved: 0 };
         (depth <= DEPTH_MAX).then_some(state)
     }
@@ -165,14 +165,14 @@ impl State {
     }
 
     /// Decodes a word. Returns `None` if it is no state.
-    pub fn decode(word: u64, geometry: Geometry) -> Option<Self> {
+    pub fn decode(word: u64, division: Division) -> Option<Self> {
         if word << 16 >> 34 == 0 {
             return None;
         }
         let state = Self::decode_unchecked(word);
-        let least = if state.depth == 0 { 1 } else { geometry.least() };
-        let possible = (least..2 * geometry.least()).contains(&state.groups)
-            && state.moved < state.groups << geometry.parts;
+        let least = if state.depth == 0 { 1 } else { division.least() };
+        let possible = (least..2 * division.least()).contains(&state.groups)
+            && state.moved < state.groups << division.parts;
         (possible && state.encode() == word).then_some(state)
     }
 
@@ -198,16 +198,16 @@ impl State {
     }
 
     /// Returns the state after the next part has moved. Returns `None` after the last possible one.
-    pub fn advanced(self, geometry: Geometry) -> Option<Self> {
+    pub fn advanced(self, division: Division) -> Option<Self> {
         let mut next = State { moved: self.moved + 1, ..self };
-        if next.moved == self.groups << geometry.parts {
+        if next.moved == self.groups << division.parts {
             next = State { set: self.set + 1, moved: 0, ..self };
         }
         if next.set >> next.depth != 0 {
             next = State { groups: self.groups + 1, set: 0, ..next };
         }
-        if next.groups == 2 * geometry.least() {
-            next = State { depth: self.depth + 1, groups: geometry.least(), ..next };
+        if next.groups == 2 * division.least() {
+            next = State { depth: self.depth + 1, groups: division.least(), ..next };
         }
         (next.depth <= DEPTH_MAX).then_some(next)
     }
@@ -216,55 +216,55 @@ impl State {
     /// `None` if there is one group.
     ///
     /// [`advanced`]: Self::advanced
-    pub fn retreated(self, geometry: Geometry) -> Option<Self> {
+    pub fn retreated(self, division: Division) -> Option<Self> {
         let mut last = self;
         if last.moved == 0 {
             if last.set == 0 {
-                if last.groups == geometry.least() && last.depth > 0 {
+                if last.groups == division.least() && last.depth > 0 {
                     last = State { depth: last.depth - 1, groups: 2 * last.groups, ..last };
                 }
                 last = State { groups: last.groups - 1, set: 1 << last.depth, ..last };
             }
-            last = State { set: last.set - 1, moved: last.groups << geometry.parts, ..last };
+            last = State { set: last.set - 1, moved: last.groups << division.parts, ..last };
         }
         (last.groups > 0).then(|| State { moved: last.moved - 1, ..last })
     }
 
     /// Returns the group and the part that move next.
-    pub fn next_part(self, geometry: Geometry) -> (u64, u64) {
-        let (place, part) = (self.moved >> geometry.parts, self.moved);
-        (self.number(self.set, place, geometry), part & ((1 << geometry.parts) - 1))
+    pub fn next_part(self, division: Division) -> (u64, u64) {
+        let (place, part) = (self.moved >> division.parts, self.moved);
+        (self.number(self.set, place, division), part & ((1 << division.parts) - 1))
     }
 
     /// Returns whether a key of `set` moves to the new group that the step adds to that: the same
     /// as that its [group](Self::group_of) is the new one afterwards, but most keys need not be
     /// placed for that.
     #[inline(always)]
-    pub fn moves(self, hash: u64, geometry: Geometry) -> bool {
-        let (least, new) = (geometry.least(), self.groups);
+    pub fn moves(self, hash: u64, division: Division) -> bool {
+        let (least, new) = (division.least(), self.groups);
         if new < least {
-            return self.place(hash, new + 1, geometry) == new;
+            return self.place(hash, new + 1, division) == new;
         }
         let random = mixed(hash, self.depth);
-        let chosen = chosen(random, geometry);
+        let chosen = chosen(random, division);
         // One condition, because half of the keys have this bit, and no processor predicts which.
         if (hash >> self.depth & 1 == 0) | (chosen < new - least) {
             return false;
         }
         // Where a key is that does not jump makes no difference.
-        chosen == new - least || jumped(0, least, new + 1, random << geometry.groups) == new
+        chosen == new - least || jumped(0, least, new + 1, random << division.groups) == new
     }
 
     /// Returns the group in which a key of `set` is that does not move to the new group, or that
     /// moves back from there.
-    pub fn old_group_of(self, hash: u64, geometry: Geometry) -> u64 {
-        self.number(self.set, self.place(hash, self.groups, geometry), geometry)
+    pub fn old_group_of(self, hash: u64, division: Division) -> u64 {
+        self.number(self.set, self.place(hash, self.groups, division), division)
     }
 
     /// Returns the share of the new group's space that counts: that of the parts that have moved
     /// to it. 0 if there is no such group yet.
-    pub fn share_moved(self, geometry: Geometry) -> f64 {
-        self.moved as f64 / (self.groups << geometry.parts) as f64
+    pub fn share_moved(self, division: Division) -> f64 {
+        self.moved as f64 / (self.groups << division.parts) as f64
     }
 
     /// Returns the set of keys with this hash.
@@ -274,29 +274,29 @@ impl State {
     }
 
     /// Returns the numbers of the groups of a set.
-    pub fn groups_of(self, set: u64, geometry: Geometry) -> impl Iterator<Item = u64> {
+    pub fn groups_of(self, set: u64, division: Division) -> impl Iterator<Item = u64> {
         let more = set < self.set || (set == self.set && self.moved > 0);
-        (0..self.groups + u64::from(more)).map(move |place| self.number(set, place, geometry))
+        (0..self.groups + u64::from(more)).map(move |place| self.number(set, place, division))
     }
 
     /// Returns the number of the group of keys with this hash.
     #[inline(always)]
-    pub fn group_of(self, hash: u64, geometry: Geometry) -> u64 {
+    pub fn group_of(self, hash: u64, division: Division) -> u64 {
         let set = self.set_of(hash);
         let place = if set == self.set && self.moved > 0 {
-            self.place_within_step(hash, geometry)
+            self.place_within_step(hash, division)
         } else {
-            self.place(hash, self.groups + u64::from(set < self.set), geometry)
+            self.place(hash, self.groups + u64::from(set < self.set), division)
         };
-        self.number(set, place, geometry)
+        self.number(set, place, division)
     }
 
     /// Returns the place of a key in the set in which the step is.
     #[cold]
-    fn place_within_step(self, hash: u64, geometry: Geometry) -> u64 {
-        let place = self.place(hash, self.groups, geometry);
-        if (place << geometry.parts) + geometry.part(hash) < self.moved {
-            self.place(hash, self.groups + 1, geometry)
+    fn place_within_step(self, hash: u64, division: Division) -> u64 {
+        let place = self.place(hash, self.groups, division);
+        if (place << division.parts) + division.part(hash) < self.moved {
+            self.place(hash, self.groups + 1, division)
         } else {
             place
         }
@@ -304,38 +304,38 @@ impl State {
 
     /// Returns the number of a group, from its set and its place there.
     #[inline(always)]
-    fn number(self, set: u64, place: u64, geometry: Geometry) -> u64 {
-        if place >= geometry.least() {
+    fn number(self, set: u64, place: u64, division: Division) -> u64 {
+        if place >= division.least() {
             return (place << self.depth) + set;
         }
         match set.checked_ilog2() {
-            Some(highest) => ((geometry.least() + place) << highest) + set - (1 << highest),
+            Some(highest) => ((division.least() + place) << highest) + set - (1 << highest),
             None => place,
         }
     }
 
     /// Returns the place of a key among `groups` groups of its set.
     #[inline(always)]
-    fn place(self, hash: u64, groups: u64, geometry: Geometry) -> u64 {
-        let least = geometry.least();
+    fn place(self, hash: u64, groups: u64, division: Division) -> u64 {
+        let least = division.least();
         if groups > least && hash >> self.depth & 1 == 1 {
             let random = mixed(hash, self.depth);
-            let chosen = chosen(random, geometry);
+            let chosen = chosen(random, division);
             if chosen < groups - least {
                 return least + chosen;
             }
-            let old = self.old_place(hash, least, geometry);
+            let old = self.old_place(hash, least, division);
             // Other bits than those that have chosen.
-            return jumped(old, least, groups, random << geometry.groups);
+            return jumped(old, least, groups, random << division.groups);
         }
-        self.old_place(hash, groups.min(least), geometry)
+        self.old_place(hash, groups.min(least), division)
     }
 
     /// Returns the place of a key when its set had `groups` groups, at most `K`.
     #[inline(always)]
-    fn old_place(self, hash: u64, groups: u64, geometry: Geometry) -> u64 {
+    fn old_place(self, hash: u64, groups: u64, division: Division) -> u64 {
         match self.set_of(hash).checked_ilog2() {
-            Some(highest) => chosen(mixed(hash, highest), geometry),
+            Some(highest) => chosen(mixed(hash, highest), division),
             None => jumped(0, 1, groups, mixed(hash, DEPTH_MAX + 1)),
         }
     }
@@ -352,8 +352,8 @@ fn mixed(hash: u64, depth: u32) -> u64 {
 
 /// Returns the new group that a key chooses, 0 to `K - 1`.
 #[inline(always)]
-fn chosen(random: u64, geometry: Geometry) -> u64 {
-    random >> 32 >> (32 - geometry.groups)
+fn chosen(random: u64, division: Division) -> u64 {
+    random >> 32 >> (32 - division.groups)
 }
 
 /// Returns the group in which a key is when `to` groups exist, if it was in `place` when `from`
@@ -382,9 +382,9 @@ mod tests {
 
     use super::*;
 
-    fn geometries() -> [Geometry; 6] {
+    fn divisions() -> [Division; 6] {
         [(256, 2), (256, 4), (256, 16), (512, 16), (4096, 16), (32 << 10, 4)]
-            .map(|(tranche, group)| Geometry::of(tranche, group))
+            .map(|(tranche, group)| Division::of(tranche, group))
     }
 
     fn first() -> State {
@@ -392,59 +392,59 @@ mod tests {
     }
 
     /// The states of a growing table, and for each the next one.
-    fn states(geometry: Geometry) -> impl Iterator<Item = (State, State)> {
-        let next = move |state: &State| state.advanced(geometry);
+    fn states(division: Division) -> impl Iterator<Item = (State, State)> {
+        let next = move |state: &State| state.advanced(division);
         std::iter::successors(Some(first()), next)
-            .zip(std::iter::successors(first().advanced(geometry), next))
+            .zip(std::iter::successors(first().advanced(division), next))
     }
 
     #[test]
     fn states_are_encoded_and_go_back() {
-        for geometry in geometries() {
-            assert_eq!(first().retreated(geometry), None);
-            for (state, next) in states(geometry).take(30_000) {
-                assert_eq!(State::decode(state.encode(), geometry), Some(state));
-                assert_eq!(next.retreated(geometry), Some(state));
+        for division in divisions() {
+            assert_eq!(first().retreated(division), None);
+            for (state, next) in states(division).take(30_000) {
+                assert_eq!(State::decode(state.encode(), division), Some(state));
+                assert_eq!(next.retreated(division), Some(state));
                 let added = next.count() - state.count();
                 assert_eq!(added, u64::from(state.moved == 0 && next.moved > 0));
             }
-            for exponent in 0..=DEPTH_MAX + geometry.groups {
-                let state = State::new(exponent, geometry).unwrap();
+            for exponent in 0..=DEPTH_MAX + division.groups {
+                let state = State::new(exponent, division).unwrap();
                 assert_eq!((state.count(), state.moved), (1 << exponent, 0));
-                assert_eq!(State::decode(state.encode(), geometry), Some(state));
+                assert_eq!(State::decode(state.encode(), division), Some(state));
             }
-            assert_eq!(State::new(DEPTH_MAX + geometry.groups + 1, geometry), None);
-            let least = geometry.least();
+            assert_eq!(State::new(DEPTH_MAX + division.groups + 1, division), None);
+            let least = division.least();
             let last = State {
                 depth: DEPTH_MAX,
                 groups: 2 * least - 1,
                 set: (1 << DEPTH_MAX) - 1,
-                moved: ((2 * least - 1) << geometry.parts) - 1,
+                moved: ((2 * least - 1) << division.parts) - 1,
             };
-            assert_eq!(State::decode(last.encode(), geometry), Some(last));
-            assert_eq!(last.advanced(geometry), None);
+            assert_eq!(State::decode(last.encode(), division), Some(last));
+            assert_eq!(last.advanced(division), None);
             let impossible = [
                 State { groups: 0, ..first() },
                 State { groups: 2 * least, ..first() },
                 State { groups: least - 1, depth: 1, ..first() },
-                State { moved: 1 << geometry.parts, ..first() },
+                State { moved: 1 << division.parts, ..first() },
             ];
             for state in impossible {
-                assert_eq!(State::decode(state.encode(), geometry), None, "{state:?}");
+                assert_eq!(State::decode(state.encode(), division), None, "{state:?}");
             }
-            assert_eq!(State::decode(0, geometry), None);
-            assert_eq!(State::decode(first().encode() ^ 1 << 20, geometry), None);
+            assert_eq!(State::decode(0, division), None);
+            assert_eq!(State::decode(first().encode() ^ 1 << 20, division), None);
         }
     }
 
     /// The sets divide the groups among them: each number up to the count belongs to one.
     #[test]
     fn every_group_belongs_to_one_set() {
-        for geometry in geometries() {
-            for (state, _) in states(geometry).step_by(7).take_while(|(s, _)| s.count() < 300) {
+        for division in divisions() {
+            for (state, _) in states(division).step_by(7).take_while(|(s, _)| s.count() < 300) {
                 let mut all = BTreeSet::new();
                 for set in 0..1 << state.depth {
-                    for group in state.groups_of(set, geometry) {
+                    for group in state.groups_of(set, division) {
                         assert!(all.insert(group), "group {group} belongs to two: {state:?}");
                     }
                 }
@@ -458,27 +458,27 @@ mod tests {
     /// moves when sets become two.
     #[test]
     fn keys_move_to_the_new_group_only() {
-        for geometry in geometries() {
+        for division in divisions() {
             let random = &mut Rng::new(7);
             let keys: Vec<u64> = (0..120).map(|_| random.draw()).collect();
-            let (mut moves, most) = (0, (2 * geometry.least() + 6).max(24));
-            for (state, next) in states(geometry).take_while(|(state, _)| state.count() < most) {
-                let (source, part) = state.next_part(geometry);
+            let (mut moves, most) = (0, (2 * division.least() + 6).max(24));
+            for (state, next) in states(division).take_while(|(state, _)| state.count() < most) {
+                let (source, part) = state.next_part(division);
                 for &key in &keys {
-                    let (from, to) = (state.group_of(key, geometry), next.group_of(key, geometry));
+                    let (from, to) = (state.group_of(key, division), next.group_of(key, division));
                     let set = state.set_of(key);
-                    assert!(state.groups_of(set, geometry).any(|group| group == from));
+                    assert!(state.groups_of(set, division).any(|group| group == from));
                     if from != to {
-                        assert_eq!((from, geometry.part(key)), (source, part), "{state:?}");
+                        assert_eq!((from, division.part(key)), (source, part), "{state:?}");
                         assert_eq!(to, state.target());
                         moves += 1;
                     }
                     if set == state.set {
                         let moves = State { moved: 0, set: set + 1, ..state };
-                        let moves = moves.group_of(key, geometry) == state.target();
-                        assert_eq!(state.moves(key, geometry), moves);
-                        let old = State { moved: 0, ..state }.group_of(key, geometry);
-                        assert_eq!(state.old_group_of(key, geometry), old);
+                        let moves = moves.group_of(key, division) == state.target();
+                        assert_eq!(state.moves(key, division), moves);
+                        let old = State { moved: 0, ..state }.group_of(key, division);
+                        assert_eq!(state.old_group_of(key, division), old);
                     }
                 }
             }
@@ -492,20 +492,20 @@ mod tests {
     #[test]
     fn groups_are_equally_full() {
         const KEYS: u64 = 1 << 18;
-        for geometry in geometries() {
-            let random = &mut Rng::new(u64::from(geometry.groups));
+        for division in divisions() {
+            let random = &mut Rng::new(u64::from(division.groups));
             let keys: Vec<u64> = (0..KEYS).map(|_| random.draw()).collect();
-            let least = geometry.least();
+            let least = division.least();
             let steps = [(0, 1, 0), (0, least.div_ceil(2), 0), (0, least + 1, 0), (3, least, 0)];
             let more = [(3, least + 1, 5), (3, 2 * least - 1, 0), (2, least * 3 / 2, 2)];
             for (depth, groups, set) in steps.into_iter().chain(more) {
                 let state = State { depth, groups, set, moved: 0 };
                 let mut counts = vec![0u32; state.count() as usize];
-                keys.iter().for_each(|&key| counts[state.group_of(key, geometry) as usize] += 1);
+                keys.iter().for_each(|&key| counts[state.group_of(key, division) as usize] += 1);
                 for set in 0..1 << depth {
                     let of_set = groups + u64::from(set < state.set);
                     let expected = KEYS as f64 / ((of_set << depth) as f64);
-                    let squares = state.groups_of(set, geometry).map(|group| {
+                    let squares = state.groups_of(set, division).map(|group| {
                         let deviation = f64::from(counts[group as usize]) - expected;
                         // The count of a set varies too, but that is a smaller part.
                         assert!(deviation.abs() < 5.5 * expected.sqrt(), "{state:?} {counts:?}");
@@ -523,13 +523,13 @@ mod tests {
     /// any one value of four bits of the fingerprint, the groups of a set are equally full.
     #[test]
     fn groups_are_independent_of_homes_and_fingerprints() {
-        let geometry = Geometry::of(4096, 16);
+        let division = Division::of(4096, 16);
         let state = State { depth: 1, groups: 24, set: 0, moved: 0 };
         let random = &mut Rng::new(3);
         let mut counts = vec![[[0u32; 16]; 2]; 48];
         for _ in 0..48 * 16 * 400 {
             let hash = random.draw();
-            let group = &mut counts[state.group_of(hash, geometry) as usize];
+            let group = &mut counts[state.group_of(hash, division) as usize];
             group[0][home_of(hash, 4) as usize] += 1;
             group[1][usize::from(fingerprint(hash) >> 4)] += 1;
         }
@@ -541,15 +541,15 @@ mod tests {
     #[test]
     fn parts_are_ranges_of_homes_or_fractions_of_them() {
         let random = &mut Rng::new(5);
-        for geometry in geometries() {
-            let mut parts = vec![0; 1 << geometry.parts];
+        for division in divisions() {
+            let mut parts = vec![0; 1 << division.parts];
             for _ in 0..parts.len() * 100 {
                 let hash = random.draw();
-                let part = geometry.part(hash);
+                let part = division.part(hash);
                 parts[part as usize] += 1;
-                let home = home_of(hash, geometry.homes) as usize;
-                assert!(geometry.homes_of(part).contains(&home));
-                let (mask, bits) = geometry.fingerprints_of(part);
+                let home = home_of(hash, division.homes) as usize;
+                assert!(division.homes_of(part).contains(&home));
+                let (mask, bits) = division.fingerprints_of(part);
                 assert_eq!(fingerprint(hash) & mask, bits);
             }
             assert!(parts.iter().all(|&count| (40..180).contains(&count)), "{parts:?}");

@@ -5,6 +5,7 @@ use evermap_pm::{Medium, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::TrancheMap;
+use super::geometry::Geometry;
 use super::group::{Groups, Reach, Search};
 use super::image::{home, nth, steps_to};
 use super::table::{Format, Table};
@@ -29,7 +30,7 @@ pub struct Placement {
 /// The number of absent keys that are looked up.
 const MISSES: u64 = 20_000;
 
-impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
+impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
     fn placement(&self) -> Result<Placement> {
         let (mut records, mut displaced, mut steps, mut bytes) = (0u64, 0u64, 0u64, 0u64);
         self.walk(
@@ -69,8 +70,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 }
 
 /// Returns the number of tranches that a search for an absent key parses.
-fn parsed_without_a_hit<M: Medium, const T: usize, const G: usize>(
-    groups: &Groups<'_, M, T, G>,
+fn parsed_without_a_hit<M: Medium, G: Geometry>(
+    groups: &Groups<'_, M, G>,
     group: arrays::Group<'_>,
     hash: u64,
 ) -> Result<u64> {
@@ -84,7 +85,7 @@ fn parsed_without_a_hit<M: Medium, const T: usize, const G: usize>(
     Ok(parsed as u64)
 }
 
-impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K, M, T, G, C> {
+impl<K: Key, M: Medium, G: Geometry> Tranche<K, M, G> {
     /// Returns how the records are spread. O(n).
     ///
     /// # Errors
@@ -94,7 +95,7 @@ impl<K: Key, M: Medium, const T: usize, const G: usize, const C: u32> Tranche<K,
     }
 }
 
-impl<M: Medium, const T: usize, const G: usize, const C: u32> TrancheMap<M, T, G, C> {
+impl<M: Medium, G: Geometry> TrancheMap<M, G> {
     /// Returns how the records are spread: long ones with what they take in the table, without
     /// their blocks. O(n).
     ///

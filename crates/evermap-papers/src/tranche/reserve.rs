@@ -2,9 +2,10 @@
 
 use evermap_pm::{Medium, Result};
 
+use super::geometry::Geometry;
 use super::table::{Format, Table};
 
-impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
+impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
     /// The share of the space that is taken when the reserved records are there, so that the table
     /// does not grow before they are.
     const RESERVED: f64 = 0.95 * Self::FULL;
@@ -25,7 +26,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// Returns the bytes of records that all groups hold.
     pub(super) fn total_capacity(&self) -> f64 {
         let state = self.arrays.state();
-        let groups = state.target() as f64 + state.share_moved(Self::GEOMETRY);
+        let groups = state.target() as f64 + state.share_moved(Self::DIVISION);
         groups * Self::CAPACITY as f64
     }
 }

@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::arrays::{Arrays, Group};
 use super::fill::Fill;
+use super::geometry::Geometry;
 use super::group::{Groups, Reach, Room, Search, Stored};
 use super::image::{Image, bytes_of, home};
 use super::layout::{
@@ -59,10 +60,10 @@ pub(super) trait Format: 'static {
     fn pair_hash(slot_key: u64, seed: u64) -> u64;
 }
 
-/// A table of records in groups of `G` tranches of `T` bytes, allocated in chunks of `2^C` groups.
-pub(super) struct Table<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> {
+/// A table of records.
+pub(super) struct Table<F: Format, M: Medium, G: Geometry> {
     pub(super) pool: Arc<Pool<M>>,
-    pub(super) arrays: Arrays<M, T, G, C>,
+    pub(super) arrays: Arrays<M, G>,
     root: u64,
     /// A reference to the pool's region, which every operation needs, to save an indirection.
     pub(super) region: Arc<Region<M>>,
@@ -189,13 +190,15 @@ impl<M: Medium> Drop for Locked<'_, M> {
     }
 }
 
-impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
+impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
     const GEOMETRY_IS_POSSIBLE: () = {
-        assert!(G >= 2 && G <= 64 && G.is_power_of_two() && C <= 15);
-        assert!(Self::GEOMETRY.is_possible());
+        let tranches = G::TRANCHES;
+        assert!(tranches >= 2 && tranches <= 64 && tranches.is_power_of_two());
+        assert!(G::CHUNK_LOG <= 15);
+        assert!(Self::DIVISION.is_possible());
     };
     /// The number of pairs that a group holds.
-    pub(super) const PAIRS: u64 = (G * Shape::<T>::PAIRS) as u64;
+    pub(super) const PAIRS: u64 = (G::TRANCHES * Shape::<G>::PAIRS) as u64;
     /// The bytes of these pairs, of which fill is a share.
     pub(super) const CAPACITY: u64 = Self::PAIRS * bytes_of(2);
 
@@ -206,7 +209,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     fn first_word(kind: [u8; 8]) -> u64 {
-        let geometry = u64::from(T.ilog2()) << 8 | u64::from(G.ilog2()) << 4 | u64::from(C);
+        let [tranche, tranches] = [G::TRANCHE_BYTES, G::TRANCHES].map(|size| size.ilog2());
+        let geometry = u64::from(tranche) << 8 | u64::from(tranches) << 4 | u64::from(G::CHUNK_LOG);
         u64::from_le_bytes(kind) ^ u64::from(F::KEYS) << 56 ^ geometry << 40
     }
 
@@ -216,16 +220,16 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     #[inline(always)]
-    pub(super) fn groups(&self) -> Groups<'_, M, T, G> {
-        Groups(self.medium())
+    pub(super) fn groups(&self) -> Groups<'_, M, G> {
+        Groups(self.medium(), PhantomData)
     }
 
     /// Creates an empty table and publishes it: see
     /// [`Persistent::create`](evermap_index::Persistent).
     pub(super) fn create(pool: Arc<Pool<M>>, cell: &PmU64, config: Config) -> Result<Self> {
         pool.region().ensure_writable()?;
-        let state = State::new(config.initial_depth, Self::GEOMETRY).ok_or_else(|| {
-            let most = DEPTH_MAX + Self::GEOMETRY.groups;
+        let state = State::new(config.initial_depth, Self::DIVISION).ok_or_else(|| {
+            let most = DEPTH_MAX + Self::DIVISION.groups;
             let exponent = config.initial_depth;
             ErrorKind::Config(format!("2^{exponent} groups: the exponent must be 0 to {most}"))
         })?;
@@ -234,7 +238,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         // it all.
         let mut fresh = Fresh::new(&pool);
         let block = fresh.allocate_fixed(size_of::<Root>() as u64)?;
-        let redo_block = fresh.allocate_fixed(Arrays::<M, T, G, C>::GROUP)?;
+        let redo_block = fresh.allocate_fixed(Arrays::<M, G>::GROUP)?;
         let header: &Root = m.at(block).expect("just allocated");
         header.arrays.iter().for_each(|entry| m.store(entry, 0));
         m.store(&header.base, u64::from(config.initial_depth));
@@ -273,7 +277,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         m.persist(header);
         let redo_block = Named::Redo
             .decode(m.load(&header.redo_block))
-            .filter(|&at| m.slice::<PmU64>(at, Arrays::<M, T, G, C>::GROUP / 8).is_some())
+            .filter(|&at| m.slice::<PmU64>(at, Arrays::<M, G>::GROUP / 8).is_some())
             .ok_or_else(|| Error::damaged(block, "impossible block for rewriting groups"))?;
         let arrays = Arrays::open(pool.clone(), block)?;
         let everything = pool.region().must_recover_all();
@@ -286,12 +290,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         Ok(table)
     }
 
-    fn assemble(
-        pool: Arc<Pool<M>>,
-        root: u64,
-        redo_block: u64,
-        arrays: Arrays<M, T, G, C>,
-    ) -> Self {
+    fn assemble(pool: Arc<Pool<M>>, root: u64, redo_block: u64, arrays: Arrays<M, G>) -> Self {
         Table {
             region: pool.share_region(),
             generation: pool.generation(),
@@ -323,7 +322,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 
     /// Stores the version of a group in all of its tranches, that of the group itself last.
     fn store_versions(&self, words: &[PmU64], version: Version) {
-        for (place, tranche) in words.chunks(Shape::<T>::WORDS).enumerate().rev() {
+        for (place, tranche) in words.chunks(Shape::<G>::WORDS).enumerate().rev() {
             if place != LINK {
                 self.medium().store_transient(&tranche[GROUP_WORD], version.0);
             }
@@ -334,11 +333,11 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// out.
     pub(super) fn store_empty(&self, words: &[PmU64]) {
         let m = self.medium();
-        for (place, tranche) in words.chunks(Shape::<T>::WORDS).enumerate() {
+        for (place, tranche) in words.chunks(Shape::<G>::WORDS).enumerate() {
             if place == LINK {
                 m.store(&tranche[GROUP_WORD], 0);
             }
-            m.store(&tranche[COMMIT], Commit::empty(Shape::<T>::WORDS).encode());
+            m.store(&tranche[COMMIT], Commit::empty(Shape::<G>::WORDS).encode());
             m.flush(&tranche[..2]);
         }
     }
@@ -375,7 +374,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     #[inline(always)]
     pub(super) fn locate(&self, hash: u64) -> Option<Located<'_>> {
         let state = self.arrays.state_word();
-        let index = State::decode_unchecked(state).group_of(hash, Self::GEOMETRY);
+        let index = State::decode_unchecked(state).group_of(hash, Self::DIVISION);
         let group = self.arrays.group(index).ok()?;
         Some(Located { state, group })
     }
@@ -409,7 +408,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         if place == LINK {
             return None;
         }
-        let cell = &group.words[place * Shape::<T>::WORDS + GROUP_WORD];
+        let cell = &group.words[place * Shape::<G>::WORDS + GROUP_WORD];
         let version = Version(m.load(cell));
         if !version.is_readable(self.generation) {
             return None;
@@ -473,7 +472,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     pub(super) fn lock(&self, hash: u64) -> Result<Locked<'_, M>> {
         loop {
             let state = self.arrays.state_word();
-            let index = State::decode_unchecked(state).group_of(hash, Self::GEOMETRY);
+            let index = State::decode_unchecked(state).group_of(hash, Self::DIVISION);
             let Some(locked) = self.try_lock_group(index)? else { continue };
             // While a group is locked, nothing moves from it or to it.
             if self.arrays.state_word() == state || self.group_of(hash) == index {
@@ -502,7 +501,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
             let version = Version(m.load(cell));
             if version.is_readable(self.generation) {
                 if m.cas_transient(cell, version.0, version.locked().0).is_ok() {
-                    return Ok(Some(Locked::new(m, group, version, G)));
+                    return Ok(Some(Locked::new(m, group, version, G::TRANCHES)));
                 }
             } else if !version.is_of(self.generation) {
                 self.recover(index)?;
@@ -553,14 +552,14 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         let (m, groups) = (self.medium(), self.groups());
         let blocks = groups.overflows(locked.group)?;
         if blocks.len() == OVERFLOWS_MAX {
-            let bytes = Arrays::<M, T, G, C>::GROUP;
+            let bytes = Arrays::<M, G>::GROUP;
             return Err(Error::no_space("the overflow blocks of a group", bytes));
         }
         let last = match blocks.len().checked_sub(1) {
             None => locked.group.words,
             Some(last) => groups.overflow(locked.group, last)?.map_or(&[][..], |(_, words)| words),
         };
-        let Some(cell) = last.get(LINK * Shape::<T>::WORDS + GROUP_WORD) else {
+        let Some(cell) = last.get(LINK * Shape::<G>::WORDS + GROUP_WORD) else {
             return Err(groups.damaged(locked.group.words, "impossible overflow block of a group"));
         };
         let block = self.new_overflow()?;
@@ -583,12 +582,12 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     }
 
     fn new_overflow(&self) -> Result<u64> {
-        self.pool.allocate_fixed(Arrays::<M, T, G, C>::GROUP)
+        self.pool.allocate_fixed(Arrays::<M, G>::GROUP)
     }
 
     fn overflow_words(&self, block: u64) -> Result<&[PmU64]> {
         self.medium()
-            .slice(block, Arrays::<M, T, G, C>::GROUP / 8)
+            .slice(block, Arrays::<M, G>::GROUP / 8)
             .ok_or_else(|| Error::damaged(block, "a block ends outside the region"))
     }
 
@@ -600,10 +599,10 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     pub(super) fn store_overflows<'p>(
         &'p self,
         group: u64,
-        image: &mut Image<T, G>,
+        image: &mut Image<G>,
         fresh: &mut Fresh<'p, M>,
     ) -> Result<()> {
-        let bytes = Arrays::<M, T, G, C>::GROUP;
+        let bytes = Arrays::<M, G>::GROUP;
         let blocks: Vec<u64> =
             (0..image.overflows()).map(|_| fresh.allocate_fixed(bytes)).collect::<Result<_>>()?;
         image.link(group, &blocks);
@@ -637,7 +636,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
 
     /// Writes an image to the block for rewriting, flushed without a fence. No other group is
     /// rewritten while the result lives.
-    pub(super) fn prepare_rewriting(&self, image: &Image<T, G>) -> Result<MutexGuard<'_, ()>> {
+    pub(super) fn prepare_rewriting(&self, image: &Image<G>) -> Result<MutexGuard<'_, ()>> {
         // A panic under the lock poisons the region, which every caller checks.
         let redo = self.redo.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         image.store(self.medium(), 0, self.overflow_words(self.redo_block)?);
@@ -649,7 +648,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     pub(super) fn rewrite(
         &self,
         locked: &mut Locked<'_, M>,
-        image: &Image<T, G>,
+        image: &Image<G>,
         old: &[u64],
         redo: MutexGuard<'_, ()>,
         guard: &Guard<'_>,
@@ -658,12 +657,12 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         self.apply(locked.group, image);
         drop(redo);
         for &block in old {
-            self.pool.retire(block, Arrays::<M, T, G, C>::GROUP, guard);
+            self.pool.retire(block, Arrays::<M, G>::GROUP, guard);
         }
     }
 
     /// Copies a committed image to its group, durably, and ends the rewriting.
-    fn apply(&self, group: Group<'_>, image: &Image<T, G>) {
+    fn apply(&self, group: Group<'_>, image: &Image<G>) {
         let m = self.medium();
         image.store(m, 0, group.words);
         m.fence();
@@ -698,7 +697,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     /// Returns the group of keys with this hash.
     #[inline(always)]
     pub(super) fn group_of(&self, hash: u64) -> u64 {
-        self.arrays.state().group_of(hash, Self::GEOMETRY)
+        self.arrays.state().group_of(hash, Self::DIVISION)
     }
 
     /// Returns a group. Returns `None` if it is not in the table any more.
@@ -840,7 +839,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
         stats.capacity += state.count() * Self::PAIRS;
         stats.segments += state.count();
         stats.depth = state.depth;
-        stats.pm_bytes += size_of::<Root>() as u64 + Arrays::<M, T, G, C>::GROUP;
+        stats.pm_bytes += size_of::<Root>() as u64 + Arrays::<M, G>::GROUP;
         self.arrays.blocks(|_, bytes| stats.pm_bytes += bytes);
         stats.dram_bytes =
             (size_of::<Self>() + self.recovering.len() * size_of::<Mutex<()>>()) as u64;

@@ -1,6 +1,6 @@
 //! Walks over all records, concurrent with changes.
 //!
-//! The rank of a record begins with its [part](super::place::Geometry::part), which never changes,
+//! The rank of a record begins with its [part](super::place::Division::part), which never changes,
 //! and continues with its bit-reversed hash. The parts of a walk are smaller than those that move
 //! if these would make pages of more than some thousand records. A set holds the keys that agree in
 //! some low bits of their hashes, which reversed are the top bits: in each part, one range of
@@ -20,9 +20,10 @@ use evermap_index::hash::hash_prefix::top_bits;
 use evermap_index::hash::walk_order::Position;
 use evermap_pm::{Medium, Result};
 
+use super::geometry::Geometry;
 use super::group::Stored;
 use super::mistakes;
-use super::place::{Geometry, State};
+use super::place::{Division, State};
 use super::table::{Format, Table};
 
 /// What a part of a set contains.
@@ -41,7 +42,7 @@ struct Wanted {
     most: u64,
 }
 
-impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F, M, T, G, C> {
+impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
     /// The number of attempts to read a page while records may move.
     const ATTEMPTS: u32 = 3;
     /// The most pairs that a page should have, and how many are enough: then insertions of what a
@@ -49,8 +50,8 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     const PAGE_PAIRS: u64 = 4096;
     const ENOUGH_PAIRS: u64 = 256;
     /// The parts of a walk: those that move, or fractions of them.
-    pub(super) const WALK: Geometry = {
-        let mut walk = Self::GEOMETRY;
+    pub(super) const WALK: Division = {
+        let mut walk = Self::DIVISION;
         loop {
             let pairs = (2 * walk.least() * Self::PAIRS) >> walk.parts;
             // Fractions of the records with one home can be chosen by the bits of a fingerprint,
@@ -142,7 +143,7 @@ impl<F: Format, M: Medium, const T: usize, const G: usize, const C: u32> Table<F
     ) -> Result<()> {
         let (groups, mut result) = (self.groups(), Ok(()));
         let set = state.set_of(here.least.reverse_bits());
-        for index in state.groups_of(set, Self::GEOMETRY) {
+        for index in state.groups_of(set, Self::DIVISION) {
             let group = self.try_lock_group(index).and_then(|locked| {
                 // If the group has left the table, the page is read again.
                 let Some(locked) = locked else { return Ok(()) };

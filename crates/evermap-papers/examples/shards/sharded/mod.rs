@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use evermap_index::hash::hash_prefix::check_bits;
 use evermap_index::index::BATCH_KEYS;
-use evermap_papers::tranche::{Config, TrancheMap};
+use evermap_papers::tranche::{Config, Geometry, Sizes, TrancheMap};
 use evermap_pm::{Error, Medium, PmU64, Pool, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -124,12 +124,12 @@ impl Place {
 }
 
 /// One of the maps that divide the keys among them.
-pub(crate) struct Shard<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 8> {
-    map: TrancheMap<M, T, G, C>,
+pub(crate) struct Shard<M: Medium, G: Geometry = Sizes<256, 16, 8>> {
+    map: TrancheMap<M, G>,
     place: Place,
 }
 
-impl<M: Medium, const T: usize, const G: usize, const C: u32> Shard<M, T, G, C> {
+impl<M: Medium, G: Geometry> Shard<M, G> {
     /// Creates an empty shard: stores its place in the root cell `label`, and then its map in the
     /// root cell `root`. Crash-atomic: before the map is stored, there is no shard.
     ///
@@ -169,7 +169,7 @@ impl<M: Medium, const T: usize, const G: usize, const C: u32> Shard<M, T, G, C> 
     }
 
     /// Returns the map. Keys of other shards in it would not be found.
-    pub(crate) fn map(&mut self) -> &mut TrancheMap<M, T, G, C> {
+    pub(crate) fn map(&mut self) -> &mut TrancheMap<M, G> {
         &mut self.map
     }
 

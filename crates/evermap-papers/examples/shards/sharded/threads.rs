@@ -5,6 +5,7 @@ use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 
+use evermap_papers::tranche::{Geometry, Sizes};
 use evermap_pm::Medium;
 
 use super::{Driver, Link, Reply, Request, Shard};
@@ -15,8 +16,8 @@ enum Message {
 }
 
 /// The threads that own the shards of a set. Dropping it stops them.
-pub(crate) struct Owners<M: Medium, const T: usize = 256, const G: usize = 16, const C: u32 = 8> {
-    owners: Vec<Owner<Shard<M, T, G, C>>>,
+pub(crate) struct Owners<M: Medium, G: Geometry = Sizes<256, 16, 8>> {
+    owners: Vec<Owner<Shard<M, G>>>,
 }
 
 struct Owner<S> {
@@ -40,13 +41,13 @@ impl<S> Drop for Owner<S> {
     }
 }
 
-impl<M: Medium + 'static, const T: usize, const G: usize, const C: u32> Owners<M, T, G, C> {
+impl<M: Medium + 'static, G: Geometry> Owners<M, G> {
     /// Starts a thread for each shard of a set.
     ///
     /// # Errors
     /// `InvalidInput` if they are not all shards of one set in the order of their numbers, and
     /// errors of the system.
-    pub(crate) fn start(shards: Vec<Shard<M, T, G, C>>) -> io::Result<Self> {
+    pub(crate) fn start(shards: Vec<Shard<M, G>>) -> io::Result<Self> {
         let count = shards.len();
         let mut places = shards.iter().map(|shard| shard.place).zip(0usize..);
         let in_place = places.all(|(place, number)| {
@@ -73,16 +74,16 @@ impl<M: Medium + 'static, const T: usize, const G: usize, const C: u32> Owners<M
 
     /// Stops the threads, after the batches that were sent before, and returns the shards. `None`
     /// in the place of one whose owner has panicked.
-    pub(crate) fn stop(mut self) -> Vec<Option<Shard<M, T, G, C>>> {
+    pub(crate) fn stop(mut self) -> Vec<Option<Shard<M, G>>> {
         self.owners.iter_mut().map(Owner::stop).collect()
     }
 }
 
 /// Executes what arrives.
-fn own<M: Medium, const T: usize, const G: usize, const C: u32>(
-    mut shard: Shard<M, T, G, C>,
+fn own<M: Medium, G: Geometry>(
+    mut shard: Shard<M, G>,
     messages: &Receiver<Message>,
-) -> Shard<M, T, G, C> {
+) -> Shard<M, G> {
     while let Ok(Message::Batch { requests, replies }) = messages.recv() {
         // The driver may have been dropped.
         let _ = replies.send(shard.execute(&requests));

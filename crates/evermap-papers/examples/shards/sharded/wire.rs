@@ -15,6 +15,7 @@
 
 use std::io::{self, Read, Write};
 
+use evermap_papers::tranche::Geometry;
 use evermap_pm::Medium;
 
 use super::{Link, Reply, Request, Shard};
@@ -51,8 +52,8 @@ impl<R: Read, W: Write> Link for StreamLink<R, W> {
 ///
 /// # Errors
 /// Errors of the streams, and `InvalidData` for bytes that are no requests.
-pub(crate) fn serve<M: Medium, const T: usize, const G: usize, const C: u32>(
-    shard: &mut Shard<M, T, G, C>,
+pub(crate) fn serve<M: Medium, G: Geometry>(
+    shard: &mut Shard<M, G>,
     requests: &mut impl Read,
     replies: &mut impl Write,
 ) -> io::Result<()> {

@@ -6,6 +6,7 @@ use evermap_index::{Index, Persistent};
 use evermap_pm::sim::Sim;
 use evermap_pm::sim::rng::Rng;
 
+use super::super::geometry::{Geometry, Sizes};
 use super::super::group::Stored;
 use super::super::image::{home, nth, steps_to};
 use super::super::layout::Kind;
@@ -27,10 +28,7 @@ struct Figures {
 }
 
 /// Returns the number of tranches that a search for an absent key reads.
-fn parsed<const T: usize, const G: usize, const C: u32>(
-    index: &Tranche<u64, Sim, T, G, C>,
-    hash: u64,
-) -> u64 {
+fn parsed<G: Geometry>(index: &Tranche<u64, Sim, G>, hash: u64) -> u64 {
     let groups = index.table.groups();
     let group = index.table.arrays.group(index.table.group_of(hash)).unwrap();
     let mut parsed = 0;
@@ -47,9 +45,7 @@ fn parsed<const T: usize, const G: usize, const C: u32>(
 }
 
 /// Returns the number of tranches behind their homes in which records are, in all.
-fn displacement<const T: usize, const G: usize, const C: u32>(
-    index: &Tranche<u64, Sim, T, G, C>,
-) -> u64 {
+fn displacement<G: Geometry>(index: &Tranche<u64, Sim, G>) -> u64 {
     let (table, mut steps) = (&index.table, 0);
     for group in 0..table.arrays.state().count() {
         let group = table.arrays.group(group).unwrap();
@@ -65,10 +61,10 @@ fn displacement<const T: usize, const G: usize, const C: u32>(
 }
 
 /// Fills an index of `2^depth` groups to the given share of its slots, without growth.
-fn figures_of<const T: usize, const G: usize, const C: u32>(depth: u32, fill: f64) -> Figures {
+fn figures_of<G: Geometry>(depth: u32, fill: f64) -> Figures {
     let pool = in_memory(256 << 20);
     let config = Config { initial_depth: depth };
-    let index = Tranche::<u64, Sim, T, G, C>::create(pool.clone(), pool.root(0), config).unwrap();
+    let index = Tranche::<u64, Sim, G>::create(pool.clone(), pool.root(0), config).unwrap();
     let stats = index.stats(&pool.pin()).unwrap();
     let random = &mut Rng::new(7);
     let keys: Vec<u64> =
@@ -103,7 +99,8 @@ fn figures_of<const T: usize, const G: usize, const C: u32>(depth: u32, fill: f6
         miss: misses as f64 / 20_000.0,
         overflows: overflows as f64 / stats.segments as f64,
     };
-    println!("{T} bytes, {G} tranches, fill {fill}: {figures:?}");
+    let (bytes, tranches) = (G::TRANCHE_BYTES, G::TRANCHES);
+    println!("{bytes} bytes, {tranches} tranches, fill {fill}: {figures:?}");
     figures
 }
 
@@ -115,15 +112,15 @@ fn lookups_read_one_tranche() {
     for (fill, displaced, hit, miss) in
         [(0.6, 0.017, 1.02, 1.12), (0.7, 0.04, 1.05, 1.3), (0.8, 0.08, 1.14, 2.2)]
     {
-        let found = figures_of::<256, 16, 7>(8, fill);
+        let found = figures_of::<Sizes<256, 16, 7>>(8, fill);
         assert!(found.displaced < displaced && found.displaced > displaced / 4.0, "{found:?}");
         assert!(found.hit < hit && found.miss < miss && found.overflows < 0.02, "{found:?}");
     }
-    let found = figures_of::<512, 16, 6>(7, 0.8);
+    let found = figures_of::<Sizes<512, 16, 6>>(7, 0.8);
     assert!(found.displaced < 0.03 && found.hit < 1.05 && found.miss < 1.4, "{found:?}");
-    let found = figures_of::<4096, 16, 3>(4, 0.9);
+    let found = figures_of::<Sizes<4096, 16, 3>>(4, 0.9);
     assert!(found.displaced < 0.006 && found.hit < 1.01 && found.miss < 1.15, "{found:?}");
-    let found = figures_of::<{ 32 << 10 }, 4, 2>(3, 0.95);
+    let found = figures_of::<Sizes<{ 32 << 10 }, 4, 2>>(3, 0.95);
     assert!(found.displaced < 0.004 && found.hit < 1.01 && found.miss < 1.2, "{found:?}");
 }
 
@@ -143,11 +140,11 @@ struct Space {
     left: f64,
 }
 
-fn space_of<const T: usize, const G: usize, const C: u32>(pairs: u64) -> Space {
+fn space_of<G: Geometry>(pairs: u64) -> Space {
     const SAMPLES: u64 = 32;
     let pool = in_memory(256 << 20);
     let config = Config { initial_depth: 0 };
-    let index = Tranche::<u64, Sim, T, G, C>::create(pool.clone(), pool.root(0), config).unwrap();
+    let index = Tranche::<u64, Sim, G>::create(pool.clone(), pool.root(0), config).unwrap();
     let used = |pairs: u64| pool.heap_stats().used_bytes as f64 / pairs as f64;
     let (mut sum, mut most, mut hit, mut overflows) = (0.0, 0f64, 0.0, 0.0);
     for key in 0..2 * pairs {
@@ -175,7 +172,8 @@ fn space_of<const T: usize, const G: usize, const C: u32>(pairs: u64) -> Space {
         overflows: per_sample(overflows),
         left: pool.heap_stats().used_bytes as f64 / before as f64,
     };
-    println!("{T} bytes, {G} tranches, {pairs} pairs: {space:?}");
+    let (bytes, tranches) = (G::TRANCHE_BYTES, G::TRANCHES);
+    println!("{bytes} bytes, {tranches} tranches, {pairs} pairs: {space:?}");
     space
 }
 
@@ -183,15 +181,15 @@ fn space_of<const T: usize, const G: usize, const C: u32>(pairs: u64) -> Space {
 /// has beside blocks. While the table grows, lookups cost as much as at that fill without growth.
 #[test]
 fn space_of_a_pair() {
-    let small = space_of::<256, 16, 7>(tier().choose(100_000, 400_000));
+    let small = space_of::<Sizes<256, 16, 7>>(tier().choose(100_000, 400_000));
     assert!(
         small.bytes < tier().choose(31.5, 29.0) && small.hit < 1.11 && small.overflows < 0.01,
         "{small:?}"
     );
-    let medium = space_of::<4096, 16, 3>(tier().choose(600_000, 2_000_000));
+    let medium = space_of::<Sizes<4096, 16, 3>>(tier().choose(600_000, 2_000_000));
     assert!(medium.bytes <= 22.0 && medium.hit < 1.005 && medium.overflows < 0.002, "{medium:?}");
     // Chunks of half a mebibyte are two percent of the smaller one of these tables.
-    let large = space_of::<{ 32 << 10 }, 4, 2>(tier().choose(600_000, 4_000_000));
+    let large = space_of::<Sizes<{ 32 << 10 }, 4, 2>>(tier().choose(600_000, 4_000_000));
     assert!(
         large.bytes <= tier().choose(21.0, 20.1) && large.hit < 1.002 && large.overflows < 0.01,
         "{large:?}"
@@ -204,11 +202,10 @@ fn space_of_a_pair() {
 /// A page of a walk has a bounded number of pairs, whatever the size of a tranche.
 #[test]
 fn pages_are_bounded() {
-    fn most<const T: usize, const G: usize, const C: u32>(pairs: u64) -> usize {
+    fn most<G: Geometry>(pairs: u64) -> usize {
         let pool = in_memory(256 << 20);
         let config = Config { initial_depth: 0 };
-        let index =
-            Tranche::<u64, Sim, T, G, C>::create(pool.clone(), pool.root(0), config).unwrap();
+        let index = Tranche::<u64, Sim, G>::create(pool.clone(), pool.root(0), config).unwrap();
         for key in 0..pairs {
             index.insert(key, key, &pool.pin()).unwrap();
         }
@@ -223,12 +220,12 @@ fn pages_are_bounded() {
             (most, from) = (most.max(page), next);
         }
         assert!(shown.iter().all(|&shown| shown));
-        println!("{T}: {most} pairs in a page");
+        println!("{}: {most} pairs in a page", G::TRANCHE_BYTES);
         most
     }
-    assert!(most::<256, 16, 7>(20_000) < 3000);
-    assert!(most::<4096, 16, 3>(100_000) < 4500);
-    assert!(most::<{ 32 << 10 }, 4, 2>(300_000) < 4500);
+    assert!(most::<Sizes<256, 16, 7>>(20_000) < 3000);
+    assert!(most::<Sizes<4096, 16, 3>>(100_000) < 4500);
+    assert!(most::<Sizes<{ 32 << 10 }, 4, 2>>(300_000) < 4500);
 }
 
 /// Removals and insertions in turn move nothing.
@@ -280,7 +277,7 @@ fn insertions_wait_for_growth_that_is_late() {
     let config = Config { initial_depth: 2 };
     let index = Tranche256::<u64, Sim>::create(pool.clone(), pool.root(0), config).unwrap();
     let table = &index.table;
-    let full = Table::<Pairs<u64>, Sim, 256, 16, 7>::OVERFULL;
+    let full = Table::<Pairs<u64>, Sim, Sizes<256, 16, 7>>::OVERFULL;
     std::thread::scope(|scope| {
         let growth = table.growth.lock().unwrap();
         let inserts = scope.spawn(|| {
@@ -302,11 +299,10 @@ fn insertions_wait_for_growth_that_is_late() {
 /// Every geometry of the laboratory stores, finds and removes, through growth.
 #[test]
 fn all_sizes_work() {
-    fn run<const T: usize, const G: usize, const C: u32>(keys: u64) {
+    fn run<G: Geometry>(keys: u64) {
         let pool = in_memory(64 << 20);
         let config = Config { initial_depth: 0 };
-        let index =
-            Tranche::<u64, Sim, T, G, C>::create(pool.clone(), pool.root(0), config).unwrap();
+        let index = Tranche::<u64, Sim, G>::create(pool.clone(), pool.root(0), config).unwrap();
         for key in 0..keys {
             assert!(index.insert(key, !key, &pool.pin()).unwrap().inserted());
         }
@@ -323,10 +319,10 @@ fn all_sizes_work() {
         assert_eq!(index.check(), Vec::<String>::new());
         assert_eq!(index.stats(&pool.pin()).unwrap().len, keys / 2);
     }
-    run::<256, 16, 7>(3000);
-    run::<512, 16, 6>(3000);
-    run::<4096, 16, 3>(20_000);
-    run::<{ 32 << 10 }, 4, 2>(40_000);
+    run::<Sizes<256, 16, 7>>(3000);
+    run::<Sizes<512, 16, 6>>(3000);
+    run::<Sizes<4096, 16, 3>>(20_000);
+    run::<Sizes<{ 32 << 10 }, 4, 2>>(40_000);
     // The aliases have these geometries.
     let kinds = [
         size_of::<Tranche256<u64, Sim>>(),

@@ -12,7 +12,7 @@ use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{ImageConfig, Model, Sim, for_each_image};
 use evermap_pm::{Medium, Pool};
 
-use super::super::{Config, TinyMap, TrancheMap};
+use super::super::{Config, Geometry, Sizes, TinyMap, TinySizes, TrancheMap};
 use super::{in_memory, pool};
 
 type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -49,9 +49,7 @@ fn value(random: &mut Rng, longest: u64) -> Vec<u8> {
     (0..len).map(|at| byte.wrapping_add(at as u8)).collect()
 }
 
-fn contents<const T: usize, const G: usize, const C: u32>(
-    map: &TrancheMap<Sim, T, G, C>,
-) -> Contents {
+fn contents<G: Geometry>(map: &TrancheMap<Sim, G>) -> Contents {
     let mut contents = Contents::new();
     map.for_each(|key, value| {
         assert!(contents.insert(key.to_vec(), value.to_vec()).is_none(), "shown twice");
@@ -71,7 +69,7 @@ impl Visitor for Blocks {
     fn word(&mut self, _word: u64) {}
 }
 
-fn sweep<const T: usize, const G: usize, const C: u32>(map: &TrancheMap<Sim, T, G, C>) {
+fn sweep<G: Geometry>(map: &TrancheMap<Sim, G>) {
     map.pool()
         .sweep(|mark| {
             let mut blocks = Blocks::default();
@@ -83,7 +81,7 @@ fn sweep<const T: usize, const G: usize, const C: u32>(map: &TrancheMap<Sim, T, 
 }
 
 /// Checks that the allocated blocks are those that the map names, each once.
-fn check_space<const T: usize, const G: usize, const C: u32>(map: &TrancheMap<Sim, T, G, C>) {
+fn check_space<G: Geometry>(map: &TrancheMap<Sim, G>) {
     map.pool().epoch().drain();
     let mut blocks = Blocks::default();
     map.visit(&mut blocks).unwrap();
@@ -93,10 +91,7 @@ fn check_space<const T: usize, const G: usize, const C: u32>(map: &TrancheMap<Si
     assert_eq!(map.pool().heap_stats().faults, 0);
 }
 
-fn reopen<const T: usize, const G: usize, const C: u32>(
-    map: TrancheMap<Sim, T, G, C>,
-    clean: bool,
-) -> TrancheMap<Sim, T, G, C> {
+fn reopen<G: Geometry>(map: TrancheMap<Sim, G>, clean: bool) -> TrancheMap<Sim, G> {
     let sim = map.pool().medium().clone();
     if clean {
         map.pool().close().unwrap();
@@ -107,16 +102,12 @@ fn reopen<const T: usize, const G: usize, const C: u32>(
 }
 
 /// Runs random operations, compares all results and the contents, and reopens now and then.
-fn against_a_model<const T: usize, const G: usize, const C: u32>(
-    keys: u64,
-    steps: u64,
-    longest: u64,
-) {
+fn against_a_model<G: Geometry>(keys: u64, steps: u64, longest: u64) {
     let pool = in_memory(256 << 20);
     let config = Config { initial_depth: 0 };
-    let mut map = TrancheMap::<_, T, G, C>::create(pool.clone(), pool.root(0), config).unwrap();
+    let mut map = TrancheMap::<_, G>::create(pool.clone(), pool.root(0), config).unwrap();
     drop(pool);
-    let (random, mut model) = (&mut Rng::new(T as u64), Contents::new());
+    let (random, mut model) = (&mut Rng::new(G::TRANCHE_BYTES as u64), Contents::new());
     for step in 0..steps {
         // Growth, then as many removals as additions, then shrinkage, and again.
         let additions = [80, 50, 20, 80][(step * 8 / steps % 4) as usize];
@@ -155,7 +146,7 @@ fn against_a_model<const T: usize, const G: usize, const C: u32>(
         }
     }
     let stats = map.stats().unwrap();
-    println!("{T} bytes: {stats:?}");
+    println!("{} bytes: {stats:?}", G::TRANCHE_BYTES);
     assert_eq!(map.verify(), Vec::<String>::new());
     assert_eq!(contents(&map), model);
     assert!(stats.segments > 4, "{stats:?}");
@@ -164,9 +155,9 @@ fn against_a_model<const T: usize, const G: usize, const C: u32>(
 #[test]
 fn mixed_lengths_against_a_model() {
     let scale = tier().choose(1, 8);
-    against_a_model::<256, 2, 1>(600 * scale, 4000 * scale, 70_000);
-    against_a_model::<256, 16, 7>(3000 * scale, 12_000 * scale, 3000);
-    against_a_model::<4096, 4, 2>(1500 * scale, 8000 * scale, 70_000);
+    against_a_model::<TinySizes>(600 * scale, 4000 * scale, 70_000);
+    against_a_model::<Sizes<256, 16, 7>>(3000 * scale, 12_000 * scale, 3000);
+    against_a_model::<Sizes<4096, 4, 2>>(1500 * scale, 8000 * scale, 70_000);
 }
 
 /// Threads replace values of all kinds by each other. Every value names its key and repeats one

@@ -15,8 +15,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::super::group::Stored;
 use super::super::image::{fingerprint, home};
 use super::super::layout::Kind;
-use super::super::place::{Geometry, State};
-use super::super::{Config, Tiny, TinyMap, Tranche, Tranche256};
+use super::super::place::{Division, State};
+use super::super::{Config, Sizes, Tiny, TinyMap, TinySizes, Tranche, Tranche256};
 use super::{in_memory, pool};
 
 /// Returns the key that is its own hash, in group 0, with this home in a group of two.
@@ -99,7 +99,7 @@ fn p1_a_search_that_stops_at_free_space_misses_a_record() {
 fn homed_keys(seed: u64, at: usize, count: usize) -> Vec<Vec<u8>> {
     (0u32..)
         .map(|number| format!("key {number}").into_bytes())
-        .filter(|key| home::<2>(xxh3_64_with_seed(key, seed)) == at)
+        .filter(|key| home::<TinySizes>(xxh3_64_with_seed(key, seed)) == at)
         .take(count)
         .collect()
 }
@@ -152,7 +152,7 @@ fn p3_every_key_is_found_after_every_split() {
             for group in 0..table.arrays.state().count() {
                 let group = table.arrays.group(group).unwrap();
                 let count = |stored: Stored<'_>| {
-                    let home = home::<2>(table.hash_of(&stored)?);
+                    let home = home::<TinySizes>(table.hash_of(&stored)?);
                     wrapped += u64::from(home > stored.place);
                     Ok(())
                 };
@@ -243,7 +243,7 @@ fn p7_a_block_is_read_only_for_its_key() {
     map.upsert(&key, &value).unwrap();
     let same = |other: &Vec<u8>| {
         fingerprint(hash(other)) == fingerprint(hash(&key))
-            && home::<2>(hash(other)) == home::<2>(hash(&key))
+            && home::<TinySizes>(hash(other)) == home::<TinySizes>(hash(&key))
     };
     let other = (0u32..).map(|number| number.to_le_bytes().to_vec()).find(same).unwrap();
     // If the block were read, the damage would be reported.
@@ -262,11 +262,11 @@ fn p7_a_block_is_read_only_for_its_key() {
 /// Pitfall 9: with the seed of the file, keys that collide in one table do not in another.
 #[test]
 fn p9_keys_that_collide_under_one_seed_do_not_under_another() {
-    let geometry = Geometry::of(256, 16);
-    let state = State::new(6, geometry).unwrap();
+    let division = Division::of(256, 16);
+    let state = State::new(6, division).unwrap();
     let place = |key: u64, seed: u64| {
         let hash = <u64 as Key>::hash(key, seed);
-        (state.group_of(hash, geometry), home::<16>(hash))
+        (state.group_of(hash, division), home::<Sizes<256, 16, 7>>(hash))
     };
     let keys: Vec<u64> = (0..).filter(|&key| place(key, 1) == (5, 3)).take(60).collect();
     let displaced = |seed: u64| {
@@ -281,7 +281,7 @@ fn p9_keys_that_collide_under_one_seed_do_not_under_another() {
             let group = index.table.arrays.group(group).unwrap();
             let is_it = |stored: &Stored<'_>| pool.medium().load(&stored.payload[0]) == key;
             let found = index.table.groups().find(group, hash, is_it).unwrap().unwrap();
-            displaced += u32::from(found.place != home::<16>(hash));
+            displaced += u32::from(found.place != home::<Sizes<256, 16, 7>>(hash));
         }
         displaced
     };
@@ -293,7 +293,7 @@ fn p9_keys_that_collide_under_one_seed_do_not_under_another() {
 struct Scheduled<const G: usize> {
     sim: Sim,
     pool: Arc<Pool<Sim>>,
-    index: Tranche<u64, Sim, 256, G, 1>,
+    index: Tranche<u64, Sim, Sizes<256, G, 1>>,
 }
 
 impl<const G: usize> Scheduled<G> {

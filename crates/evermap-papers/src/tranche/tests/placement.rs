@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use evermap_index::{Index, Persistent};
 use evermap_pm::sim::{Access, Observer, Sim};
 
-use super::super::{Config, Tranche, TrancheMap};
+use super::super::{Config, Geometry, Sizes, Tranche, TrancheMap};
 use super::{in_memory, pool};
 
 /// An empty table has nothing displaced; a table that is grown to a known number of records
@@ -34,7 +34,7 @@ fn what_is_counted_is_there() {
 #[test]
 fn fill_is_in_bytes() {
     let pool = in_memory(64 << 20);
-    let map = TrancheMap::<Sim, 4096, 16, 3>::create(
+    let map = TrancheMap::<Sim, Sizes<4096, 16, 3>>::create(
         pool.clone(),
         pool.root(0),
         Config { initial_depth: 2 },
@@ -65,11 +65,11 @@ impl Observer for Touched {
 }
 
 /// Returns the lines and the pages that lookups touch, on average: of present keys, and of absent.
-fn touched<const T: usize, const G: usize, const C: u32>(keys: u64) -> [(f64, f64); 2] {
+fn touched<G: Geometry>(keys: u64) -> [(f64, f64); 2] {
     let touched = Arc::new(Touched::default());
     let medium = Sim::in_memory(64 << 20).unwrap().observed_by(touched.clone());
     let pool = pool(medium, 1);
-    let table = Tranche::<u64, Sim, T, G, C>::create(pool.clone(), pool.root(0), Config::default());
+    let table = Tranche::<u64, Sim, G>::create(pool.clone(), pool.root(0), Config::default());
     let table = table.unwrap();
     for key in 0..keys {
         table.insert(key, key, &pool.pin()).unwrap();
@@ -84,7 +84,8 @@ fn touched<const T: usize, const G: usize, const C: u32>(keys: u64) -> [(f64, f6
             pages += sets.1.len();
         }
         let mean = (lines as f64 / 2000.0, pages as f64 / 2000.0);
-        println!("{T}: {} {mean:?}", if first == 0 { "hits" } else { "misses" });
+        let found = if first == 0 { "hits" } else { "misses" };
+        println!("{}: {found} {mean:?}", G::TRANCHE_BYTES);
         mean
     })
 }
@@ -94,10 +95,10 @@ fn touched<const T: usize, const G: usize, const C: u32>(keys: u64) -> [(f64, f6
 /// than the lock of its group, which few lookups need.
 #[test]
 fn lookups_touch_few_lines_and_pages() {
-    let [hit, miss] = touched::<256, 16, 7>(20_000);
+    let [hit, miss] = touched::<Sizes<256, 16, 7>>(20_000);
     assert!(hit.0 < 3.6 && hit.1 < 2.1, "{hit:?}");
     assert!(miss.0 < 3.6 && miss.1 < 2.1, "{miss:?}");
-    let [hit, miss] = touched::<4096, 16, 3>(100_000);
+    let [hit, miss] = touched::<Sizes<4096, 16, 3>>(100_000);
     assert!(hit.0 < 8.0 && hit.1 < 2.2, "{hit:?}");
     // A table of few groups is as full as it becomes, and a third of the misses go on to another
     // tranche.

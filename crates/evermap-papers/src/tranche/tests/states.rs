@@ -15,8 +15,8 @@ use super::super::additions::Additions;
 use super::super::group::Stored;
 use super::super::image::{Item, home};
 use super::super::layout::{COMMIT, GROUP_WORD, Kind, LINK, Named, Root, Shape};
-use super::super::place::{Geometry, State};
-use super::super::{Config, Tiny, Tranche};
+use super::super::place::{Division, State};
+use super::super::{Config, Sizes, Tiny, TinySizes, Tranche};
 
 const CAPACITY: u64 = 128 << 10;
 
@@ -173,7 +173,7 @@ fn a_chunk_that_a_process_left_is_durable_before_a_group_in_it_counts() {
     let split = std::cell::Cell::new(0);
     for_each_image(&sim, false, |image| {
         let word = word_in(image, sim.offset_of(&header.state));
-        let state = State::decode(word, Geometry::of(256, 2)).unwrap();
+        let state = State::decode(word, Division::of(256, 2)).unwrap();
         if state.count() > 1 {
             assert_eq!(word_in(image, table), left);
             split.set(split.get() + 1);
@@ -199,7 +199,7 @@ fn a_table_that_a_thread_left_is_durable_before_a_group_in_it_counts() {
     let counted = std::cell::Cell::new(0);
     for_each_image(&sim, false, |image| {
         let word = word_in(image, sim.offset_of(&header.state));
-        if State::decode(word, Geometry::of(256, 2)).unwrap().count() > 1 {
+        if State::decode(word, Division::of(256, 2)).unwrap().count() > 1 {
             assert_eq!(word_in(image, sim.offset_of(&header.arrays[1])), table);
             counted.set(counted.get() + 1);
         }
@@ -222,7 +222,7 @@ fn a_link_to_an_overflow_block_is_durable_whatever_comes_of_the_record() {
             let keep = &mut |_| Action::Keep;
             index.mutate(key, MutateMode::MayInsert, &guard, keep).unwrap();
         });
-        let word = &group().words[LINK * Shape::<256>::WORDS + GROUP_WORD];
+        let word = &group().words[LINK * Shape::<TinySizes>::WORDS + GROUP_WORD];
         if sim.load(word) != 0 {
             return is_kept(&sim, word);
         }
@@ -235,17 +235,18 @@ fn a_link_to_an_overflow_block_is_durable_whatever_comes_of_the_record() {
 /// different lines. The fingerprint is durable before the entry.
 #[test]
 fn a_fingerprint_is_durable_before_a_dead_record_is_replaced() {
-    type Large = Tranche<u64, Sim, 4096, 2, 0>;
+    type LargeSizes = Sizes<4096, 2, 0>;
+    type Large = Tranche<u64, Sim, LargeSizes>;
     /// The first records whose entries are in the line behind that of their fingerprints.
     const AT: usize = 36;
     let (sim, pool, index) = crash_states::created::<Large>(256 << 10, Config { initial_depth: 0 });
     let (table, groups) = (&index.table, index.table.groups());
     let hash_of = |key: u64| <u64 as Key>::hash(key, table.seed);
     // Keys of one home, which the table does not grow for.
-    let mut keys = (0..).filter(|&key| home::<2>(hash_of(key)) == 0);
+    let mut keys = (0..).filter(|&key| home::<LargeSizes>(hash_of(key)) == 0);
     let mut locked = table.lock_group(0).unwrap();
     let payload = |key: u64| [key, key];
-    for key in keys.by_ref().take(Shape::<4096>::PAIRS) {
+    for key in keys.by_ref().take(Shape::<LargeSizes>::PAIRS) {
         let room = groups.room(locked.group, hash_of(key), Kind::Pair, 2).unwrap().unwrap();
         groups.add(locked.group, &room, hash_of(key), Kind::Pair, &payload(key)).unwrap();
     }
@@ -255,7 +256,7 @@ fn a_fingerprint_is_durable_before_a_dead_record_is_replaced() {
     let (_, spare) = (groups.kill(locked.group, &dead, table.hash_of(&dead).unwrap()), keys.next());
     let other = groups.record(tranche, 0, commit, 0).unwrap();
     let hash = hash_of(spare.unwrap());
-    let before = sim.load(&tranche[Shape::<4096>::entry_word(AT)]);
+    let before = sim.load(&tranche[Shape::<LargeSizes>::entry_word(AT)]);
     record(&sim, || {
         let mut added = Additions::new(table.groups(), locked.group);
         assert!(added.add(&Item::of(&other, hash), 1).unwrap());
@@ -265,7 +266,8 @@ fn a_fingerprint_is_durable_before_a_dead_record_is_replaced() {
         sim.fence();
     });
     locked.changed = true;
-    let (words, entries) = (Shape::<4096>::fingerprint_word(AT), Shape::<4096>::entry_word(AT));
+    let (words, entries) =
+        (Shape::<LargeSizes>::fingerprint_word(AT), Shape::<LargeSizes>::entry_word(AT));
     assert_ne!(sim.load(&tranche[entries]), before, "the dead record was replaced");
     let fingerprints = sim.load(&tranche[words]);
     for_each_image(&sim, false, |image| {
@@ -374,7 +376,7 @@ fn impossible_records_are_damage() {
     for (word, what) in [(0, "no kind"), (u64::MAX, "all bits"), (0x2fff, "lengths at the end")] {
         let (sim, pool, index) = created();
         index.insert(7, 70, &pool.pin()).unwrap();
-        let entries = Shape::<256>::entry_word(stored(&index, 7).at);
+        let entries = Shape::<TinySizes>::entry_word(stored(&index, 7).at);
         let tranche = stored(&index, 7).tranche;
         sim.store(&tranche[entries], word);
         sim.store(&tranche[31], u64::MAX);
@@ -393,7 +395,7 @@ fn records_that_overlap_are_shown_once() {
     let mut damaged = 0;
     for key in 0..KEYS {
         let record = stored(&index, key);
-        let cell = &record.tranche[Shape::<256>::entry_word(record.at)];
+        let cell = &record.tranche[Shape::<TinySizes>::entry_word(record.at)];
         let before = sim.load(cell);
         for bit in 0..12 {
             sim.store(cell, before ^ 1 << (record.at % 4 * 16 + bit));

@@ -8,7 +8,7 @@ use evermap_pm::sim::Sim;
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::{Error, ErrorKind, Medium};
 
-use super::super::{Config, Entry, TinyMap, TrancheMap};
+use super::super::{Config, Entry, Geometry, Sizes, TinyMap, TinySizes, TrancheMap};
 use super::{in_memory, pool};
 
 fn tiny() -> TinyMap<Sim> {
@@ -26,9 +26,9 @@ fn key(number: u64) -> Vec<u8> {
     number.to_le_bytes()[..[8, 5, 3][number as usize % 3]].to_vec()
 }
 
-fn check_get_many<const T: usize, const G: usize, const C: u32>() {
+fn check_get_many<G: Geometry>() {
     let pool = in_memory(64 << 20);
-    let map = TrancheMap::<_, T, G, C>::create(pool.clone(), pool.root(0), Config::default());
+    let map = TrancheMap::<_, G>::create(pool.clone(), pool.root(0), Config::default());
     let map = map.unwrap();
     for number in 0..2000 {
         map.upsert(&key(number), &value(number)).unwrap();
@@ -43,7 +43,7 @@ fn check_get_many<const T: usize, const G: usize, const C: u32>() {
             shown += 1;
             let number = numbers[place];
             let due = (number < 2000).then(|| value(number));
-            assert_eq!(found.as_deref(), due.as_deref(), "{T}: {number}");
+            assert_eq!(found.as_deref(), due.as_deref(), "{}: {number}", G::TRANCHE_BYTES);
             // It may use the map.
             assert_eq!(map.get(&keys[place]).unwrap(), due);
             true
@@ -63,9 +63,9 @@ fn check_get_many<const T: usize, const G: usize, const C: u32>() {
 
 #[test]
 fn many_values_are_those_of_single_lookups() {
-    check_get_many::<256, 2, 1>();
-    check_get_many::<4096, 4, 2>();
-    check_get_many::<{ 32 << 10 }, 2, 0>();
+    check_get_many::<TinySizes>();
+    check_get_many::<Sizes<4096, 4, 2>>();
+    check_get_many::<Sizes<{ 32 << 10 }, 2, 0>>();
 }
 
 /// What a batch prefetches may change meanwhile.
