@@ -55,7 +55,7 @@ pub trait Family {
 pub(crate) struct Dash<const STASHES: usize, const BUCKETS: usize = 64>;
 
 impl<const STASHES: usize, const BUCKETS: usize> Family for Dash<STASHES, BUCKETS> {
-    type On<K: Quotient, M: Medium> = DashEh<K, M, BUCKETS, STASHES>;
+    type On<K: Quotient, M: Medium> = DashEh<K, M, dash::Sizes<BUCKETS, STASHES>>;
 
     fn create<K: Quotient, M: Medium>(
         pool: &Arc<Pool<M>>,

@@ -114,7 +114,7 @@ impl IndexKind {
 /// Dash-LH for heaps of small extents and for named maps: its first arrays hold two segments
 /// instead of a mebibyte of them.
 #[cfg(feature = "more-indexes")]
-type SmallDashLh<K, M> = DashLh<K, M, 64, 2, 14, 2, 16>;
+type SmallDashLh<K, M> = DashLh<K, M, dash::Sizes, 2, 16>;
 /// Level hashing for heaps of small extents and for named maps: its chunks hold 32 buckets instead
 /// of a mebibyte of them.
 #[cfg(feature = "more-indexes")]

@@ -141,7 +141,7 @@ fn fill<const B: usize, const S: usize>(seed: u64) -> evermap_pm::Result<f64> {
         RegionConfig { capacity: medium.capacity(), seed: Some(seed), ..Default::default() };
     let pool = Pool::create(medium, &config, Identity::default())?;
     let config = dash::Config { initial_depth: 0 };
-    let index = DashEh::<u64, _, B, S>::create(pool.clone(), pool.root(0), config)?;
+    let index = DashEh::<u64, _, dash::Sizes<B, S>>::create(pool.clone(), pool.root(0), config)?;
     let guard = pool.pin();
     let capacity = index.stats(&guard)?.capacity;
     // More records than slots force a split.

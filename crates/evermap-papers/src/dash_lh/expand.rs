@@ -16,11 +16,12 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use evermap_index::Key;
-use evermap_index::hash::dash::layout::{HashPrefix, Segment};
+use evermap_index::hash::dash::Geometry;
+use evermap_index::hash::dash::layout::HashPrefix;
 use evermap_index::hash::hash_prefix::are_separable;
-use evermap_index::hash::segmented::Segmented;
 use evermap_index::hash::segmented::core::HasCore;
 use evermap_index::hash::segmented::map::SegmentMap;
+use evermap_index::hash::segmented::{SegmentLayout, Segmented};
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, Result};
 
@@ -116,17 +117,17 @@ pub(super) trait Growing {
     fn check_numbers(&self, problems: &mut Vec<String>);
 }
 
-impl<K, M, const B: usize, const S: usize, const N: usize, const F: usize, const T: usize> Growing
-    for DashLh<K, M, B, S, N, F, T>
+impl<K, M, G, const F: usize, const T: usize> Growing for DashLh<K, M, G, F, T>
 where
     K: Key,
     M: Medium,
+    G: Geometry,
 {
-    const SPARSE: usize = (B + S) * N / 4;
-    const CHAINED: u64 = ((B + S) as u64 * STEP).div_ceil(8);
+    const SPARSE: usize = Self::SLOTS / 4;
+    const CHAINED: u64 = ((G::BUCKETS + G::STASHES) as u64 * STEP).div_ceil(8);
 
     fn place(&self, number: u64) -> u64 {
-        self.map().place(number, size_of::<Segment<B, S>>() as u64)
+        self.map().place(number, size_of::<G::Segment>() as u64)
     }
 
     #[cold]
@@ -157,14 +158,14 @@ where
                 return Ok(false);
             }
         }
-        linear.reserve(after, size_of::<Segment<B, S>>() as u64)?;
+        linear.reserve(after, size_of::<G::Segment>() as u64)?;
         let m = self.medium();
         for number in before..after {
             let segment = self.segment(self.place(number))?;
             // The memory may have been used before: it must not look like an initialised segment.
-            m.store(&segment.header.prefix, 0);
+            m.store(&segment.header().prefix, 0);
             m.note(Note::Harmless(NO_PREFIX));
-            m.flush(&segment.header.prefix);
+            m.flush(&segment.header().prefix);
             self.make_stale(segment);
         }
         m.note(Note::Harmless(NO_PREFIX));
@@ -232,7 +233,7 @@ where
         if !self.lock_all(offset, segment, numbers::hash_of(origin))? {
             return Ok(());
         }
-        if m.load(&segment.header.prefix) != prefix.encode() {
+        if m.load(&segment.header().prefix) != prefix.encode() {
             // Another thread has split it, or recovery has finished a split.
             self.unlock_as_before(segment);
             return Ok(());
@@ -251,13 +252,13 @@ where
         // The commit. All buckets of the segment are locked, so that no thread uses it before the
         // prefix is durable.
         m.note(Note::Harmless("torn, it is the prefix of another number, or none: uninitialised"));
-        m.store(&initialised.header.prefix, upper.encode());
-        m.persist(&initialised.header.prefix);
+        m.store(&initialised.header().prefix, upper.encode());
+        m.persist(&initialised.header().prefix);
         // Made durable by the fence in `settle`. After an earlier crash, recovery sees from the new
         // segment that the origin was split.
-        m.store(&segment.header.prefix, lower.encode());
+        m.store(&segment.header().prefix, lower.encode());
         m.note(Note::Harmless("late, it still comes before the segment is unlocked"));
-        m.flush(&segment.header.prefix);
+        m.flush(&segment.header().prefix);
         // The moved records are removed from this segment only now that the move is durable.
         let remaining = self.settle(segment, lower, &staying, &moving);
         m.note(Note::Harmless(

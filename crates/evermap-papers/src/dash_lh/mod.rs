@@ -43,12 +43,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use evermap_index::FOUND_LATE;
 use evermap_index::fresh::Fresh;
-use evermap_index::hash::dash::Dash;
-use evermap_index::hash::dash::layout::{HashPrefix, Header, SLOTS_MAX, Segment};
+use evermap_index::hash::dash::layout::{HashPrefix, Header};
+use evermap_index::hash::dash::{Dash, Geometry, Sizes};
 use evermap_index::hash::mistakes;
 use evermap_index::hash::segmented::chain::Chain;
 use evermap_index::hash::segmented::map::{SegmentMap, Split};
-use evermap_index::hash::segmented::{Segmented, prefix_at};
+use evermap_index::hash::segmented::{SegmentLayout, Segmented, prefix_at};
 use evermap_index::{Key, Stats, Visitor};
 use evermap_pm::medium::Note;
 use evermap_pm::sync::{Mutex, Rank};
@@ -65,20 +65,12 @@ mod pitfalls;
 #[cfg(test)]
 mod tests;
 
-/// Dash-LH over keys `K` in medium `M`, with segments of `B` buckets and `S` stash buckets, using
-/// `N` slots of each. The first `T` arrays have `F` segments, the next `T` twice as many, and so
-/// on.
+/// Dash-LH over keys `K` in medium `M`. The first `T` arrays have `F` segments, the next `T` twice
+/// as many, and so on.
 ///
 /// See the [module](self). [`TinyLh`] is for tests.
-pub type DashLh<
-    K,
-    M,
-    const B: usize = 64,
-    const S: usize = 2,
-    const N: usize = { SLOTS_MAX },
-    const F: usize = 61,
-    const T: usize = 16,
-> = Dash<K, M, Linear<M, F, T>, B, S, N>;
+pub type DashLh<K, M, G = Sizes, const F: usize = 61, const T: usize = 16> =
+    Dash<K, M, Linear<M, F, T>, G>;
 
 /// Mistakes of other implementations that tests can enable: see [`mistakes`].
 pub const MUTANTS: &[&str] = &[
@@ -98,7 +90,7 @@ const STEP: u64 = 2;
 const NOWHERE: u64 = 1 << 62;
 
 /// Segments and arrays so small that a few keys cause every kind of structure change.
-pub type TinyLh<K, M> = DashLh<K, M, 4, 2, 4, 2, 2>;
+pub type TinyLh<K, M> = DashLh<K, M, Sizes<4, 2, 4>, 2, 2>;
 
 /// Growth by bringing segments into use in a fixed order.
 pub struct Linear<M: Medium, const F: usize, const T: usize> {
@@ -211,11 +203,11 @@ fn prefix_if_initialised<M: Medium>(m: &M, number: u64, offset: u64) -> Option<H
     })
 }
 
-impl<K, M, const B: usize, const S: usize, const N: usize, const F: usize, const T: usize>
-    SegmentMap<DashLh<K, M, B, S, N, F, T>> for Linear<M, F, T>
+impl<K, M, G, const F: usize, const T: usize> SegmentMap<DashLh<K, M, G, F, T>> for Linear<M, F, T>
 where
     K: Key,
     M: Medium,
+    G: Geometry,
 {
     /// Contains the geometry of the arrays, so that indexes with different geometries are of
     /// different kinds.
@@ -236,7 +228,7 @@ where
 
     fn create(pool: &Arc<Pool<M>>, root: u64, depth: u32) -> Result<(Self, Vec<u64>)> {
         let (m, count) = (pool.medium(), 1 << depth);
-        let bytes = size_of::<Segment<B, S>>() as u64;
+        let bytes = size_of::<G::Segment>() as u64;
         let (mut fresh, mut arrays) = (Fresh::new(pool), [0; ARRAYS]);
         for (number, offset) in arrays.iter_mut().enumerate().take(Self::arrays_for(count)) {
             *offset = fresh.allocate_exact(Self::array_bytes(number, bytes))?;
@@ -274,7 +266,7 @@ where
             (Self::arrays_for(extent.0), Self::arrays_for(Self::next(extent.0)));
         let mut arrays = [0; ARRAYS];
         for (number, offset) in arrays.iter_mut().enumerate().take(reserved) {
-            let bytes = Self::array_bytes(number, size_of::<Segment<B, S>>() as u64);
+            let bytes = Self::array_bytes(number, size_of::<G::Segment>() as u64);
             let array = Array::decode(number, m.load(&header.arrays[number]))
                 .filter(|array| m.contains(array.offset, bytes, align_of::<PmU64>() as u64));
             *offset = match array {
@@ -284,7 +276,7 @@ where
                 None => return Err(damaged("impossible offset of an array")),
             };
         }
-        let bytes = size_of::<Segment<B, S>>() as u64;
+        let bytes = size_of::<G::Segment>() as u64;
         Ok(Linear::new(pool.clone(), root, extent.0, arrays, bytes))
     }
 
@@ -292,7 +284,7 @@ where
     fn find<'a>(&'a self, _m: &'a M, hash: u64) -> Result<(u64, FoundSegment)> {
         let count = self.count();
         let number = numbers::number_of(hash, count);
-        let target = self.place(number, size_of::<Segment<B, S>>() as u64);
+        let target = self.place(number, size_of::<G::Segment>() as u64);
         Ok((target, FoundSegment { count, number, target, holder: target }))
     }
 
@@ -300,7 +292,7 @@ where
     fn holder<'a>(&'a self, m: &'a M, hash: u64) -> Result<(u64, FoundSegment)> {
         // A segment can be split during the search, once for each number bit.
         const MANY: usize = 100;
-        let bytes = size_of::<Segment<B, S>>() as u64;
+        let bytes = size_of::<G::Segment>() as u64;
         let count = self.count();
         let number = numbers::number_of(hash, count);
         let target = self.place(number, bytes);
@@ -342,7 +334,7 @@ where
     }
 
     fn prepare(
-        dash: &DashLh<K, M, B, S, N, F, T>,
+        dash: &DashLh<K, M, G, F, T>,
         _offset: u64,
         rank: u64,
         guard: &Guard<'_>,
@@ -358,9 +350,9 @@ where
     /// Finishes a split whose new segment is initialised, but whose origin still has its old
     /// prefix.
     fn finish_structure(
-        dash: &DashLh<K, M, B, S, N, F, T>,
+        dash: &DashLh<K, M, G, F, T>,
         offset: u64,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         mut prefix: HashPrefix,
     ) -> Result<Option<HashPrefix>> {
         let (m, count) = (dash.medium(), dash.map().count());
@@ -372,19 +364,19 @@ where
         let split = child < count && prefix_if_initialised(m, child, dash.place(child)).is_some();
         if split {
             // Must be durable before records are removed from this segment.
-            m.persist(&dash.segment(dash.place(child))?.header.prefix);
+            m.persist(&dash.segment(dash.place(child))?.header().prefix);
             prefix = prefix.half(0);
-            m.store(&segment.header.prefix, prefix.encode());
+            m.store(&segment.header().prefix, prefix.encode());
             // Made durable together with the contents. After an earlier crash, recovery sees from
             // the new segment again that this one was split.
-            m.flush(&segment.header.prefix);
+            m.flush(&segment.header().prefix);
         }
         Ok(Some(prefix))
     }
 
     fn split(
-        _dash: &DashLh<K, M, B, S, N, F, T>,
-        _segment: &Segment<B, S>,
+        _dash: &DashLh<K, M, G, F, T>,
+        _segment: &G::Segment,
         _rank: u64,
         _guard: &Guard<'_>,
     ) -> Result<Split> {
@@ -392,7 +384,7 @@ where
         Ok(Split::Refused)
     }
 
-    fn lengthened(dash: &DashLh<K, M, B, S, N, F, T>, rank: u64) -> Result<()> {
+    fn lengthened(dash: &DashLh<K, M, G, F, T>, rank: u64) -> Result<()> {
         match dash.expand(numbers::unrank(rank)) {
             // Not an error: the record that made the chain longer is stored already.
             Err(error) if error.is_no_space() => Ok(()),
@@ -405,7 +397,7 @@ where
         let _ = self.chained.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
     }
 
-    fn make_all_stale(dash: &DashLh<K, M, B, S, N, F, T>) -> Result<()> {
+    fn make_all_stale(dash: &DashLh<K, M, G, F, T>) -> Result<()> {
         for number in 0..dash.map().count() {
             dash.make_stale(dash.segment(dash.place(number))?);
         }
@@ -428,13 +420,13 @@ where
         let segments = numbers::segments_in(there, F as u64, T as u64);
         stats.depth = self.count().ilog2();
         stats.segments = self.count();
-        stats.capacity += segments * ((B + S) * N) as u64;
-        stats.pm_bytes += size_of::<Root>() as u64 + segments * size_of::<Segment<B, S>>() as u64;
+        stats.capacity += segments * DashLh::<K, M, G, F, T>::SLOTS as u64;
+        stats.pm_bytes += size_of::<Root>() as u64 + segments * size_of::<G::Segment>() as u64;
         stats.dram_bytes += 2 * size_of::<[AtomicU64; ARRAYS]>() as u64;
     }
 
     fn check(
-        dash: &DashLh<K, M, B, S, N, F, T>,
+        dash: &DashLh<K, M, G, F, T>,
         _found: &HashMap<u64, HashPrefix>,
         problems: &mut Vec<String>,
     ) {

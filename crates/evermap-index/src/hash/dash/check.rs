@@ -4,32 +4,33 @@ use evermap_pm::Medium;
 
 use super::Dash;
 use super::bucket::{Record, fingerprint_of, matching_slots, meta_of};
-use super::layout::{Bucket, HashPrefix, Segment, Version};
+use super::layout::{Bucket, Buckets, Geometry, HashPrefix, Version};
 use crate::Key;
-use crate::hash::segmented::chain;
 use crate::hash::segmented::check::SeenRecords;
 use crate::hash::segmented::map::SegmentMap;
+use crate::hash::segmented::{SegmentLayout, chain};
 use crate::hash::vacancy::Vacancy;
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
+impl<K, M, E, G> Dash<K, M, E, G>
 where
     K: Key,
     M: Medium,
     E: SegmentMap<Self>,
+    G: Geometry,
 {
     /// Describes the violated invariants of a segment with this prefix, which the caller has
     /// locked.
     pub(super) fn check_contents(
         &self,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         prefix: HashPrefix,
         problems: &mut Vec<String>,
     ) {
         let mut seen = SeenRecords::new(prefix, K::WORDS_ARE_RECORDS);
         self.check_normal(segment, &mut seen, problems);
         let offset = self.medium().offset_of(segment);
-        let stash = segment.stash.iter().enumerate().map(|(i, bucket)| (Some(i), bucket));
-        let links = chain::links(self.medium(), &segment.header.chain);
+        let stash = segment.stash().iter().enumerate().map(|(i, bucket)| (Some(i), bucket));
+        let links = chain::links(self.medium(), &segment.header().chain);
         for (i, bucket) in stash.chain(links.map(|bucket: &Bucket| (None, bucket))) {
             for (slot, record) in self.records_of(bucket) {
                 let mut wrong = |what: &str| {
@@ -48,14 +49,14 @@ where
 
     fn check_normal(
         &self,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         seen: &mut SeenRecords,
         problems: &mut Vec<String>,
     ) {
         let m = self.medium();
         let offset = m.offset_of(segment);
         let mut vacancy = Vacancy::default();
-        for (at, bucket) in segment.normal.iter().enumerate() {
+        for (at, bucket) in segment.normal().iter().enumerate() {
             let words = bucket.slots.iter().flat_map(|slot| [&slot.key, &slot.word]);
             vacancy.count(m, m.offset_of(bucket), meta_of(m, bucket).count(), words);
             let members = meta_of(m, bucket).members();
@@ -71,7 +72,7 @@ where
                 if !self.has_fingerprint(bucket, slot, record) {
                     wrong("the fingerprint is not that of the key");
                 }
-                let version = Version(m.load(&segment.normal[home].version));
+                let version = Version(m.load(&segment.normal()[home].version));
                 if member && !version.may_be_next(record.hash) {
                     wrong("the filter excludes it");
                 }
@@ -87,15 +88,15 @@ where
     }
 
     /// Returns whether a lookup would find this record in the stash or the chain.
-    fn finds_in_stash(&self, segment: &Segment<B, S>, record: Record) -> bool {
+    fn finds_in_stash(&self, segment: &G::Segment, record: Record) -> bool {
         let m = self.medium();
-        let home = &segment.normal[Self::home_of(record.hash)];
+        let home = &segment.normal()[Self::home_of(record.hash)];
         let version = Version(m.load(&home.version));
         version.overflowed()
             && (version.unlisted() > 0
-                || (0..S).any(|i| {
+                || (0..G::STASHES).any(|i| {
                     self.announced_in(segment, record.hash) >> i & 1 == 1
-                        && self.holds(&segment.stash[i], record)
+                        && self.holds(&segment.stash()[i], record)
                 }))
     }
 

@@ -10,6 +10,10 @@ pub use crate::hash::segmented::extendible::Root;
 
 /// The number of slots in a bucket; a geometry may use fewer.
 pub const SLOTS_MAX: usize = 14;
+/// The greatest number of normal buckets in a segment.
+pub const BUCKETS_MAX: usize = 64;
+/// The greatest number of stash buckets in a segment.
+pub const STASHES_MAX: usize = 4;
 /// The number of bytes in a bucket.
 pub const BUCKET_BYTES: u64 = 256;
 /// The number of bytes before the first bucket of a segment.
@@ -102,6 +106,51 @@ pod! {
 }
 
 const _: () = assert!(std::mem::size_of::<Segment<64, 2>>() == 256 + 66 * 256);
+
+/// The buckets of a segment.
+pub trait Buckets: SegmentLayout<Header = Header> {
+    /// Returns the normal buckets.
+    fn normal(&self) -> &[Bucket];
+
+    /// Returns the stash buckets.
+    fn stash(&self) -> &[Bucket];
+}
+
+/// The geometry of an index: constants, so that what is computed from them is constant too.
+pub trait Geometry: 'static {
+    /// A segment with this many buckets.
+    type Segment: Buckets;
+    /// The number of normal buckets in a segment: a power of two, 4 to [`BUCKETS_MAX`].
+    const BUCKETS: usize;
+    /// The number of stash buckets in a segment: 1 to [`STASHES_MAX`].
+    const STASHES: usize;
+    /// The number of slots of each bucket that are used: 2 to [`SLOTS_MAX`].
+    const BUCKET_SLOTS: usize;
+}
+
+/// The geometry with segments of `B` buckets and `S` stash buckets, using `N` slots of each: by
+/// default, that of the paper.
+pub enum Sizes<const B: usize = 64, const S: usize = 2, const N: usize = { SLOTS_MAX }> {}
+
+impl<const B: usize, const S: usize, const N: usize> Geometry for Sizes<B, S, N> {
+    type Segment = Segment<B, S>;
+
+    const BUCKETS: usize = B;
+    const STASHES: usize = S;
+    const BUCKET_SLOTS: usize = N;
+}
+
+impl<const B: usize, const S: usize> Buckets for Segment<B, S> {
+    #[inline]
+    fn normal(&self) -> &[Bucket] {
+        &self.normal
+    }
+
+    #[inline]
+    fn stash(&self) -> &[Bucket] {
+        &self.stash
+    }
+}
 
 impl<const B: usize, const S: usize> SegmentLayout for Segment<B, S> {
     type Header = Header;

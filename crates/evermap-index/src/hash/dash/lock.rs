@@ -4,16 +4,17 @@ use evermap_pm::{Medium, Result};
 
 use super::Dash;
 use super::bucket::{Held, Locking, try_lock};
-use super::layout::{Bucket, Segment, Version};
+use super::layout::{Bucket, Buckets, Geometry, Version};
 use crate::Key;
 use crate::hash::segmented::map::SegmentMap;
 use crate::hash::segmented::waiting::Waiting;
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
+impl<K, M, E, G> Dash<K, M, E, G>
 where
     K: Key,
     M: Medium,
     E: SegmentMap<Self>,
+    G: Geometry,
 {
     /// Locks every normal bucket of this segment. Returns `false`, with nothing locked, if the
     /// segment no longer holds the records of `hash`.
@@ -24,12 +25,12 @@ where
     ///
     /// # Errors
     /// `Damaged`, `Poisoned`.
-    pub fn lock_all(&self, offset: u64, segment: &Segment<B, S>, hash: u64) -> Result<bool> {
-        for at in 0..B {
+    pub fn lock_all(&self, offset: u64, segment: &G::Segment, hash: u64) -> Result<bool> {
+        for at in 0..G::BUCKETS {
             match self.lock_in_turn(offset, segment, at, hash) {
                 Ok(true) => {}
                 other => {
-                    segment.normal[..at].iter().for_each(|bucket| self.unlock_bucket(bucket));
+                    segment.normal()[..at].iter().for_each(|bucket| self.unlock_bucket(bucket));
                     return other;
                 }
             }
@@ -42,12 +43,12 @@ where
     fn lock_in_turn(
         &self,
         offset: u64,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         at: usize,
         hash: u64,
     ) -> Result<bool> {
         let m = self.medium();
-        let bucket = &segment.normal[at];
+        let bucket = &segment.normal()[at];
         let mut waiting = Waiting::default();
         loop {
             match try_lock(m, bucket, self.core.generation) {
@@ -80,7 +81,7 @@ where
     }
 
     /// Releases every normal bucket of a segment that was not changed.
-    pub fn unlock_as_before(&self, segment: &Segment<B, S>) {
-        segment.normal.iter().for_each(|bucket| self.unlock_bucket(bucket));
+    pub fn unlock_as_before(&self, segment: &G::Segment) {
+        segment.normal().iter().for_each(|bucket| self.unlock_bucket(bucket));
     }
 }

@@ -39,7 +39,7 @@ use crate::hash::segmented::core::{Core, HasCore};
 use crate::hash::segmented::index::SegmentedIndex;
 use crate::hash::segmented::map::SegmentMap;
 use crate::hash::segmented::waiting::Waiting;
-use crate::hash::segmented::{Segmented, chain};
+use crate::hash::segmented::{SegmentLayout, Segmented, chain};
 use crate::index::{Action, BATCH_KEYS, Change, MutateMode};
 use crate::{Key, record};
 
@@ -53,11 +53,12 @@ mod recover;
 mod segment;
 
 pub use eh::{DashBytes, DashEh, Extendible, Tiny, WideStash};
+pub use layout::{Geometry, Sizes};
 
 use bucket::{
     Belonging, Held, Locking, Record, find, fingerprint_of, free_slot, matching_slots, try_lock,
 };
-use layout::{Bucket, HashPrefix, Meta, Segment, Slot, Version};
+use layout::{Bucket, Buckets, HashPrefix, Meta, Slot, Version};
 use segment::{Kind, Locks, SearchResult, Spot};
 
 /// The options of a new index.
@@ -75,15 +76,16 @@ impl Default for Config {
     }
 }
 
-/// Dash over keys `K` in medium `M` that grows as `E` defines, with segments of `B` buckets and `S`
-/// stash buckets, using `N` slots of each: the common type of both kinds.
+/// Dash over keys `K` in medium `M` that grows as `E` defines, with this geometry: the common type
+/// of both kinds.
 ///
 /// Methods on segments and buckets are for implementers of a [`SegmentMap`]. See the
 /// [module](self).
-pub struct Dash<K: Key, M: Medium, E, const B: usize, const S: usize, const N: usize> {
+pub struct Dash<K: Key, M: Medium, E, G: Geometry> {
     core: Core<M>,
     map: E,
     keys: PhantomData<fn(K) -> K>,
+    geometry: PhantomData<fn() -> G>,
 }
 
 /// The greatest initial depth.
@@ -124,20 +126,21 @@ pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
     ),
 ];
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
+impl<K, M, E, G> Dash<K, M, E, G>
 where
     K: Key,
     M: Medium,
     E: SegmentMap<Self>,
+    G: Geometry,
 {
     const GEOMETRY_IS_POSSIBLE: () = assert!(
-        B.is_power_of_two()
-            && B >= 4
-            && B <= 64
-            && S >= 1
-            && S <= 4
-            && N >= 2
-            && N <= layout::SLOTS_MAX
+        G::BUCKETS.is_power_of_two()
+            && G::BUCKETS >= 4
+            && G::BUCKETS <= layout::BUCKETS_MAX
+            && G::STASHES >= 1
+            && G::STASHES <= layout::STASHES_MAX
+            && G::BUCKET_SLOTS >= 2
+            && G::BUCKET_SLOTS <= layout::SLOTS_MAX
     );
 
     /// Returns the medium that holds the index.
@@ -203,10 +206,10 @@ where
     /// Prefetches what a search reads after the home bucket's header: the matching slot, which is
     /// returned, or else the next bucket.
     #[inline(always)]
-    fn prefetch_match<'s>(&self, segment: &'s Segment<B, S>, hash: u64) -> Option<&'s Slot> {
+    fn prefetch_match<'s>(&self, segment: &'s G::Segment, hash: u64) -> Option<&'s Slot> {
         let m = self.medium();
         let at = Self::home_of(hash);
-        let home = &segment.normal[at];
+        let home = &segment.normal()[at];
         let natives = bucket::meta_of(m, home).natives();
         let candidates = matching_slots(m, home, fingerprint_of(hash)) & natives;
         if candidates != 0 {
@@ -215,19 +218,19 @@ where
             return Some(slot);
         }
         if Version(m.load_relaxed(&home.version)).may_be_next(hash) {
-            let next = &segment.normal[Self::next_of(at)];
+            let next = &segment.normal()[Self::next_of(at)];
             prefetch(std::ptr::from_ref(next).cast());
         }
         None
     }
 }
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> BucketLocked
-    for Dash<K, M, E, B, S, N>
+impl<K, M, E, G> BucketLocked for Dash<K, M, E, G>
 where
     K: Key,
     M: Medium,
     E: SegmentMap<Self>,
+    G: Geometry,
 {
     type Probe<'k> = Probe<'k, K>;
     type Held<'a> = Held<'a>;
@@ -255,11 +258,11 @@ where
             m.prefetch(offset + Self::bucket_offset(Self::next_of(at)));
             // The slot that a new record will most likely use. Prefetched before locking: no later
             // load begins before a locked instruction is complete.
-            let meta = Meta(m.load_relaxed(&segment.normal[at].meta));
-            let slot = (meta.allocated().trailing_ones() as usize).min(N - 1);
-            prefetch(std::ptr::from_ref(&segment.normal[at].slots[slot]).cast());
+            let meta = Meta(m.load_relaxed(&segment.normal()[at].meta));
+            let slot = (meta.allocated().trailing_ones() as usize).min(G::BUCKET_SLOTS - 1);
+            prefetch(std::ptr::from_ref(&segment.normal()[at].slots[slot]).cast());
         }
-        match try_lock(m, &segment.normal[at], self.core.generation) {
+        match try_lock(m, &segment.normal()[at], self.core.generation) {
             // While one of its buckets is locked, a segment is neither split nor merged.
             Locking::Held(held) if map.is_current(m, hash, &found) => {
                 Ok(LockingHome::Held(Home { segment, held }))
@@ -350,7 +353,7 @@ where
     #[inline(always)]
     fn may_be_sparse(&self, held: &Held<'_>) -> bool {
         const ONE_IN: u64 = 8;
-        let turn = (held.version.0 >> 33).is_multiple_of(ONE_IN) || B < 64;
+        let turn = (held.version.0 >> 33).is_multiple_of(ONE_IN) || G::BUCKETS < 64;
         turn && bucket::meta_of(self.medium(), held.bucket).count() == 0
     }
 
@@ -384,10 +387,11 @@ where
     }
 }
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> HasCore for Dash<K, M, E, B, S, N>
+impl<K, M, E, G> HasCore for Dash<K, M, E, G>
 where
     K: Key,
     M: Medium,
+    G: Geometry,
 {
     type Medium = M;
 
@@ -397,43 +401,44 @@ where
     }
 }
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Segmented for Dash<K, M, E, B, S, N>
+impl<K, M, E, G> Segmented for Dash<K, M, E, G>
 where
     K: Key,
     M: Medium,
     E: SegmentMap<Self>,
+    G: Geometry,
 {
     type Map = E;
-    type Segment = Segment<B, S>;
-    type Locked<'a> = &'a Segment<B, S>;
+    type Segment = G::Segment;
+    type Locked<'a> = &'a G::Segment;
 
-    const SLOTS: usize = (B + S) * N;
-    const LINK: (usize, u64) = (N, layout::BUCKET_BYTES);
+    const SLOTS: usize = (G::BUCKETS + G::STASHES) * G::BUCKET_SLOTS;
+    const LINK: (usize, u64) = (G::BUCKET_SLOTS, layout::BUCKET_BYTES);
 
     #[inline(always)]
     fn map(&self) -> &E {
         &self.map
     }
 
-    fn lock_whole(&self, offset: u64, hash: u64) -> Result<Option<&Segment<B, S>>> {
+    fn lock_whole(&self, offset: u64, hash: u64) -> Result<Option<&G::Segment>> {
         let segment = self.segment(offset)?;
         Ok(self.lock_all(offset, segment, hash)?.then_some(segment))
     }
 
-    fn segment_in<'a>(locked: &&'a Segment<B, S>) -> &'a Segment<B, S>
+    fn segment_in<'a>(locked: &&'a G::Segment) -> &'a G::Segment
     where
         Self: 'a,
     {
         locked
     }
 
-    fn unlock_unchanged(&self, segment: &Segment<B, S>) {
+    fn unlock_unchanged(&self, segment: &G::Segment) {
         self.unlock_as_before(segment);
     }
 
     fn pairs_within(
         &self,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         _: HashPrefix,
         ranks: &RangeInclusive<u64>,
     ) -> Vec<(u64, u64)> {
@@ -446,53 +451,48 @@ where
         pairs
     }
 
-    fn ensure_chain_ends(&self, segment: &Segment<B, S>) -> Result<()> {
-        chain::ensure_ends::<Bucket, M>(self.medium(), &segment.header.chain)
+    fn ensure_chain_ends(&self, segment: &G::Segment) -> Result<()> {
+        chain::ensure_ends::<Bucket, M>(self.medium(), &segment.header().chain)
     }
 
-    fn chain_blocks(&self, segment: &Segment<B, S>) -> Vec<u64> {
-        chain::blocks::<Bucket, M>(self.medium(), &segment.header.chain)
+    fn chain_blocks(&self, segment: &G::Segment) -> Vec<u64> {
+        chain::blocks::<Bucket, M>(self.medium(), &segment.header().chain)
     }
 
-    fn check_segment(
-        &self,
-        segment: &Segment<B, S>,
-        prefix: HashPrefix,
-        problems: &mut Vec<String>,
-    ) {
+    fn check_segment(&self, segment: &G::Segment, prefix: HashPrefix, problems: &mut Vec<String>) {
         self.check_contents(segment, prefix, problems);
     }
 
-    fn make_stale(&self, segment: &Segment<B, S>) {
+    fn make_stale(&self, segment: &G::Segment) {
         let (m, stale) = (self.medium(), region::stale(self.core.generation));
-        m.store_transient(&segment.header.generation, stale);
-        for bucket in segment.normal.iter().chain(&segment.stash) {
+        m.store_transient(&segment.header().generation, stale);
+        for bucket in segment.normal().iter().chain(segment.stash()) {
             m.store_transient(&bucket.version, Version::fresh(stale).0);
         }
     }
 
-    fn persist_contents(&self, segment: &Segment<B, S>) {
+    fn persist_contents(&self, segment: &G::Segment) {
         self.make_contents_durable(segment);
     }
 
-    fn finish_contents(&self, segment: &Segment<B, S>, prefix: HashPrefix) {
+    fn finish_contents(&self, segment: &G::Segment, prefix: HashPrefix) {
         self.rebuild_contents(segment, prefix);
     }
 }
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> SegmentedIndex
-    for Dash<K, M, E, B, S, N>
+impl<K, M, E, G> SegmentedIndex for Dash<K, M, E, G>
 where
     K: Key,
     M: Medium,
     E: SegmentMap<Self>,
+    G: Geometry,
 {
     type Key = K;
     type Config = Config;
 
     fn kind() -> u64 {
         let () = Self::GEOMETRY_IS_POSSIBLE;
-        let geometry = (B as u64) << 8 | (S as u64) << 4 | N as u64;
+        let geometry = (G::BUCKETS as u64) << 8 | (G::STASHES as u64) << 4 | G::BUCKET_SLOTS as u64;
         let [dash, map] = [*b"DASH", E::NAME].map(|name| u64::from(u32::from_le_bytes(name)));
         dash ^ map << 32 ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
     }
@@ -505,7 +505,7 @@ where
     }
 
     fn assemble(core: Core<M>, map: E, _: Option<Config>) -> Result<Self> {
-        Ok(Dash { core, map, keys: PhantomData })
+        Ok(Dash { core, map, keys: PhantomData, geometry: PhantomData })
     }
 
     fn write_empty(&self, offset: u64, prefix: HashPrefix) -> Result<()> {

@@ -4,23 +4,29 @@
 //! No other thread can access the segment meanwhile. The bucket headers are computed in ordinary
 //! memory and then stored.
 
+use std::marker::PhantomData;
+
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, Result};
 
 use super::Dash;
 use super::bucket::{Record, fingerprint_of, free_slot, meta_of, with_byte};
-use super::layout::{BUCKET_BYTES, Bucket, HashPrefix, Header, Meta, Segment, Version};
+use super::layout::{
+    BUCKET_BYTES, BUCKETS_MAX, Bucket, Buckets, Geometry, HashPrefix, Header, Meta, STASHES_MAX,
+    Version,
+};
 use crate::Key;
 use crate::hash::mistakes;
 use crate::hash::segmented::map::SegmentMap;
-use crate::hash::segmented::{SegmentHeader, Segmented, chain};
+use crate::hash::segmented::{SegmentHeader, SegmentLayout, Segmented, chain};
 
-/// The headers of a segment's buckets.
-pub struct Headers<const B: usize, const S: usize> {
+/// The headers of a segment's buckets, in arrays for the largest segments.
+pub struct Headers<G: Geometry> {
     /// The version words of the normal buckets once they are released.
-    pub(super) versions: [Version; B],
-    normal: [Lines; B],
-    stash: [Lines; S],
+    pub(super) versions: [Version; BUCKETS_MAX],
+    normal: [Lines; BUCKETS_MAX],
+    stash: [Lines; STASHES_MAX],
+    geometry: PhantomData<fn() -> G>,
 }
 
 /// The bucket in which a record is stored.
@@ -83,12 +89,13 @@ fn store_changed<M: Medium>(m: &M, cell: &PmU64, value: u64) {
     }
 }
 
-impl<const B: usize, const S: usize> Headers<B, S> {
+impl<G: Geometry> Headers<G> {
     fn empty(generation: u64) -> Self {
         Headers {
-            versions: [Version::fresh(generation); B],
-            normal: [Lines::default(); B],
-            stash: [Lines::default(); S],
+            versions: [Version::fresh(generation); BUCKETS_MAX],
+            normal: [Lines::default(); BUCKETS_MAX],
+            stash: [Lines::default(); STASHES_MAX],
+            geometry: PhantomData,
         }
     }
 
@@ -97,7 +104,7 @@ impl<const B: usize, const S: usize> Headers<B, S> {
     }
 
     fn member(&mut self, home: usize, slot: usize, hash: u64) {
-        self.normal[(home + 1) % B].put(slot, hash, true);
+        self.normal[(home + 1) % G::BUCKETS].put(slot, hash, true);
         self.versions[home].note_next(hash);
     }
 
@@ -110,7 +117,7 @@ impl<const B: usize, const S: usize> Headers<B, S> {
     fn announce(&mut self, home: usize, place: Option<usize>, hash: u64) {
         let listed = place.is_some_and(|place| {
             self.normal[home].list(hash, place, false)
-                || self.normal[(home + 1) % B].list(hash, place, true)
+                || self.normal[(home + 1) % G::BUCKETS].list(hash, place, true)
         });
         if !listed {
             self.versions[home].add_unlisted();
@@ -119,17 +126,18 @@ impl<const B: usize, const S: usize> Headers<B, S> {
     }
 
     /// Stores and flushes everything but the version words.
-    fn store<M: Medium>(&self, m: &M, segment: &Segment<B, S>) {
-        self.normal.iter().zip(&segment.normal).for_each(|(lines, bucket)| lines.store(m, bucket));
-        self.stash.iter().zip(&segment.stash).for_each(|(lines, bucket)| lines.store(m, bucket));
+    fn store<M: Medium>(&self, m: &M, segment: &G::Segment) {
+        self.normal.iter().zip(segment.normal()).for_each(|(lines, bucket)| lines.store(m, bucket));
+        self.stash.iter().zip(segment.stash()).for_each(|(lines, bucket)| lines.store(m, bucket));
     }
 }
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
+impl<K, M, E, G> Dash<K, M, E, G>
 where
     K: Key,
     M: Medium,
     E: SegmentMap<Self>,
+    G: Geometry,
 {
     /// Writes a segment with these records into new space, with every normal bucket locked, and
     /// flushes it without a fence. Without a prefix, the segment is not valid yet. Returns its
@@ -142,31 +150,34 @@ where
         offset: u64,
         prefix: Option<HashPrefix>,
         records: impl Iterator<Item = Record>,
-    ) -> Result<Headers<B, S>> {
+    ) -> Result<Headers<G>> {
         let m = self.medium();
         let segment = self.segment(offset)?;
         let mut headers = Headers::empty(self.core.generation);
         let mut chained = Vec::new();
-        let mut counts = [0; B];
+        let mut counts = [0; BUCKETS_MAX];
         for record in records {
             let home = Self::home_of(record.hash);
             let next = Self::next_of(home);
             let place = |bucket: &Bucket, slot: usize| self.write_slot(bucket, slot, record);
-            let balanced = counts[home] < N && (counts[home] <= counts[next] || counts[next] == N);
+            let balanced = counts[home] < G::BUCKET_SLOTS
+                && (counts[home] <= counts[next] || counts[next] == G::BUCKET_SLOTS);
             if counts[home] < Self::HOME_FIRST || balanced {
-                place(&segment.normal[home], counts[home]);
+                place(&segment.normal()[home], counts[home]);
                 headers.native(home, counts[home], record.hash);
                 counts[home] += 1;
-            } else if counts[next] < N {
-                place(&segment.normal[next], counts[next]);
+            } else if counts[next] < G::BUCKET_SLOTS {
+                place(&segment.normal()[next], counts[next]);
                 headers.member(home, counts[next], record.hash);
                 counts[next] += 1;
             } else {
-                let stashes = (0..S).map(|step| (home + step) % S);
-                let free = |i: usize| free_slot(headers.stash[i].meta, N).map(|slot| (i, slot));
+                let stashes = (0..G::STASHES).map(|step| (home + step) % G::STASHES);
+                let free = |i: usize| {
+                    free_slot(headers.stash[i].meta, G::BUCKET_SLOTS).map(|slot| (i, slot))
+                };
                 match stashes.into_iter().find_map(free) {
                     Some((i, slot)) => {
-                        place(&segment.stash[i], slot);
+                        place(&segment.stash()[i], slot);
                         headers.stashed(home, i, slot, record.hash);
                     }
                     None => {
@@ -177,21 +188,21 @@ where
             }
         }
         let chain = self.build_chain(&chained)?;
-        m.store(&segment.header.magic, Header::MAGIC);
-        m.store(&segment.header.prefix, prefix.map_or(0, HashPrefix::encode));
-        m.store(&segment.header.chain, chain);
-        m.store_transient(&segment.header.generation, self.core.generation);
-        for (bucket, version) in segment.normal.iter().zip(&headers.versions) {
+        m.store(&segment.header().magic, Header::MAGIC);
+        m.store(&segment.header().prefix, prefix.map_or(0, HashPrefix::encode));
+        m.store(&segment.header().chain, chain);
+        m.store_transient(&segment.header().generation, self.core.generation);
+        for (bucket, version) in segment.normal().iter().zip(&headers.versions) {
             m.store_transient(&bucket.version, version.locked().0);
         }
-        for bucket in &segment.stash {
+        for bucket in segment.stash() {
             m.store_transient(&bucket.version, Version::fresh(self.core.generation).0);
         }
         headers.store(m, segment);
         m.note(Note::Harmless(
             "late, a prefix that is stored later is in the same line, which is persisted then",
         ));
-        m.flush(&segment.header);
+        m.flush(segment.header());
         Ok(headers)
     }
 
@@ -208,7 +219,7 @@ where
     fn build_chain(&self, records: &[Record]) -> Result<u64> {
         let (m, pool) = (self.medium(), &self.core.pool);
         let allocate = || pool.allocate_fixed(BUCKET_BYTES);
-        chain::build(pool, records, N, allocate, |bucket: &Bucket, records, next| {
+        chain::build(pool, records, G::BUCKET_SLOTS, allocate, |bucket: &Bucket, records, next| {
             let mut lines = Lines::default();
             for (slot, &record) in records.iter().enumerate() {
                 self.write_slot(bucket, slot, record);
@@ -225,10 +236,10 @@ where
     ///
     /// Recovery does no more than this. It relies only on the slots and the persistent bits of
     /// `meta`.
-    pub(super) fn rebuild(&self, segment: &Segment<B, S>, prefix: HashPrefix) -> Headers<B, S> {
+    pub(super) fn rebuild(&self, segment: &G::Segment, prefix: HashPrefix) -> Headers<G> {
         let m = self.medium();
         let mut headers = Headers::empty(self.core.generation);
-        for (at, bucket) in segment.normal.iter().enumerate() {
+        for (at, bucket) in segment.normal().iter().enumerate() {
             for (slot, record) in self.records_of(bucket) {
                 let home = Self::home_of(record.hash);
                 if !prefix.covers(E::rank(record.hash)) {
@@ -241,7 +252,7 @@ where
                 }
             }
         }
-        for (i, bucket) in segment.stash.iter().enumerate() {
+        for (i, bucket) in segment.stash().iter().enumerate() {
             for (slot, record) in self.records_of(bucket) {
                 let home = Self::home_of(record.hash);
                 if !prefix.covers(E::rank(record.hash)) || self.is_copy(segment, home, record) {
@@ -269,14 +280,14 @@ where
     /// `gone`. A crash in between leaves two copies, as during a displacement.
     pub fn settle(
         &self,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         prefix: HashPrefix,
         staying: &[Placed],
         gone: &[Placed],
-    ) -> Headers<B, S> {
+    ) -> Headers<G> {
         let m = self.medium();
         let mut headers = Headers::empty(self.core.generation);
-        let mut left = [0u32; B];
+        let mut left = [0u32; BUCKETS_MAX];
         for gone in gone {
             if let Site::Normal(at) = gone.site {
                 left[usize::from(at)] |= 1 << gone.slot;
@@ -291,7 +302,7 @@ where
                 _ if left[home] != 0 => {
                     let free = left[home].trailing_zeros() as usize;
                     left[home] &= left[home] - 1;
-                    self.write_slot(&segment.normal[home], free, record);
+                    self.write_slot(&segment.normal()[home], free, record);
                     headers.native(home, free, hash);
                 }
                 Site::Normal(_) => headers.member(home, slot, hash),
@@ -309,34 +320,34 @@ where
     /// Calls `each` with every record of a segment that the caller has locked, in this order: the
     /// normal buckets, the stash, the chain.
     #[inline(always)]
-    pub(super) fn for_each_placed(&self, segment: &Segment<B, S>, mut each: impl FnMut(Placed)) {
+    pub(super) fn for_each_placed(&self, segment: &G::Segment, mut each: impl FnMut(Placed)) {
         let mut visit = |site, bucket| {
             for (slot, record) in self.records_of(bucket) {
                 each(Placed { record, site, slot: slot as u8 });
             }
         };
-        for (at, bucket) in segment.normal.iter().enumerate() {
+        for (at, bucket) in segment.normal().iter().enumerate() {
             visit(Site::Normal(at as u8), bucket);
         }
-        for (i, bucket) in segment.stash.iter().enumerate() {
+        for (i, bucket) in segment.stash().iter().enumerate() {
             visit(Site::Stash(i as u8), bucket);
         }
-        chain::links(self.medium(), &segment.header.chain)
+        chain::links(self.medium(), &segment.header().chain)
             .for_each(|bucket| visit(Site::Chain, bucket));
     }
 
     /// Returns every record of a segment that the caller has locked.
-    pub fn all_records(&self, segment: &Segment<B, S>) -> Vec<Record> {
-        let mut records = Vec::with_capacity((B + S) * N);
+    pub fn all_records(&self, segment: &G::Segment) -> Vec<Record> {
+        let mut records = Vec::with_capacity(Self::SLOTS);
         self.for_each_placed(segment, |placed| records.push(placed.record));
         records
     }
 
     /// Returns the records of a segment that the caller has locked: those that stay in its lower
     /// half, and those that belong to `upper`.
-    pub fn halves_of(&self, segment: &Segment<B, S>, upper: HashPrefix) -> [Vec<Placed>; 2] {
+    pub fn halves_of(&self, segment: &G::Segment, upper: HashPrefix) -> [Vec<Placed>; 2] {
         // Enough capacity for all records of a segment without a chain.
-        let [mut staying, mut moving] = [0, 1].map(|_| Vec::with_capacity((B + S) * N));
+        let [mut staying, mut moving] = [0, 1].map(|_| Vec::with_capacity(Self::SLOTS));
         self.for_each_placed(segment, |placed: Placed| {
             let moves = upper.covers(E::rank(placed.record.hash));
             let half = if moves { &mut moving } else { &mut staying };
@@ -347,8 +358,8 @@ where
 
     /// Returns the number of records in a segment without those in the chain; approximate if the
     /// segment is not locked.
-    pub fn count_records(&self, segment: &Segment<B, S>) -> usize {
-        let buckets = segment.normal.iter().chain(&segment.stash);
+    pub fn count_records(&self, segment: &G::Segment) -> usize {
+        let buckets = segment.normal().iter().chain(segment.stash());
         buckets.map(|bucket| meta_of(self.medium(), bucket).count()).sum()
     }
 
@@ -358,7 +369,7 @@ where
         &'a self,
         bucket: &'a Bucket,
     ) -> impl Iterator<Item = (usize, Record)> + 'a {
-        let mut slots = meta_of(self.medium(), bucket).allocated() & ((1 << N) - 1);
+        let mut slots = meta_of(self.medium(), bucket).allocated() & ((1 << G::BUCKET_SLOTS) - 1);
         std::iter::from_fn(move || {
             let slot = slots.trailing_zeros() as usize;
             slots &= slots.checked_sub(1)?;
@@ -369,12 +380,12 @@ where
     /// Returns whether a record that is not in its home bucket has a copy there: a crash
     /// interrupted a displacement, or [`settle`](Self::settle). The two are identical, since no
     /// thread could change the record meanwhile. Recovery keeps the one in the home bucket.
-    fn is_copy(&self, segment: &Segment<B, S>, home: usize, record: Record) -> bool {
+    fn is_copy(&self, segment: &G::Segment, home: usize, record: Record) -> bool {
         if self.medium().mutant(mistakes::BOTH_COPIES_KEPT) {
             return false;
         }
         // Compares only slots: fingerprints may be out of date.
-        let is_copy = self.records_of(&segment.normal[home]).any(|(_, other)| {
+        let is_copy = self.records_of(&segment.normal()[home]).any(|(_, other)| {
             other.slot_key == record.slot_key
                 && (other.word == record.word || !K::WORDS_ARE_RECORDS)
         });
@@ -386,14 +397,9 @@ where
 
     /// Does for the chain what [`rebuild`](Self::rebuild) does for the buckets. Ends the chain at a
     /// word that refers to no bucket, or to an earlier one of the chain.
-    fn rebuild_chain(
-        &self,
-        segment: &Segment<B, S>,
-        prefix: HashPrefix,
-        headers: &mut Headers<B, S>,
-    ) {
+    fn rebuild_chain(&self, segment: &G::Segment, prefix: HashPrefix, headers: &mut Headers<G>) {
         let m = self.medium();
-        chain::rebuild(m, &segment.header.chain, |bucket: &Bucket| {
+        chain::rebuild(m, &segment.header().chain, |bucket: &Bucket| {
             let mut lines = Lines::default();
             for (slot, record) in self.records_of(bucket) {
                 let home = Self::home_of(record.hash);
@@ -408,9 +414,9 @@ where
 
     /// Releases every normal bucket of a segment that the caller has locked, with the version words
     /// of its new headers.
-    pub fn unlock_all(&self, segment: &Segment<B, S>, headers: &Headers<B, S>) {
+    pub fn unlock_all(&self, segment: &G::Segment, headers: &Headers<G>) {
         let m = self.medium();
-        for (bucket, version) in segment.normal.iter().zip(&headers.versions) {
+        for (bucket, version) in segment.normal().iter().zip(&headers.versions) {
             // The version continues from its previous value, so that concurrent readers notice the
             // change.
             let before = Version(m.load(&bucket.version)).advanced();

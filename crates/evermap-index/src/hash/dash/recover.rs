@@ -12,27 +12,28 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Note;
 
 use super::Dash;
-use super::layout::{Bucket, HashPrefix, Segment, Version};
+use super::layout::{Bucket, Buckets, Geometry, HashPrefix, Version};
 use crate::Key;
-use crate::hash::segmented::chain;
 use crate::hash::segmented::map::SegmentMap;
+use crate::hash::segmented::{SegmentLayout, chain};
 
 /// Why the contents of a segment must be durable before it is used.
 const FOUND: &str = "needed by other threads: `what_recovery_finds_is_durable_before_it_is_used`";
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
+impl<K, M, E, G> Dash<K, M, E, G>
 where
     K: Key,
     M: Medium,
     E: SegmentMap<Self>,
+    G: Geometry,
 {
     /// Makes the contents of a segment durable: an earlier process may have stored them and
     /// terminated before they were durable.
-    pub(super) fn make_contents_durable(&self, segment: &Segment<B, S>) {
+    pub(super) fn make_contents_durable(&self, segment: &G::Segment) {
         let m = self.medium();
         m.note(Note::Harmless(FOUND));
         m.flush(segment);
-        chain::links(m, &segment.header.chain).for_each(|bucket: &Bucket| {
+        chain::links(m, &segment.header().chain).for_each(|bucket: &Bucket| {
             m.note(Note::Harmless(FOUND));
             m.flush(bucket);
         });
@@ -45,7 +46,7 @@ where
 
     /// Drops the records that do not belong to the segment, computes all headers again, and marks
     /// the segment as recovered.
-    pub(super) fn rebuild_contents(&self, segment: &Segment<B, S>, prefix: HashPrefix) {
+    pub(super) fn rebuild_contents(&self, segment: &G::Segment, prefix: HashPrefix) {
         let m = self.medium();
         m.note(Note::Scope("segment recovered"));
         let headers = self.rebuild(segment, prefix);
@@ -56,12 +57,12 @@ where
         m.fence();
         // Until here, all version words are stale, so all other threads wait. The header is stored
         // last: as long as it is stale, a thread that finds a stale bucket waits for this recovery.
-        for bucket in &segment.stash {
+        for bucket in segment.stash() {
             m.store_transient(&bucket.version, Version::fresh(self.core.generation).0);
         }
-        for (bucket, version) in segment.normal.iter().zip(&headers.versions) {
+        for (bucket, version) in segment.normal().iter().zip(&headers.versions) {
             m.store_transient(&bucket.version, version.0);
         }
-        m.store_transient(&segment.header.generation, self.core.generation);
+        m.store_transient(&segment.header().generation, self.core.generation);
     }
 }

@@ -14,10 +14,11 @@ use super::bucket::{
     Belonging, Held, Locking, Record, erase, find, fingerprint_of, free_slot, list, lists_any,
     meta_of, overflow_fingerprint, place, try_lock, unlist,
 };
-use super::layout::{Bucket, Meta, Segment, Version};
+use super::layout::{Bucket, Buckets, Geometry, Meta, Version};
 use crate::Key;
 use crate::hash::mistakes;
 use crate::hash::probe::Probe;
+use crate::hash::segmented::SegmentLayout;
 use crate::hash::segmented::apply::{FreeSlot, HeldBucket, OtherLocks};
 use crate::hash::segmented::chain::{self, Chain};
 use crate::hash::segmented::map::SegmentMap;
@@ -69,16 +70,17 @@ impl OtherLocks for Locks<'_> {
     }
 }
 
-impl<K, M, E, const B: usize, const S: usize, const N: usize> Dash<K, M, E, B, S, N>
+impl<K, M, E, G> Dash<K, M, E, G>
 where
     K: Key,
     M: Medium,
     E: SegmentMap<Self>,
+    G: Geometry,
 {
     /// The number of slots of the home bucket that are filled before the next bucket is used:
     /// finding or inserting a record in its home bucket takes one cache line less. Displacement
     /// compensates for the lower load factor.
-    pub(super) const HOME_FIRST: usize = N * 13 / 14;
+    pub(super) const HOME_FIRST: usize = G::BUCKET_SLOTS * 13 / 14;
 
     /// The number of further displacements that a displacement may cause. The paper moves only one
     /// record; moving up to two more raises the load factor by two percentage points.
@@ -87,17 +89,17 @@ where
     /// Returns the home bucket of a hash.
     #[inline(always)]
     pub(super) fn home_of(hash: u64) -> usize {
-        (hash >> 8) as usize % B
+        (hash >> 8) as usize % G::BUCKETS
     }
 
     #[inline(always)]
     pub(super) fn next_of(bucket: usize) -> usize {
-        (bucket + 1) % B
+        (bucket + 1) % G::BUCKETS
     }
 
     #[inline(always)]
     pub(super) fn previous_of(bucket: usize) -> usize {
-        (bucket + B - 1) % B
+        (bucket + G::BUCKETS - 1) % G::BUCKETS
     }
 
     /// Searches for a key without taking a lock or storing anything.
@@ -105,9 +107,9 @@ where
     /// A processor overlaps more lookups if each takes fewer instructions. So the common cases, a
     /// record in its home bucket and no record at all, come first and are short.
     #[inline(always)]
-    pub(super) fn look(&self, segment: &Segment<B, S>, probe: &Probe<'_, K>) -> SearchResult {
+    pub(super) fn look(&self, segment: &G::Segment, probe: &Probe<'_, K>) -> SearchResult {
         let m = self.medium();
-        let home = &segment.normal[Self::home_of(probe.hash)];
+        let home = &segment.normal()[Self::home_of(probe.hash)];
         let version = Version(m.load(&home.version));
         let is_of_now = version.is_of(self.core.generation);
         if !(version.is_readable(self.core.generation)
@@ -134,7 +136,7 @@ where
     /// Continues a search in the next bucket and the stash.
     fn look_elsewhere(
         &self,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         version: Version,
         probe: &Probe<'_, K>,
     ) -> SearchResult {
@@ -142,7 +144,7 @@ where
         let at = Self::home_of(probe.hash);
         let mut found = None;
         if version.may_be_next(probe.hash) {
-            let next = &segment.normal[Self::next_of(at)];
+            let next = &segment.normal()[Self::next_of(at)];
             found = find(m, next, probe, Belonging::Member).map(|(_, word)| word);
         }
         if found.is_none() && (version.overflowed() || K::WITHOUT.overflow_metadata) {
@@ -150,7 +152,7 @@ where
         }
         match found {
             None if m.mutant(mistakes::MISS_UNVERIFIED) => SearchResult::Absent,
-            _ if !self.is_unchanged(&segment.normal[at], version) => SearchResult::Again,
+            _ if !self.is_unchanged(&segment.normal()[at], version) => SearchResult::Again,
             Some(word) => SearchResult::Found(word),
             None => SearchResult::Absent,
         }
@@ -172,22 +174,22 @@ where
     #[cold]
     fn find_in_stash<'a>(
         &'a self,
-        segment: &'a Segment<B, S>,
+        segment: &'a G::Segment,
         home: Version,
         probe: &Probe<'_, K>,
     ) -> Option<(Spot<'a>, u64)> {
         let m = self.medium();
         let in_stash = |i: usize| {
-            let bucket = &segment.stash[i];
+            let bucket = &segment.stash()[i];
             find(m, bucket, probe, Belonging::Native)
                 .map(|(slot, word)| (Spot { bucket, slot, kind: Kind::Stash(i) }, word))
         };
         if home.unlisted() == 0 && !K::WITHOUT.overflow_metadata {
             let announced = self.announced_in(segment, probe.hash);
-            return (0..S).filter(|i| announced >> i & 1 == 1).find_map(in_stash);
+            return (0..G::STASHES).filter(|i| announced >> i & 1 == 1).find_map(in_stash);
         }
-        (0..S).find_map(in_stash).or_else(|| {
-            chain::links(m, &segment.header.chain).find_map(|bucket: &Bucket| {
+        (0..G::STASHES).find_map(in_stash).or_else(|| {
+            chain::links(m, &segment.header().chain).find_map(|bucket: &Bucket| {
                 find(m, bucket, probe, Belonging::Native)
                     .map(|(slot, word)| (Spot { bucket, slot, kind: Kind::Chain }, word))
             })
@@ -196,12 +198,12 @@ where
 
     /// Returns, as a bit set, the stash buckets in which overflow fingerprints announce a record
     /// with this hash.
-    pub(super) fn announced_in(&self, segment: &Segment<B, S>, hash: u64) -> u32 {
+    pub(super) fn announced_in(&self, segment: &G::Segment, hash: u64) -> u32 {
         let m = self.medium();
         let home = Self::home_of(hash);
         let mut stashes = 0;
         for (at, member) in [(home, false), (Self::next_of(home), true)] {
-            let bucket = &segment.normal[at];
+            let bucket = &segment.normal()[at];
             let meta = meta_of(m, bucket);
             let fingerprints =
                 [m.load_relaxed(&bucket.fingerprints[0]), m.load_relaxed(&bucket.fingerprints[1])];
@@ -218,8 +220,8 @@ where
     }
 
     /// Unlinks the empty buckets of a segment's chain, durably, and retires them.
-    pub fn trim_chain(&self, segment: &Segment<B, S>, guard: &Guard<'_>) {
-        let trimmed = chain::trim::<Bucket, M>(&self.core.pool, &segment.header.chain, guard);
+    pub fn trim_chain(&self, segment: &G::Segment, guard: &Guard<'_>) {
+        let trimmed = chain::trim::<Bucket, M>(&self.core.pool, &segment.header().chain, guard);
         self.map.shortened(trimmed);
     }
 
@@ -227,7 +229,7 @@ where
     #[inline(always)]
     pub(super) fn find_under_lock<'a>(
         &'a self,
-        segment: &'a Segment<B, S>,
+        segment: &'a G::Segment,
         home: &Held<'a>,
         probe: &Probe<'_, K>,
     ) -> Option<(Spot<'a>, u64)> {
@@ -237,7 +239,7 @@ where
             return Some((spot, word));
         }
         if home.version.may_be_next(probe.hash) {
-            let bucket = &segment.normal[Self::next_of(Self::home_of(probe.hash))];
+            let bucket = &segment.normal()[Self::next_of(Self::home_of(probe.hash))];
             if let Some((slot, word)) = find(m, bucket, probe, Belonging::Member) {
                 return Some((Spot { bucket, slot, kind: Kind::Next }, word));
             }
@@ -252,7 +254,7 @@ where
     /// Returns `None` if another thread holds one of them.
     pub(super) fn lock_beside<'a>(
         &'a self,
-        segment: &'a Segment<B, S>,
+        segment: &'a G::Segment,
         hash: u64,
         kind: Kind,
     ) -> Result<Option<Locks<'a>>> {
@@ -270,8 +272,8 @@ where
         Ok(Some(locks))
     }
 
-    fn try_lock_at<'a>(&'a self, segment: &'a Segment<B, S>, at: usize) -> Option<Held<'a>> {
-        match try_lock(self.medium(), &segment.normal[at], self.core.generation) {
+    fn try_lock_at<'a>(&'a self, segment: &'a G::Segment, at: usize) -> Option<Held<'a>> {
+        match try_lock(self.medium(), &segment.normal()[at], self.core.generation) {
             Locking::Held(held) => Some(held),
             // A stale bucket next to one that is not stale: another thread is about to complete the
             // recovery of the segment.
@@ -281,10 +283,10 @@ where
 
     /// Waits for the lock of the stash. A thread that holds it never waits, so this cannot
     /// deadlock.
-    pub(super) fn lock_stash<'a>(&'a self, segment: &'a Segment<B, S>) -> Result<Held<'a>> {
+    pub(super) fn lock_stash<'a>(&'a self, segment: &'a G::Segment) -> Result<Held<'a>> {
         let mut waiting = Waiting::default();
         loop {
-            match try_lock(self.medium(), &segment.stash[0], self.core.generation) {
+            match try_lock(self.medium(), &segment.stash()[0], self.core.generation) {
                 Locking::Held(held) => return Ok(held),
                 Locking::Busy | Locking::Stale => waiting.wait(self, segment)?,
             }
@@ -296,7 +298,7 @@ where
     #[inline(always)]
     pub(super) fn remove_at(
         &self,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         home: &mut Held<'_>,
         hash: u64,
         spot: &Spot<'_>,
@@ -313,13 +315,13 @@ where
     /// Removes the overflow metadata for a record in stash bucket `place`, or in the chain.
     fn unannounce(
         &self,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         home: &mut Held<'_>,
         hash: u64,
         place: Option<usize>,
     ) {
         let m = self.medium();
-        let next = &segment.normal[Self::next_of(Self::home_of(hash))];
+        let next = &segment.normal()[Self::next_of(Self::home_of(hash))];
         let unlisted = place.is_some_and(|i| {
             unlist(m, home.bucket, hash, i, false) || unlist(m, next, hash, i, true)
         });
@@ -339,7 +341,7 @@ where
     #[inline(always)]
     pub(super) fn find_room<'a>(
         &'a self,
-        segment: &'a Segment<B, S>,
+        segment: &'a G::Segment,
         home: &mut Held<'a>,
         hash: u64,
         chain: &mut Chain,
@@ -354,7 +356,7 @@ where
 
     fn find_room_further<'a>(
         &'a self,
-        segment: &'a Segment<B, S>,
+        segment: &'a G::Segment,
         home: &mut Held<'a>,
         hash: u64,
         chain: &mut Chain,
@@ -365,7 +367,8 @@ where
             return Ok(FreeSlot::Busy);
         };
         let (here, there) = (meta_of(m, home.bucket), meta_of(m, next.bucket));
-        let (room_here, room_there) = (free_slot(here, N), free_slot(there, N));
+        let (room_here, room_there) =
+            (free_slot(here, G::BUCKET_SLOTS), free_slot(there, G::BUCKET_SLOTS));
         let choice = match (room_here, room_there) {
             (Some(slot), Some(_)) if here.count() <= there.count() => Some((slot, Kind::Home)),
             (_, Some(slot)) => Some((slot, Kind::Next)),
@@ -400,7 +403,7 @@ where
     /// after it. If that bucket is full too, first does the same there, up to `steps` times.
     fn displace_right(
         &self,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         at: usize,
         from: &mut Held<'_>,
         steps: usize,
@@ -409,7 +412,7 @@ where
         let movable = meta_of(m, from.bucket).natives();
         let slot = (movable != 0).then(|| movable.trailing_zeros() as usize)?;
         let mut after = self.try_lock_at(segment, Self::next_of(at))?;
-        let free = free_slot(meta_of(m, after.bucket), N).or_else(|| {
+        let free = free_slot(meta_of(m, after.bucket), G::BUCKET_SLOTS).or_else(|| {
             let steps = steps.checked_sub(1)?;
             self.displace_right(segment, Self::next_of(at), &mut after, steps)
         });
@@ -432,7 +435,7 @@ where
     /// `at`. If that bucket is full too, first does the same there, up to `steps` times.
     fn displace_left(
         &self,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         at: usize,
         from: &Held<'_>,
         steps: usize,
@@ -442,7 +445,7 @@ where
         let movable = meta.allocated() & meta.members();
         let slot = (movable != 0).then(|| movable.trailing_zeros() as usize)?;
         let before = self.try_lock_at(segment, Self::previous_of(at))?;
-        let free = free_slot(meta_of(m, before.bucket), N).or_else(|| {
+        let free = free_slot(meta_of(m, before.bucket), G::BUCKET_SLOTS).or_else(|| {
             let steps = steps.checked_sub(1)?;
             self.displace_left(segment, Self::previous_of(at), &before, steps)
         });
@@ -468,22 +471,22 @@ where
     /// Finds a free slot in the stash, or in the chain, if `chain` allows it.
     fn room_in_stash<'a>(
         &'a self,
-        segment: &'a Segment<B, S>,
+        segment: &'a G::Segment,
         at: usize,
         chain: &mut Chain,
     ) -> Option<(&'a Bucket, usize, Kind)> {
         let m = self.medium();
-        for i in (0..S).map(|step| (at + step) % S) {
-            let bucket = &segment.stash[i];
-            if let Some(slot) = free_slot(meta_of(m, bucket), N) {
+        for i in (0..G::STASHES).map(|step| (at + step) % G::STASHES) {
+            let bucket = &segment.stash()[i];
+            if let Some(slot) = free_slot(meta_of(m, bucket), G::BUCKET_SLOTS) {
                 return Some((bucket, slot, Kind::Stash(i)));
             }
         }
         if *chain == Chain::Avoid {
             return None;
         }
-        let free = |bucket: &Bucket| free_slot(meta_of(m, bucket), N);
-        let (bucket, slot) = chain::find_room(m, &segment.header.chain, chain, free)?;
+        let free = |bucket: &Bucket| free_slot(meta_of(m, bucket), G::BUCKET_SLOTS);
+        let (bucket, slot) = chain::find_room(m, &segment.header().chain, chain, free)?;
         Some((bucket, slot, Kind::Chain))
     }
 
@@ -491,7 +494,7 @@ where
     #[inline(always)]
     pub(super) fn place_in(
         &self,
-        segment: &Segment<B, S>,
+        segment: &G::Segment,
         home: &mut Held<'_>,
         room: &Spot<'_>,
         record: Record,
@@ -504,7 +507,7 @@ where
             Kind::Stash(_) | Kind::Chain => {
                 let listed = match room.kind {
                     Kind::Stash(i) => {
-                        let next = &segment.normal[Self::next_of(Self::home_of(record.hash))];
+                        let next = &segment.normal()[Self::next_of(Self::home_of(record.hash))];
                         list(m, home.bucket, record.hash, i, false)
                             || list(m, next, record.hash, i, true)
                     }
