@@ -118,7 +118,7 @@ type SmallDashLh<K, M> = DashLh<K, M, dash::Sizes, 2, 16>;
 /// Level hashing for heaps of small extents and for named maps: its chunks hold 32 buckets instead
 /// of a mebibyte of them.
 #[cfg(feature = "more-indexes")]
-type SmallLevel<K, M> = Level<K, M, { level::layout::SLOTS_MAX }, 5>;
+type SmallLevel<K, M> = Level<K, M, level::Sizes<{ level::layout::SLOTS_MAX }, 5>>;
 /// The heterogeneous table in chunks of 64 KiB, which small heaps hold too.
 #[cfg(feature = "more-indexes")]
 type Tranches<K, M> = Tranche<K, M, tranche::Sizes<256, 16, 4>>;

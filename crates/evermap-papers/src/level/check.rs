@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use evermap_index::Key;
 use evermap_pm::{Medium, Result};
 
-use super::Level;
 use super::bucket::{meta_of, persistent_tokens};
 use super::layout::Version;
 use super::levels::{Site, View};
+use super::{Geometry, Level};
 
-impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
+impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
     pub(super) fn check_everything(&self) -> Vec<String> {
         let mut problems = Vec::new();
         // Recovers all buckets, and drops duplicates.
@@ -46,15 +46,15 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         };
         let (version, meta) = (Version(m.load(&site.bucket.version)), meta_of(m, site.bucket));
         if persistent_tokens(m, site.bucket) != meta.taken() {
-            wrong(N, "the tokens and their copy differ");
+            wrong(G::SLOTS, "the tokens and their copy differ");
         }
         if !version.is_readable(self.generation) {
-            wrong(N, "locked, or not recovered");
+            wrong(G::SLOTS, "locked, or not recovered");
         }
         if version.is_drained()
             && (!view.growing || site.level != view.lowest() || meta.count() > 0)
         {
-            wrong(N, "marked as emptied, but not in a level that is being emptied");
+            wrong(G::SLOTS, "marked as emptied, but not in a level that is being emptied");
         }
         for (slot, record) in self.records_of(site) {
             if !self.belongs(site, record.hashes) {

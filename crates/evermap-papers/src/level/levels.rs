@@ -19,6 +19,7 @@
 //! So a record stays among the buckets that cover its part of the hashes, however it moves, and
 //! whatever levels are added or removed. Walks rely on that: see [`walk`](super::walk).
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,6 +28,7 @@ use evermap_pm::region::Region;
 use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 use super::bucket::KeyHashes;
+use super::geometry::Geometry;
 use super::layout::{BUCKET_BYTES, Bucket, CheckedOffset, OFFSET, Root, SIZES, Version};
 
 /// The smallest top level: four buckets, so that the bottom has two.
@@ -114,30 +116,30 @@ const REGION_BITS_MAX: u32 = 29;
 
 /// Returns the number of the region of a level that the first hash chooses.
 #[inline(always)]
-fn region<const C: u32>(hashes: KeyHashes, level: u32) -> u64 {
-    top_bits(hashes.first, level - region_bits(level, C))
+fn region<G: Geometry>(hashes: KeyHashes, level: u32) -> u64 {
+    top_bits(hashes.first, level - region_bits(level, G::CHUNK_LOG))
 }
 
 /// Returns the index of the bucket that the first hash chooses, in the lower half of a region.
 #[inline(always)]
-pub(super) fn first_index<const C: u32>(hashes: KeyHashes, level: u32) -> u64 {
-    let half = region_bits(level, C) - 1;
-    ((region::<C>(hashes, level) * 2) << half) + top_bits(hashes.first << REGION_BITS_MAX, half)
+pub(super) fn first_index<G: Geometry>(hashes: KeyHashes, level: u32) -> u64 {
+    let half = region_bits(level, G::CHUNK_LOG) - 1;
+    ((region::<G>(hashes, level) * 2) << half) + top_bits(hashes.first << REGION_BITS_MAX, half)
 }
 
 /// Returns the index of the bucket that the second hash chooses, in the upper half of the same
 /// region.
 #[inline(always)]
-pub(super) fn second_index<const C: u32>(hashes: KeyHashes, level: u32) -> u64 {
-    let half = region_bits(level, C) - 1;
-    ((region::<C>(hashes, level) * 2 + 1) << half) + top_bits(hashes.second, half)
+pub(super) fn second_index<G: Geometry>(hashes: KeyHashes, level: u32) -> u64 {
+    let half = region_bits(level, G::CHUNK_LOG) - 1;
+    ((region::<G>(hashes, level) * 2 + 1) << half) + top_bits(hashes.second, half)
 }
 
 /// Returns the index of the `n`th home of a level: of those buckets that are the first bucket of
 /// some keys.
 #[inline(always)]
-pub(super) fn home_index<const C: u32>(n: u64, level: u32) -> u64 {
-    let half = region_bits(level, C) - 1;
+pub(super) fn home_index<G: Geometry>(n: u64, level: u32) -> u64 {
+    let half = region_bits(level, G::CHUNK_LOG) - 1;
     let region = n >> half;
     // Each region before has as many buckets that are not homes.
     n + (region << half)
@@ -149,8 +151,8 @@ pub(super) fn top_bits(product: u64, bits: u32) -> u64 {
     (product >> 1) >> (63 - (bits & 63))
 }
 
-/// The levels of a table. See the [module](self). Chunks have `2^C` buckets.
-pub(super) struct Levels<M: Medium, const C: u32> {
+/// The levels of a table. See the [module](self).
+pub(super) struct Levels<M: Medium, G: Geometry> {
     pool: Arc<Pool<M>>,
     region: Arc<Region<M>>,
     root: u64,
@@ -160,16 +162,17 @@ pub(super) struct Levels<M: Medium, const C: u32> {
     /// The offset of each level's table; set before the level becomes part of the view, and not
     /// changed afterwards.
     tables: [AtomicU64; SIZES],
+    geometry: PhantomData<fn() -> G>,
 }
 
-impl<M: Medium, const C: u32> Levels<M, C> {
+impl<M: Medium, G: Geometry> Levels<M, G> {
     /// Returns the size of a chunk of this level, bytes. A small level has one small chunk.
     fn chunk_bytes(level: u32) -> u64 {
-        BUCKET_BYTES << level.min(C)
+        BUCKET_BYTES << level.min(G::CHUNK_LOG)
     }
 
     fn chunks(level: u32) -> u64 {
-        1 << level.saturating_sub(C)
+        1 << level.saturating_sub(G::CHUNK_LOG)
     }
 
     /// Writes two empty levels and the entries of the root at `root`, flushed without a fence.
@@ -238,7 +241,8 @@ impl<M: Medium, const C: u32> Levels<M, C> {
     fn assemble(pool: Arc<Pool<M>>, root: u64) -> Self {
         let region = pool.share_region();
         let tables = [const { AtomicU64::new(0) }; SIZES];
-        Levels { pool, region, root, view: AtomicU64::new(0), tables }
+        let view = AtomicU64::new(0);
+        Levels { pool, region, root, view, tables, geometry: PhantomData }
     }
 
     fn has_table(&self, level: u32, table: u64) -> bool {
@@ -271,9 +275,9 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         let m = self.medium();
         // Relaxed: the caller has loaded the view, which was stored after the table.
         let table = self.tables[level as usize].load(Ordering::Relaxed);
-        let bucket = m.at::<PmU64>(table + (index >> C) * 8).and_then(|entry| {
+        let bucket = m.at::<PmU64>(table + (index >> G::CHUNK_LOG) * 8).and_then(|entry| {
             let chunk = m.load(entry) & OFFSET;
-            m.at::<Bucket>(chunk + (index & ((1 << C) - 1)) * BUCKET_BYTES)
+            m.at::<Bucket>(chunk + (index & ((1 << G::CHUNK_LOG) - 1)) * BUCKET_BYTES)
         });
         match bucket {
             Some(bucket) => Ok(Site { bucket, level, index }),
@@ -284,7 +288,7 @@ impl<M: Medium, const C: u32> Levels<M, C> {
     /// Returns the two buckets of a level in which a record can be.
     #[inline(always)]
     pub(super) fn pair(&self, level: u32, hashes: KeyHashes) -> Result<[Site<'_>; 2]> {
-        let [first, second] = [first_index::<C>(hashes, level), second_index::<C>(hashes, level)];
+        let [first, second] = [first_index::<G>(hashes, level), second_index::<G>(hashes, level)];
         Ok([self.site(level, first)?, self.site(level, second)?])
     }
 
@@ -301,7 +305,7 @@ impl<M: Medium, const C: u32> Levels<M, C> {
     /// before this is known.
     pub(super) fn ensure_named(&self, site: Site<'_>) -> Result<()> {
         let table = self.tables[site.level as usize].load(Ordering::Relaxed);
-        let (chunk, m) = (site.index >> C, self.medium());
+        let (chunk, m) = (site.index >> G::CHUNK_LOG, self.medium());
         let entry = m.at::<PmU64>(table + chunk * 8).ok_or_else(|| outside(table))?;
         match CheckedOffset(m.load(entry)).offset(CheckedOffset::chunk(site.level, chunk)) {
             Some(_) => Ok(()),
@@ -410,10 +414,11 @@ impl<M: Medium, const C: u32> Levels<M, C> {
         let m = self.medium();
         let table = self.tables[level as usize].load(Ordering::Relaxed);
         for index in from..from + count {
-            if index & ((1 << C) - 1) == 0 || index == from {
-                let entry =
-                    m.at::<PmU64>(table + (index >> C) * 8).ok_or_else(|| outside(table))?;
-                self.ensure_chunk(entry, level, index >> C)?;
+            if index & ((1 << G::CHUNK_LOG) - 1) == 0 || index == from {
+                let entry = m
+                    .at::<PmU64>(table + (index >> G::CHUNK_LOG) * 8)
+                    .ok_or_else(|| outside(table))?;
+                self.ensure_chunk(entry, level, index >> G::CHUNK_LOG)?;
             }
             let bucket = self.site(level, index)?.bucket;
             m.store_transient(&bucket.version, Version::fresh(self.region.generation()).0);

@@ -61,6 +61,7 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 
 mod bucket;
 mod check;
+mod geometry;
 pub mod layout;
 mod levels;
 mod placement;
@@ -69,6 +70,8 @@ mod resize;
 #[cfg(test)]
 mod tests;
 mod walk;
+
+pub use geometry::{Geometry, Sizes};
 
 use bucket::{KeyHashes, Locking, Locks, Probe, Record, find, meta_of, try_lock};
 use layout::{LINE_SLOTS, Root, Version};
@@ -104,13 +107,12 @@ pub enum Resize {
     Blocking,
 }
 
-/// Level hashing over keys `K` in medium `M`, with `N` slots in each bucket. Levels are allocated
-/// in chunks of `2^C` buckets.
+/// Level hashing over keys `K` in medium `M`.
 ///
-/// See the [module](self). The default parameters are for production use; [`Tiny`] is for tests.
-pub struct Level<K: Key, M: Medium, const N: usize = { layout::SLOTS_MAX }, const C: u32 = 13> {
+/// See the [module](self). The default geometry is for production use; [`Tiny`] is for tests.
+pub struct Level<K: Key, M: Medium, G: Geometry = Sizes> {
     pool: Arc<Pool<M>>,
-    levels: Levels<M, C>,
+    levels: Levels<M, G>,
     root: u64,
     resize: Resize,
     /// A reference to the pool's region, which every operation needs, to save an indirection.
@@ -133,7 +135,7 @@ pub struct Level<K: Key, M: Medium, const N: usize = { layout::SLOTS_MAX }, cons
 }
 
 /// Buckets and levels that are so small that a few keys cause every structural change.
-pub type Tiny<K, M> = Level<K, M, 4, 2>;
+pub type Tiny<K, M> = Level<K, M, Sizes<4, 2>>;
 
 /// The number of keys that are looked up together in [`Index::lookup_batch`]: half of the usual
 /// number, because two lines or more are prefetched for each key in each level.
@@ -189,8 +191,10 @@ struct Operation<'a, 'k, K: Key> {
     guard: &'a Guard<'a>,
 }
 
-impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
-    const GEOMETRY_IS_POSSIBLE: () = assert!(N >= 1 && N <= layout::SLOTS_MAX && C >= 1 && C <= 13);
+impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
+    const GEOMETRY_IS_POSSIBLE: () = assert!(
+        G::SLOTS >= 1 && G::SLOTS <= layout::SLOTS_MAX && G::CHUNK_LOG >= 1 && G::CHUNK_LOG <= 13
+    );
 
     /// Returns the first word of the root: the name of the format, key format, geometry.
     fn kind() -> u64 {
@@ -200,8 +204,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Returns the first word of the root in the format with this name.
     fn first_word(name: [u8; 8]) -> u64 {
-        let region = u64::from(levels::region_bits(u32::MAX, C));
-        let geometry = (N as u64) << 8 | region << 4 | u64::from(C);
+        let region = u64::from(levels::region_bits(u32::MAX, G::CHUNK_LOG));
+        let geometry = (G::SLOTS as u64) << 8 | region << 4 | u64::from(G::CHUNK_LOG);
         u64::from_le_bytes(name) ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
     }
 
@@ -215,7 +219,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         &self.pool
     }
 
-    fn assemble(pool: Arc<Pool<M>>, root: u64, resize: Resize, levels: Levels<M, C>) -> Self {
+    fn assemble(pool: Arc<Pool<M>>, root: u64, resize: Resize, levels: Levels<M, G>) -> Self {
         let view = levels.view();
         Level {
             region: pool.share_region(),
@@ -270,7 +274,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     /// Returns the records of a locked bucket.
     fn records_of(&self, site: Site<'_>) -> impl Iterator<Item = (usize, Record)> {
         let taken = meta_of(self.medium(), site.bucket).taken();
-        (0..N)
+        (0..G::SLOTS)
             .filter(move |slot| taken >> slot & 1 == 1)
             .map(move |slot| (slot, self.record_at(site, slot)))
     }
@@ -396,14 +400,14 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         hashes: KeyHashes,
         locks: &mut Locks<'a>,
     ) -> Result<std::result::Result<LevelRange<'a>, Site<'a>>> {
-        let mut home = self.levels.site(view.level, first_index::<C>(hashes, view.level))?;
+        let mut home = self.levels.site(view.level, first_index::<G>(hashes, view.level))?;
         let mut high = view.level;
         if view.growing {
             if !self.promote_home(home)? {
                 return Ok(Err(home));
             }
             high = view.level + 1;
-            home = self.levels.site(high, first_index::<C>(hashes, high))?;
+            home = self.levels.site(high, first_index::<G>(hashes, high))?;
         }
         let locked = self.lock_bucket(home, locks)?;
         let is_home =
@@ -600,7 +604,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     }
 }
 
-impl<K: Key, M: Medium, const N: usize, const C: u32> Index<K> for Level<K, M, N, C> {
+impl<K: Key, M: Medium, G: Geometry> Index<K> for Level<K, M, G> {
     #[inline(always)]
     fn get(&self, key: K::Ref<'_>, guard: &Guard<'_>) -> Result<Option<u64>> {
         debug_assert!(std::ptr::eq(guard.domain(), self.pool.epoch()), "a guard of another pool");
@@ -641,7 +645,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Index<K> for Level<K, M, N
             true
         })?;
         let view = self.levels.view();
-        stats.capacity = self.levels.buckets(view) * N as u64;
+        stats.capacity = self.levels.buckets(view) * G::SLOTS as u64;
         stats.depth = view.highest();
         stats.pm_bytes = size_of::<Root>() as u64;
         let (segments, pm_bytes) = (&mut stats.segments, &mut stats.pm_bytes);
@@ -657,7 +661,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Index<K> for Level<K, M, N
     }
 }
 
-impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
+impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
     /// Calls `each` with the offset and the size of every block except the root.
     fn each_block(&self, each: impl FnMut(u64, u64)) {
         // The guard keeps a level that is given up meanwhile unchanged.
@@ -666,7 +670,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     }
 }
 
-impl<K: Key, M: Medium, const N: usize, const C: u32> Persistent<M> for Level<K, M, N, C> {
+impl<K: Key, M: Medium, G: Geometry> Persistent<M> for Level<K, M, G> {
     type Config = Config;
 
     fn create(pool: Arc<Pool<M>>, root: &PmU64, config: Config) -> Result<Self> {

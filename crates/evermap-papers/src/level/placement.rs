@@ -9,7 +9,7 @@ use evermap_pm::{Medium, Result};
 
 use super::bucket::{KeyHashes, Locks, Record, meta_of, write};
 use super::levels::{Site, first_index};
-use super::{Blocker, Level, LevelRange};
+use super::{Blocker, Geometry, Level, LevelRange};
 
 /// A slot for a record, in a locked bucket.
 pub(super) struct FreeSlot<'a> {
@@ -55,10 +55,10 @@ pub(super) fn store_record<M: Medium>(m: &M, free: FreeSlot<'_>, record: Record)
     m.fence();
 }
 
-impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
+impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
     /// Fills this many slots of the home bucket before the other bucket of the top level is
     /// considered: the home is locked already, and lookups read it first.
-    const HOME_FIRST: usize = N * 2 / 3;
+    const HOME_FIRST: usize = G::SLOTS * 2 / 3;
 
     /// Finds a slot for a record with these hashes, which is not in the table.
     #[inline(always)]
@@ -109,14 +109,14 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         let m = self.medium();
         let [first, second] = pair.map(|site| meta_of(m, site.bucket).count());
         let site = if first <= second { pair[0] } else { pair[1] };
-        if first.min(second) >= N {
+        if first.min(second) >= G::SLOTS {
             return Ok(None);
         }
         if !self.lock_bucket(site, locks)? || self.is_drained(site, locks) {
             return Ok(Some(SlotSearch::busy(site)));
         }
         // The records were counted without the lock: the slot may be taken meanwhile.
-        let slot = meta_of(m, site.bucket).free_slot(N);
+        let slot = meta_of(m, site.bucket).free_slot(G::SLOTS);
         Ok(Some(match slot {
             Some(slot) => SlotSearch::Found(FreeSlot { site, slot, victim: None }),
             None => SlotSearch::busy(site),
@@ -165,7 +165,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     ) -> Result<Option<SlotSearch<'a>>> {
         let m = self.medium();
         let Some(target) = self.target_for(range, site, hashes)? else { return Ok(None) };
-        let home = self.levels.site(range.high, first_index::<C>(hashes, range.high))?;
+        let home = self.levels.site(range.high, first_index::<G>(hashes, range.high))?;
         if !self.lock_bucket(home, locks)? {
             locks.skipped = Some(home);
             return Ok(None);
@@ -190,7 +190,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         if self.must_stay(hashes) {
             return Ok(Some(SlotSearch::Busy(Blocker::Walk(hashes))));
         }
-        let free_slot = meta_of(m, target.bucket).free_slot(N);
+        let free_slot = meta_of(m, target.bucket).free_slot(G::SLOTS);
         Ok(free_slot.map(|free_slot| {
             let victim = Some(Victim { record, site: target, slot: free_slot });
             SlotSearch::Found(FreeSlot { site, slot, victim })
@@ -214,7 +214,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             for target in [pair[emptier], pair[1 - emptier]] {
                 self.ensure_recovered(target)?;
                 let elsewhere = !std::ptr::eq(target.bucket, site.bucket);
-                if elsewhere && meta_of(m, target.bucket).count() < N {
+                if elsewhere && meta_of(m, target.bucket).count() < G::SLOTS {
                     return Ok(Some(target));
                 }
             }

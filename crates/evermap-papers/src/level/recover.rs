@@ -19,9 +19,9 @@ use evermap_pm::{Medium, Result};
 use super::bucket::{Locks, Record, erase, meta_of, persistent_tokens, slot_of};
 use super::layout::{Meta, Version};
 use super::levels::{Site, first_index, second_index};
-use super::{FoundRecord, Level, LevelRange};
+use super::{FoundRecord, Geometry, Level, LevelRange};
 
-impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
+impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
     /// Recovers a bucket if it has not been recovered.
     #[inline(always)]
     pub(super) fn ensure_recovered(&self, site: Site<'_>) -> Result<()> {
@@ -62,7 +62,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
     fn rebuild(&self, site: Site<'_>) {
         let (m, bucket) = (self.medium(), site.bucket);
         let tokens = persistent_tokens(m, bucket);
-        let valid = (0..N).filter(|slot| tokens >> slot & 1 == 1);
+        let valid = (0..G::SLOTS).filter(|slot| tokens >> slot & 1 == 1);
         let (mut meta, mut strays) = (Meta::default(), false);
         for slot in valid {
             let hashes = self.record_at(site, slot).hashes;
@@ -72,7 +72,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                 strays = true;
             }
         }
-        if strays || tokens >> N != 0 {
+        if strays || tokens >> G::SLOTS != 0 {
             // Damage: these records could not be found, and would violate the invariants of later
             // operations.
             m.store(&bucket.meta, meta.0);
@@ -88,7 +88,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
 
     /// Returns `true` if a record with these hashes can be in this bucket.
     pub(super) fn belongs(&self, site: Site<'_>, hashes: super::bucket::KeyHashes) -> bool {
-        [first_index::<C>(hashes, site.level), second_index::<C>(hashes, site.level)]
+        [first_index::<G>(hashes, site.level), second_index::<G>(hashes, site.level)]
             .contains(&site.index)
     }
 
@@ -110,7 +110,8 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             for site in self.levels.pair(level, record.hashes)? {
                 self.ensure_recovered(site)?;
                 let taken = meta_of(m, site.bucket).taken();
-                copies.extend((0..N).filter(|slot| taken >> slot & 1 == 1).filter_map(|slot| {
+                let taken = (0..G::SLOTS).filter(|slot| taken >> slot & 1 == 1);
+                copies.extend(taken.filter_map(|slot| {
                     let cells = slot_of(site.bucket, slot);
                     // Records of keys with equal hashes differ in their words; duplicates do not.
                     let same = m.load(&cells.key) == record.slot_key

@@ -21,7 +21,7 @@ use super::bucket::{KeyHashes, Locks, Record, erase, meta_of, persistent_tokens,
 use super::layout::{SLOTS_MAX, Version};
 use super::levels::{LARGEST, Site, View, home_index};
 use super::placement::{SlotSearch, store_record};
-use super::{Blocker, Level, LevelRange, Resize};
+use super::{Blocker, Geometry, Level, LevelRange, Resize};
 
 /// The progress of the next level. Protected by a lock whose holder may wait for buckets, so a
 /// thread that holds a bucket must not wait for it.
@@ -51,7 +51,7 @@ impl<'a> Drain<'a> {
 /// its latency, and enough that all are ready in time.
 const AHEAD: u64 = 64;
 
-impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
+impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
     pub(super) fn count_recovered(&self) {
         self.recovered.fetch_add(1, Ordering::Relaxed);
     }
@@ -118,7 +118,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         if Version(self.medium().load(&bottom.bucket.version)).is_drained() {
             return Ok(());
         }
-        let middle = self.levels.site(view.level, home_index::<C>(step, view.level))?;
+        let middle = self.levels.site(view.level, home_index::<G>(step, view.level))?;
         let (mut lock_wait, mut walk_block) = (LockWait::default(), None);
         while !self.promote_home(middle)? {
             self.wait_for_bucket(middle, &mut lock_wait)?;
@@ -208,7 +208,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             let order = if first <= second { [0, 1] } else { [1, 0] };
             for target in order.map(|i| pair[i]) {
                 self.ensure_recovered(target)?;
-                if meta_of(m, target.bucket).count() >= N {
+                if meta_of(m, target.bucket).count() >= G::SLOTS {
                     continue;
                 }
                 if !self.lock_bucket(target, locks)? {
@@ -217,7 +217,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
                 if self.must_stay(hashes) {
                     return Ok(Drain::Busy(Blocker::Walk(hashes)));
                 }
-                if let Some(there) = meta_of(m, target.bucket).free_slot(N) {
+                if let Some(there) = meta_of(m, target.bucket).free_slot(G::SLOTS) {
                     write(m, target.bucket, there, record);
                     return Ok(Drain::Empty);
                 }
@@ -401,6 +401,6 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
             let bucket = self.levels.site(view.level, i * stride + i % stride)?.bucket;
             taken += u64::from(persistent_tokens(self.medium(), bucket).count_ones());
         }
-        Ok(taken * 4 >= looked * N as u64)
+        Ok(taken * 4 >= looked * G::SLOTS as u64)
     }
 }

@@ -13,7 +13,7 @@ use evermap_pm::{Medium, PmU64, Pool};
 use super::bucket::{KeyHashes, Probe, Record, write};
 use super::layout::{BUCKET_BYTES, Bucket, CheckedOffset, OFFSET, Root};
 use super::levels::{first_index, home_index, region_bits, second_index};
-use super::{Config, Resize, Tiny};
+use super::{Config, Geometry, Resize, Sizes, Tiny};
 
 const CAPACITY: u64 = 128 << 10;
 const GARBAGE: u64 = u64::MAX;
@@ -191,14 +191,14 @@ fn a_copy_that_is_dropped_is_gone_for_good() {
 /// second is not.
 #[test]
 fn both_buckets_of_a_key_are_in_its_region() {
-    const C: u32 = 2;
+    type G = Sizes<4, 2>;
     for hash in (0..2000u64).map(|key| key.wrapping_mul(0x2545_f491_4f6c_dd1d)) {
         let hashes = KeyHashes::of(hash);
         for level in 1..20 {
-            let bits = region_bits(level, C);
+            let bits = region_bits(level, G::CHUNK_LOG);
             let (first, second) =
-                (first_index::<C>(hashes, level), second_index::<C>(hashes, level));
-            assert!((0..1 << (level - 1)).any(|n| home_index::<C>(n, level) == first) || level > 9);
+                (first_index::<G>(hashes, level), second_index::<G>(hashes, level));
+            assert!((0..1 << (level - 1)).any(|n| home_index::<G>(n, level) == first) || level > 9);
             for bucket in [first, second] {
                 // `level - bits` may be 0.
                 assert_eq!(bucket >> bits, hashes.first >> 1 >> (63 - (level - bits)));

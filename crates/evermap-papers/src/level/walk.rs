@@ -22,10 +22,10 @@ use evermap_index::lock_wait::LockWait;
 use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Guard, Medium, Result, region};
 
-use super::Level;
 use super::bucket::{KeyHashes, Locks, Record};
 use super::layout::Version;
 use super::levels::{Site, View, region_bits, top_bits};
+use super::{Geometry, Level};
 
 /// A deliberate mistake that tests can enable: a record moves past a walk, which misses it or shows
 /// it twice.
@@ -128,8 +128,8 @@ struct Unit {
 
 impl Unit {
     /// Returns the unit that contains the hash `from`.
-    fn at<const C: u32>(from: u64, view: View) -> Self {
-        let bits = view.lowest() - region_bits(view.lowest(), C);
+    fn at<G: Geometry>(from: u64, view: View) -> Self {
+        let bits = view.lowest() - region_bits(view.lowest(), G::CHUNK_LOG);
         Unit { prefix: top_bits(from, bits), bits }
     }
 
@@ -152,11 +152,11 @@ impl Unit {
     }
 }
 
-impl<K: Key, M: Medium, const N: usize, const C: u32> Ranked for Level<K, M, N, C> {
+impl<K: Key, M: Medium, G: Geometry> Ranked for Level<K, M, G> {
     /// A unit is read twice, each time for another half of its hashes: insertions of what a walk
     /// shows then fill the regions of a smaller table at the same time.
     fn range_bits(&self) -> u32 {
-        Unit::at::<C>(0, self.levels.view()).bits + 1
+        Unit::at::<G>(0, self.levels.view()).bits + 1
     }
 
     fn show(
@@ -178,7 +178,7 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Ranked for Level<K, M, N, 
     }
 }
 
-impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
+impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
     /// Returns `true` if records with these hashes must stay in their buckets for now, because a
     /// walk copies them. Called with the locks of the source and the destination; if the result is
     /// `false`, the record may move until they are released.
@@ -225,13 +225,13 @@ impl<K: Key, M: Medium, const N: usize, const C: u32> Level<K, M, N, C> {
         if let Err(unusable) = self.region.ensure_writable() {
             return (Err(unusable), None);
         }
-        let _copying = self.walks.copying(Unit::at::<C>(from, self.levels.view()));
+        let _copying = self.walks.copying(Unit::at::<G>(from, self.levels.view()));
         // Read again when nothing moves: records may be in a level that was added meanwhile. Units
         // may have become smaller, but not larger, so this one is within the locked ranges. A level
         // that is added from here on takes only new records, and one that is removed has no record
         // of this unit.
         let view = self.levels.view();
-        let unit = Unit::at::<C>(from, view);
+        let unit = Unit::at::<G>(from, view);
         let mut result = Ok(());
         for level in view.lowest()..=view.highest() {
             for index in unit.parts_of(level) {

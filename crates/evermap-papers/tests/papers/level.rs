@@ -288,7 +288,7 @@ fn l8_concurrent_insertions_of_one_key_add_it_once() {
 fn walks_show_each_record_once_while_the_table_grows() {
     for insertions_between in [1, 5, 30] {
         let pool = dram(1 << 26, 4096);
-        let index = Level::<u64, _, 4, 2>::create(
+        let index = Tiny::<u64, _>::create(
             pool.clone(),
             pool.root(0),
             Config { top_level: 8, resize: Resize::Incremental },
