@@ -835,8 +835,8 @@ fn with_removed(options: &Options) -> common::Kept {
     memory
 }
 
-/// A damaged word of a map can lead to a part of another one. Dropping the damaged map must not free
-/// that.
+/// A damaged word of a map can lead to a part of another one, which must not be freed when that map
+/// is dropped.
 #[test]
 fn dropping_a_damaged_map_frees_nothing_of_another() {
     const RECORDS: u64 = 300;

@@ -1,5 +1,6 @@
 //! Checks of the structure, for tests.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
 
 use super::*;
@@ -37,9 +38,9 @@ impl<K: Hash + Eq, V> Shard<K, V> {
             }
             table = current.next();
         }
-        for (at, &id) in found.iter().enumerate() {
-            let equal = |other: &&Id| self.entry(**other, guard).key == self.entry(id, guard).key;
-            if let Some(other) = found[..at].iter().find(equal) {
+        let mut keys = HashMap::new();
+        for &id in &found {
+            if let Some(other) = keys.insert(&self.entry(id, guard).key, id) {
                 wrong.push(format!("{id:?} and {other:?} have the same key"));
             }
         }
