@@ -245,8 +245,8 @@ impl Stats {
 pub trait Visitor {
     /// Called with the offset of each block that the index allocated.
     fn block(&mut self, offset: u64);
-    /// Called with the offset of a block to which the index refers, and that has nothing by which the
-    /// index would recognise it. It has allocated the block, unless damage leads there.
+    /// Called with the offset of a block to which the index refers, and that has nothing by which
+    /// the index would recognise it. It has allocated the block, unless damage leads there.
     fn unrecognised_block(&mut self, offset: u64) {
         self.block(offset);
     }

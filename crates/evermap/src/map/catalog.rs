@@ -15,9 +15,8 @@ use evermap_pm::Medium;
 use evermap_pm::region::OnSuspect;
 use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 
-use crate::map::discard::free_everything;
 use crate::map::header::MapHeader;
-use crate::map::inner::{MapInner, MapState};
+use crate::map::inner::{MapInner, MapState, free_everything};
 use crate::ops::write::Condition;
 use crate::record::cas::lost;
 use crate::record::checked_word::{WordKind, decode_checked, encode_checked};

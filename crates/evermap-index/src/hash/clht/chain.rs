@@ -108,8 +108,8 @@ impl<K: Key, M: Medium> Clht<K, M> {
     /// Recovers an overflow bucket of an earlier opener.
     ///
     /// # Errors
-    /// `Damaged` if it is not recognised: damage has led to something else, which must not be stored
-    /// to.
+    /// `Damaged` if it is not recognised: damage has led to something else. That must not be
+    /// stored to.
     #[cold]
     fn recover_overflow(&self, home: &Bucket, bucket: &Bucket) -> Result<()> {
         let (m, table) = (self.medium(), self.table());

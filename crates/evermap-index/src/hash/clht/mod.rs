@@ -410,7 +410,7 @@ impl<K: Key, M: Medium> Persistent<M> for Clht<K, M> {
         if !table.is_possible() || m.slice::<Bucket>(table.offset, table.buckets()).is_none() {
             return Err(Error::damaged(block, "the index's root names an impossible table"));
         }
-        // Every lookup stores to the table. If the heap knows of another block there, it is damaged.
+        // Lookups store to the table. If the heap knows of another block there, that is damage.
         if pool.block_size_at(table.offset).is_some_and(|bytes| bytes < table.bytes()) {
             return Err(Error::damaged(
                 block,
