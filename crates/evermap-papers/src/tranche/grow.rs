@@ -252,7 +252,7 @@ impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
             _ => self.part_of(old.group, part, moves),
         };
         let moved = moved.and_then(|records| {
-            self.move_part(&mut old, &mut new, (part, records), (state.set, next), guard)
+            self.move_part(&mut old, &mut new, (part, records), (state, next), guard)
         });
         if let Err(error) = moved {
             if state.moved == 0 && self.arrays.state() == state {
@@ -319,7 +319,7 @@ impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
         let mut old = self.lock_group(target)?;
         let moves = |hash| last.old_group_of(hash, Self::DIVISION) == target;
         let records = self.part_of(new.group, part, moves)?;
-        self.move_part(&mut new, &mut old, (part, records), (last.set, last), guard)?;
+        self.move_part(&mut new, &mut old, (part, records), (last, last), guard)?;
         drop(old);
         if last.moved == 0 {
             self.remove_group(new, guard)?;
@@ -372,7 +372,7 @@ impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
         from: &mut Locked<'t, M>,
         to: &mut Locked<'t, M>,
         ((division, part), (moving, displaced)): ((Division, u64), (Records<'t>, Records<'t>)),
-        (set, next): (u64, State),
+        (step, next): (State, State),
         guard: &Guard<'_>,
     ) -> Result<()> {
         let m = self.medium();
@@ -396,12 +396,22 @@ impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
         // Only now: no thread acts on a state that a crash could take back.
         self.arrays.set_state(next);
         // Before the groups are unlocked: who reads them later sees it.
-        self.moves_in(set).fetch_add(1, Ordering::Release);
+        self.note_move(step);
         self.groups().kill_all(from.group, &moving)?;
         let bytes = moving.iter().map(|(stored, _)| stored.bytes()).sum();
         self.fill.transfer(from.group.index, to.group.index, bytes);
         // A group that shrinks has space.
         if to.group.index > from.group.index { self.return_home(from, displaced) } else { Ok(()) }
+    }
+
+    /// Takes note that something has moved in the set of this step.
+    ///
+    /// The last step of a round divides all sets. If it is taken back and made again while a page is
+    /// read, the depth is what it was, and the set of the page may be the upper half of this one.
+    fn note_move(&self, step: State) {
+        for set in [step.set, step.set + (1 << step.depth)] {
+            self.moves_in(set).fetch_add(1, Ordering::Release);
+        }
     }
 
     /// Moves displaced records of a locked group to their homes, as far as these have room.
