@@ -406,8 +406,9 @@ impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
 
     /// Takes note that something has moved in the set of this step.
     ///
-    /// The last step of a round divides all sets. If it is taken back and made again while a page is
-    /// read, the depth is what it was, and the set of the page may be the upper half of this one.
+    /// The last step of a round divides all sets. If it is taken back and made again while a page
+    /// is read, the depth is what it was, and the set of the page may be the upper half of this
+    /// one.
     fn note_move(&self, step: State) {
         for set in [step.set, step.set + (1 << step.depth)] {
             self.moves_in(set).fetch_add(1, Ordering::Release);
