@@ -128,10 +128,12 @@ impl<K: Key, M: Medium> Clht<K, M> {
     /// removed stays in its slot. An overflow bucket begins with a pair.
     pub(super) fn is_recognised(&self, bucket: &Bucket, table: Table, number: u64) -> bool {
         let m = self.medium();
-        bucket
-            .pairs
-            .iter()
-            .any(|pair| table.home_of(K::slot_hash(m.load_relaxed(&pair.key), self.seed)) == number)
+        bucket.pairs.iter().any(|pair| self.is_in(m.load_relaxed(&pair.key), table, number))
+    }
+
+    /// Returns `true` if the chain with this number is that of a key.
+    pub(super) fn is_in(&self, slot_key: u64, table: Table, number: u64) -> bool {
+        table.home_of(K::slot_hash(slot_key, self.seed)) == number
     }
 
     /// Locks the chain of a hash in the current table. Helps to replace the table if that is in

@@ -90,7 +90,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
                 }
             }
             for pair in pairs_in(m, bucket) {
-                if table.home_of(K::slot_hash(pair.slot_key, self.seed)) != number {
+                if !self.is_in(pair.slot_key, table, number) {
                     wrong(format!("key {:#x} belongs to another home bucket", pair.slot_key));
                 }
                 // Two pairs may share a hash; two slots may not hold the same pair.

@@ -261,7 +261,9 @@ impl<K: Key, M: Medium> Clht<K, M> {
             pairs.extend(pairs_in(m, home));
             for bucket in self.overflow(home) {
                 let (bucket, others) = (bucket?, pairs.len());
-                pairs.extend(pairs_in(m, bucket).filter(|pair| self.is_of(pair, table, number)));
+                pairs.extend(
+                    pairs_in(m, bucket).filter(|pair| self.is_in(pair.slot_key, table, number)),
+                );
                 let (all, own) = (pairs_in(m, bucket).count(), pairs.len() - others);
                 // Otherwise damage may have led to something that is still in use.
                 if own > 0 && own == all {
@@ -279,11 +281,6 @@ impl<K: Key, M: Medium> Clht<K, M> {
             self.write_chain(resize.to.home(number), chosen, new)?;
         }
         Ok(())
-    }
-
-    /// Returns `true` if this pair belongs into the chain with this number.
-    pub(super) fn is_of(&self, pair: &StoredPair, table: Table, number: u64) -> bool {
-        table.home_of(K::slot_hash(pair.slot_key, self.seed)) == number
     }
 
     /// Waits for a chain of the table that is being replaced, and freezes it.

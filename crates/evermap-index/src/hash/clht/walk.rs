@@ -104,7 +104,7 @@ impl<K: Key, M: Medium> Clht<K, M> {
         // Damage may lead to the buckets of another chain.
         let shown = |pair: &StoredPair| {
             ranks.contains(&K::slot_hash(pair.slot_key, self.seed).reverse_bits())
-                && self.is_of(pair, table, number)
+                && self.is_in(pair.slot_key, table, number)
         };
         let mut add = |bucket: &Bucket| {
             chain.pairs.extend(pairs_in(self.medium(), bucket).filter(shown));
