@@ -12,6 +12,7 @@ mod pitfalls;
 mod placement;
 mod states;
 mod values;
+mod walk;
 
 /// Creates a pool in ordinary memory.
 fn pool(medium: Sim, seed: u64) -> Arc<Pool<Sim>> {
