@@ -416,7 +416,7 @@ impl<M: Medium> Map<M> {
     /// Makes a key due whose record, which expired at `before`, was replaced by one that expires at
     /// `now`.
     #[inline]
-    pub(crate) fn expect_instead(&self, hash: u64, before: Option<u32>, now: Option<u32>) {
+    pub(crate) fn expect_replacement(&self, hash: u64, before: Option<u32>, now: Option<u32>) {
         // It is due already if the record before expires no later: see the module.
         if now.is_some_and(|now| before.is_none_or(|before| before == 0 || before > now)) {
             self.expect(hash, now);

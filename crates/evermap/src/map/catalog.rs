@@ -365,7 +365,7 @@ impl<M: Medium> Evermap<M> {
         }
         let count = |error: &Error| {
             if error.is_damaged() {
-                self.default_map().met_damage(error);
+                self.default_map().note_damage(error);
             }
         };
         let catalogue = self.catalogue(table).inspect_err(count)?;

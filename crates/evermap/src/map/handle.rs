@@ -181,13 +181,13 @@ impl<M: Medium> Map<M> {
             return Err(map.refusal());
         }
         if map.flush.flush_if_due(file.pool.region(), &file.cas_counter, &file.clock) {
-            self.has_flushed();
+            self.request_purge();
         }
         Ok(guard)
     }
 
-    /// A flush has left something to remove.
-    pub(crate) fn has_flushed(&self) {
+    /// Asks for a purge: a flush has left something to remove.
+    pub(crate) fn request_purge(&self) {
         self.inner.expiries.owe_walk();
         self.db.file.maintenance.want_purge();
     }
@@ -244,7 +244,7 @@ impl<M: Medium> Map<M> {
 
     /// Notes that an operation met damage, which this error reports.
     #[cold]
-    pub(crate) fn met_damage(&self, error: &Error) {
+    pub(crate) fn note_damage(&self, error: &Error) {
         self.inner.damage_met.fetch_add(1, Relaxed);
         error.note_damage(self.db.file.pool.region());
     }

@@ -28,7 +28,7 @@ enum Obstacle {
     /// A flush has chosen its mark, and not made it visible yet.
     Flushing,
     /// A flush came after the draft got its CAS id: the draft needs a newer one.
-    BornFlushed,
+    DraftFlushed,
     /// The key could not be made part of the persistent ordered index.
     NotInOrder,
 }
@@ -37,7 +37,7 @@ enum Obstacle {
 #[derive(Clone, Copy)]
 enum Round {
     /// The key is absent from the index, and only an existing key is to be changed.
-    NotAsked,
+    Absent,
     /// Nothing was changed.
     Again(Obstacle),
     /// A decision was made. `was_hidden`: the key was bound to a record that no reader can see.
@@ -56,7 +56,7 @@ impl Round {
         match self {
             Round::Decided { action, .. } => action,
             Round::Misled(_) => Action::Remove,
-            Round::NotAsked | Round::Again(_) | Round::Unreadable(_) => Action::Keep,
+            Round::Absent | Round::Again(_) | Round::Unreadable(_) => Action::Keep,
         }
     }
 
@@ -64,7 +64,7 @@ impl Round {
     fn change(self) -> Option<Change> {
         match self {
             Round::Decided { change, .. } | Round::Misled(change) => Some(change),
-            Round::NotAsked | Round::Again(_) | Round::Unreadable(_) => None,
+            Round::Absent | Round::Again(_) | Round::Unreadable(_) => None,
         }
     }
 }
@@ -131,7 +131,7 @@ impl<M: Medium> Map<M> {
         let mut permit = None;
         loop {
             let since = self.unbindings(key);
-            let mut round = Round::NotAsked;
+            let mut round = Round::Absent;
             let done = self.inner.index.mutate(key, mode, guard, &mut |word| {
                 round = self.round(key, word, draft, permit.is_some(), guard, decide);
                 round.action()
@@ -147,7 +147,7 @@ impl<M: Medium> Map<M> {
                     self.inner.flush.wait_for_flush();
                     continue;
                 }
-                Round::Again(Obstacle::BornFlushed) => {
+                Round::Again(Obstacle::DraftFlushed) => {
                     let file = &self.db.file;
                     draft
                         .expect("only a draft is born")
@@ -165,7 +165,7 @@ impl<M: Medium> Map<M> {
                     continue;
                 }
                 // An earlier round may have shown a record that is gone by now.
-                Round::NotAsked => drop(decide(None)),
+                Round::Absent => drop(decide(None)),
                 Round::Decided { was_hidden, .. } if change.changed() => {
                     self.account(key, change.old, draft.filter(|_| change.new.is_some()), guard);
                     let event = KeyEvent::of(change.old, change.new, was_hidden, since);
@@ -190,7 +190,7 @@ impl<M: Medium> Map<M> {
     ) -> Result<Option<Change>> {
         let (since, mode) = (self.unbindings(key), MutateMode::ExistingOnly);
         let early = self.db.file.pool.medium().mutant(mistakes::EVICTED_TOO_EARLY);
-        let mut round = Round::NotAsked;
+        let mut round = Round::Absent;
         let done = self.inner.index.mutate(key, mode, guard, &mut |word| {
             round = self.round(key, word, None, false, guard, decide);
             if early && let Some(change) = round.change().filter(Change::changed) {
@@ -242,7 +242,7 @@ impl<M: Medium> Map<M> {
                 // A flush came between the draft and now. The record that this one replaces may be
                 // absent because of the flush, so this one comes after it, and must not be flushed
                 // itself.
-                return Round::Again(Obstacle::BornFlushed);
+                return Round::Again(Obstacle::DraftFlushed);
             }
             // A new key is part of the persistent ordered index before it is bound.
             _ if binds && word.is_none() && self.enter_order(key, guard).is_err() => {
@@ -293,7 +293,7 @@ impl<M: Medium> Map<M> {
             // No thread changes it any more, because it is unlinked, and the guard keeps it.
             let old = old.and_then(|word| Record::at(self.db.file.pool.medium(), word).ok());
             let before = old.and_then(|record| record.expires_at());
-            self.expect_instead(key.hash, before, Some(expiry));
+            self.expect_replacement(key.hash, before, Some(expiry));
         }
         let (mut records, mut bytes) = (0, 0);
         if let Some(word) = old

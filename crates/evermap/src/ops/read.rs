@@ -347,7 +347,7 @@ impl<M: Medium> Map<M> {
     /// Notes this damage, and returns it.
     #[cold]
     pub(crate) fn met(&self, error: Error) -> Error {
-        self.met_damage(&error);
+        self.note_damage(&error);
         error
     }
 

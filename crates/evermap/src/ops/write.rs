@@ -264,7 +264,7 @@ impl<M: Medium> Map<M> {
     /// Makes a key due whose record was changed in place.
     fn expect_after(&self, key: BytesRef<'_>, before: Control, now: Control) {
         if now.expires_at != 0 {
-            self.expect_instead(key.hash, Some(before.expires_at), Some(now.expires_at));
+            self.expect_replacement(key.hash, Some(before.expires_at), Some(now.expires_at));
         }
     }
 
@@ -478,7 +478,7 @@ impl<M: Medium> Map<M> {
     pub(crate) fn flush(&self, at: Option<u32>) -> Result<()> {
         let (file, _guard) = (&self.db.file, self.enter_writing()?);
         if self.inner.flush.flush(file.pool.region(), &file.cas_counter, at, file.clock.now()) {
-            self.has_flushed();
+            self.request_purge();
         }
         Ok(())
     }
