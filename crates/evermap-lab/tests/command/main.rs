@@ -20,9 +20,12 @@ fn records(text: &[u8]) -> Vec<Value> {
 #[test]
 fn the_list_has_experiments_indexes_and_mixes() {
     let list = String::from_utf8(run(["list"]).success()).unwrap();
-    for name in ["micro", "recovery", "ycsb", "dash-eh", "evermap", "papaya", "dashmap", "ycsb-f"] {
-        assert!(list.lines().any(|line| line.split(' ').next() == Some(name)), "{name}: {list}");
+    let begins = |name: &str| list.lines().filter(|line| line.split(' ').next() == Some(name));
+    for name in ["micro", "recovery", "ycsb", "evermap", "papaya", "dashmap", "ycsb-f"] {
+        assert_eq!(begins(name).count(), 1, "{name}: {list}");
     }
+    // Indexes that can be crashed are in a list of their own too.
+    assert_eq!(begins("dash-eh").count(), 2, "{list}");
 }
 
 /// In a debug build, showing the help of a command also checks that its arguments do not contradict

@@ -20,8 +20,7 @@ use crate::{DONE, NO};
 /// recoveries too. Fails if anything is lost.
 #[derive(Args)]
 pub(crate) struct Crash {
-    /// Indexes, separated by commas: dash-eh, dash-lh, cceh, level, p-clht, line-hash, ...
-    /// [default: all]
+    /// Indexes, separated by commas, of those that `list` shows to crash [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     index: Vec<String>,
     /// Workloads of each campaign; campaigns with parallel threads run 25 or more for one

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use evermap_lab::crash::CRASHABLE;
 use evermap_lab::experiments::killed::{ChildJob, Job, run_child};
 use evermap_lab::experiments::serve_engine;
 use evermap_lab::machine::Portrait;
@@ -107,6 +108,8 @@ impl List {
         table(&mut out, "Indexes and stores (`--index`)", subjects)?;
         let mixes = Mix::ALL.iter().map(|mix| (mix.name, mix.about));
         table(&mut out, "Mixes of operations (`lab run ycsb --workloads`)", mixes)?;
+        let crashable = CRASHABLE.iter().map(|one| (one.name, one.about));
+        table(&mut out, "Indexes to crash (`evermap lab crash --index`)", crashable)?;
         out.flush().map_err(Failure::Output)
     }
 }
