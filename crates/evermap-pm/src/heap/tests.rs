@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use crate::PmU64;
 use crate::medium::{Dram, Note, Pages};
 use crate::pool::Pool;
-use crate::region::{Identity, RegionConfig};
+use crate::region::{Identity, OnSuspect, RegionConfig};
 use crate::sim::{self, ImageConfig, Sim, tier};
 
 fn pool(extent_size: u64, capacity: u64) -> Arc<Pool<Dram>> {
@@ -473,6 +473,47 @@ fn a_part_of_the_table_exists_completely_or_not_at_all() {
         ControlFlow::Continue(())
     });
     assert!(with > 0 && without > 0, "{with} and {without}");
+}
+
+/// A file was cut off, and is salvaged. An index may still refer to what was there, so nothing is
+/// given out there before a sweep, in this opening and in the next.
+#[test]
+fn what_was_cut_off_is_not_given_out_while_something_refers_to_it() {
+    const CAPACITY: u64 = 4 << 20;
+    let config = RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) };
+    // Within the first part of the table, and with a second one that is lost.
+    for (count, kept) in [(300, 150), (900, 300)] {
+        let sim = Sim::in_memory(CAPACITY).unwrap();
+        let pool = Pool::create(sim.clone(), &config, Identity::default()).unwrap();
+        let blocks: Vec<u64> = (0..count).map(|_| pool.allocate(2000).unwrap()).collect();
+        drop(pool);
+        let end = *blocks.iter().max().unwrap() + 2000;
+        let cut = blocks[kept].next_multiple_of(4096);
+        let mut bytes = sim.contents();
+        bytes.truncate(cut as usize);
+        for opening in 0..2 {
+            let sim = Sim::from_image(&bytes, CAPACITY).unwrap();
+            let salvage = OnSuspect::Salvage;
+            let (pool, opened) = Pool::open(sim.clone(), Identity::default(), salvage).unwrap();
+            assert!(!opened.clean && (opened.suspect || opening > 0));
+            let is_lost = |&at: &u64| (cut..end).contains(&at);
+            let given = || std::iter::from_fn(|| pool.allocate(1000).ok());
+            assert!(given().find(is_lost).is_none(), "before the sweep of opening {opening}");
+            if opening == 1 {
+                // Some are still referred to.
+                let kept: Vec<u64> = blocks.iter().step_by(3).copied().collect();
+                pool.sweep(|mark| {
+                    kept.iter().for_each(|&block| mark(block));
+                    Ok(())
+                })
+                .unwrap();
+                let mut given = given();
+                let is_kept = |at: &u64| kept.iter().any(|it| (*it..it + 2000).contains(at));
+                assert_eq!(given.find(is_kept), None);
+            }
+            bytes = sim.contents();
+        }
+    }
 }
 
 /// One of the words that refer to a part of the table is damaged, or both are.

@@ -39,6 +39,9 @@ pub const NEIGHBOURS: &str = "the free space of the file is in pieces that are t
 /// What is exhausted if an allocation fails because the region cannot become longer.
 const CAPACITY: &str = "capacity of the region";
 
+/// The same if the file may have been cut off.
+const SALVAGED: &str = "a salvaged file does not grow further: load what is left into a new one";
+
 /// Returns `true` if this is what an allocation lacked.
 fn is_lack_of(error: &Error, lacking: &str) -> bool {
     matches!(error.kind(), ErrorKind::NoSpace { what, .. } if what == lacking)
@@ -247,7 +250,13 @@ impl<M: Medium> Heap<M> {
     }
 
     /// Adds the next part of the table, in units that were never used.
+    ///
+    /// # Errors
+    /// `NoSpace`, also if the file was cut off, and may have had a part that is lost.
     fn grow_table(&self, shared: &mut SharedState) -> Result<()> {
+        if self.region.may_lack_parts() {
+            return Err(Error::no_space(SALVAGED, self.geometry.unit()));
+        }
         let units = self.region.next_part_bytes().div_ceil(self.geometry.unit());
         let part = self.check_end(shared.frontier..shared.frontier + units, self.extents.len)?;
         let at = self.region.unit_offset(part.start);

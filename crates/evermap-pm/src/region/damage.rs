@@ -143,7 +143,7 @@ impl<M: Medium> Region<M> {
         }
     }
 
-    fn store_damage_mark(&self, mark: DamageMark) {
+    pub(super) fn store_damage_mark(&self, mark: DamageMark) {
         // A forked child must not change the file.
         if self.ensure_writable().is_err() {
             return;

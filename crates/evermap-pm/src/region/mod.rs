@@ -112,6 +112,8 @@ pub struct Region<M: Medium> {
     parts: [AtomicU64; PARTS],
     recover_all: bool,
     table_faults: u64,
+    /// Whether parts of the table may be missing, because the file was cut off.
+    parts_lost: bool,
     format: AtomicU32,
     /// Locked while the superblock changes.
     format_lock: Mutex<()>,
@@ -163,6 +165,7 @@ impl<M: Medium> Region<M> {
             parts: Default::default(),
             recover_all: false,
             table_faults: 0,
+            parts_lost: false,
             format: AtomicU32::new(FORMAT_AT_FIRST),
             format_lock: Mutex::ranked(Rank::Format, ()),
             poisoned: AtomicBool::new(false),
@@ -234,6 +237,7 @@ impl<M: Medium> Region<M> {
             parts: Default::default(),
             recover_all: false,
             table_faults: 0,
+            parts_lost: false,
             format: AtomicU32::new(format),
             format_lock: Mutex::ranked(Rank::Format, ()),
             poisoned: AtomicBool::new(false),
@@ -253,11 +257,19 @@ impl<M: Medium> Region<M> {
         if has_holes {
             region.parts().try_for_each(|part| region.fill_holes(part))?;
         }
-        let lost = region.check_length(on_suspect)?;
-        let (closed, suspect) = region.check_trust(identity, on_suspect)?;
+        let mut beyond = region.check_length(on_suspect)?;
+        let (closed, mut suspect) = region.check_trust(identity, on_suspect)?;
+        if region.restore_length(&mut beyond)? || region.parts_lost {
+            suspect = true;
+            region.store_damage_mark(match region.parts_lost {
+                true => DamageMark::Widespread,
+                false => region.damage_mark().max(DamageMark::Found),
+            });
+        }
+        region.parts_lost |= region.damage_mark() == DamageMark::Widespread;
         region.fill_used_holes(is_same_file, closed)?;
         region.store_part_words(words);
-        region.clear_entries(lost);
+        region.clear_entries(beyond);
         // The process that stored these words may have died before they were durable. Fenced
         // together with the generation, before the other copy is touched, and before anything
         // relies on the format or on a root.

@@ -23,6 +23,15 @@ pub(super) const PARTS: usize = 16;
 /// Bits of the offset in a word that refers to a part of the table. The upper bits are a check.
 const PART_BITS: u32 = 48;
 
+/// What an opening finds in the table about units beyond the end of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Beyond {
+    /// The number of units that were cut off.
+    cut: u64,
+    /// The first unit that was never in the file. Entries from this one on are damage.
+    end: u64,
+}
+
 impl<M: Medium> Region<M> {
     /// Finds the later parts of the table. If the file is too short for one, it was truncated. If
     /// it is opened nevertheless, nothing that this part describes is left.
@@ -70,6 +79,7 @@ impl<M: Medium> Region<M> {
             }
             cut |= !whole;
         }
+        self.parts_lost = cut;
         Ok(found)
     }
 
@@ -89,12 +99,12 @@ impl<M: Medium> Region<M> {
     /// Checks the entries of the extent table for units beyond the end of the file. The file never
     /// ends before a unit in use, so either it was truncated, or the entries are damaged.
     ///
-    /// Returns the first such unit if any of these entries is not zero.
+    /// Returns what there is if any of these entries is not zero.
     ///
     /// # Errors
     ///
     /// `Damaged` if the file was truncated, unless `on_suspect` allows it.
-    pub(super) fn check_length(&self, on_suspect: OnSuspect) -> Result<Option<u64>> {
+    pub(super) fn check_length(&self, on_suspect: OnSuspect) -> Result<Option<Beyond>> {
         let (m, whole, count) = (&self.medium, self.units_in_file(), self.described());
         if self.entries(whole..count).all(|entry| m.load(entry) == 0) {
             return Ok(None);
@@ -106,7 +116,25 @@ impl<M: Medium> Region<M> {
         if end > whole && on_suspect == OnSuspect::Refuse {
             return Err(self.truncated_before(self.unit_offset(end)));
         }
-        Ok(Some(whole))
+        Ok(Some(Beyond { cut: end - whole, end }))
+    }
+
+    /// Makes a file that was cut off as long as it was before, with zeros. So what still refers to
+    /// the units that it has lost finds nothing there, instead of what would be stored there once
+    /// the file has grown again. Returns `true` if the file was cut off.
+    ///
+    /// A medium that is read-only does not grow, so the entries of these units are forgotten.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace`; then nothing has changed.
+    pub(super) fn restore_length(&self, beyond: &mut Option<Beyond>) -> Result<bool> {
+        let Some(Beyond { cut, end }) = beyond else { return Ok(false) };
+        match self.medium.is_read_only() {
+            true => *end -= *cut,
+            false => self.medium.grow(self.unit_offset(*end))?,
+        }
+        Ok(*cut > 0)
     }
 
     /// Returns `true` if the file is longer by a quarter than the units that were ever used. It
@@ -133,12 +161,12 @@ impl<M: Medium> Region<M> {
         Error::salvageable(len, text)
     }
 
-    /// Clears the entries of the extent table from unit `first` on.
-    pub(super) fn clear_entries(&mut self, first: Option<u64>) {
-        let Some(first) = first else { return };
+    /// Clears the entries of the extent table for units that were never in the file.
+    pub(super) fn clear_entries(&mut self, beyond: Option<Beyond>) {
+        let Some(Beyond { cut, end }) = beyond else { return };
         let m = &self.medium;
-        let mut faults = 0;
-        for entry in (first..self.described()).map(|index| self.entry(index)) {
+        let mut faults = cut;
+        for entry in (end..self.described()).map(|index| self.entry(index)) {
             if m.load(entry) != 0 {
                 m.store(entry, 0);
                 // Fenced together with the generation, before any request is served.
@@ -149,7 +177,8 @@ impl<M: Medium> Region<M> {
         self.table_faults = faults;
     }
 
-    /// Returns the number of invalid entries that the extent table had when the region was opened.
+    /// Returns the number of invalid entries that the extent table had when the region was opened,
+    /// and of units that were cut off.
     pub(crate) fn table_faults(&self) -> u64 {
         self.table_faults
     }
@@ -208,6 +237,13 @@ impl<M: Medium> Region<M> {
             // Acquire: the part was zeroed and made usable before its offset was stored.
             Some(later) => self.parts[later].load(Ordering::Acquire),
         }
+    }
+
+    /// Returns `true` if the file may have had a part of the table that was cut off. What still
+    /// refers to the units of that part would find what is stored there now, so they must not be
+    /// used again.
+    pub(crate) fn may_lack_parts(&self) -> bool {
+        self.parts_lost
     }
 
     /// Returns the byte ranges of the later parts of the table.
