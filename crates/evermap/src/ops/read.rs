@@ -379,6 +379,9 @@ pub(crate) struct Walk<'s, M: Medium> {
     /// CAS ids of records that were shown instead of those that they replaced meanwhile. Most
     /// indexes leave a key where it is, so few of them are met again.
     shown_early: HashSet<u64>,
+    /// Pairs that were met in a segment with another one of the same hash: different keys, of which
+    /// hardly any file has two, or damage.
+    twins: HashSet<(u64, u64)>,
 }
 
 impl<'s, M: Medium> Walk<'s, M> {
@@ -388,7 +391,13 @@ impl<'s, M: Medium> Walk<'s, M> {
 
     /// Begins where another walk [was](Walk::position).
     pub(crate) fn at(map: &'s Map<M>, position: u64) -> Self {
-        Walk { map, from: Some(position), error: None, shown_early: HashSet::new() }
+        Walk {
+            map,
+            from: Some(position),
+            error: None,
+            shown_early: HashSet::new(),
+            twins: HashSet::new(),
+        }
     }
 
     /// Returns where the walk continues, or `None` at the end.
@@ -409,11 +418,27 @@ impl<'s, M: Medium> Walk<'s, M> {
     pub(crate) fn append_next(&mut self, pairs: &mut Vec<(u64, u64)>) -> Result<Option<Guard<'s>>> {
         let Some(from) = self.from else { return Ok(None) };
         let guard = self.map.enter()?;
+        let first = pairs.len();
         let (shown, next) =
             self.map.inner.index.scan(from, &guard, &mut |hash, word| pairs.push((hash, word)));
         self.from = next;
         self.error = shown.err().map(Error::from);
+        self.drop_doubles(pairs, first);
         Ok(Some(guard))
+    }
+
+    /// Removes pairs that a segment, which begins at `first`, has twice. Only damage leads to that.
+    fn drop_doubles(&mut self, pairs: &mut Vec<(u64, u64)>, first: usize) {
+        let mut hashes: Vec<u64> = pairs[first..].iter().map(|pair| pair.0).collect();
+        hashes.sort_unstable();
+        let again: HashSet<u64> =
+            hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
+        if again.is_empty() {
+            return;
+        }
+        let segment: Vec<_> = pairs.drain(first..).collect();
+        let is_new = |pair: &(u64, u64)| !again.contains(&pair.0) || self.twins.insert(*pair);
+        pairs.extend(segment.into_iter().filter(is_new));
     }
 
     /// Returns the error of the last segment, if it had one.
@@ -442,6 +467,10 @@ impl<'s, M: Medium> Walk<'s, M> {
         }
         let Some((record, control)) = map.readable(key, word, guard)? else { return Ok(None) };
         if record.word() != word {
+            // Damage has bound the key twice, and a change has replaced one of the two.
+            if self.twins.contains(&(hash, record.word())) {
+                return Ok(None);
+            }
             // The key can be met again: it was removed and then bound in a part of the index that
             // is still ahead.
             self.shown_early.insert(record.cas());

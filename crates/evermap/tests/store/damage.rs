@@ -2,7 +2,7 @@
 //!
 //! Damages a store of 256 KiB in every way in a list, opens it, and uses it. By default a sample of
 //! the list is tried; with `EVERMAP_DAMAGE=all` all of it (some hundred thousand files), and with
-//! the name of a case only that one. The cases run in separate processes with limits on memory and
+//! the beginning of the names of cases only those. The cases run in separate processes with limits on memory and
 //! time, so that a crash or a hang is noticed and reported.
 
 use std::collections::BTreeMap;
@@ -207,7 +207,7 @@ fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     list.push(Damage::Word(CATALOGUE, 1));
     list.retain(|damage| damage.apply(template) != *bytes);
     if !["", "all"].contains(&wanted) {
-        list.retain(|damage| damage.to_string() == wanted);
+        list.retain(|damage| damage.to_string().starts_with(wanted));
     }
     list
 }
@@ -233,7 +233,7 @@ fn extreme_list(template: &Template, wanted: &str) -> Vec<Damage> {
         number => number.strip_prefix('/').map_or(1, |step| step.parse().unwrap()),
     };
     if !["", "all"].contains(&wanted) && !wanted.starts_with('/') {
-        list.retain(|damage| damage.to_string() == wanted);
+        list.retain(|damage| damage.to_string().starts_with(wanted));
     }
     list.into_iter().step_by(step).collect()
 }
@@ -252,7 +252,7 @@ fn refer_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let mut list: Vec<_> = (0..most).map(|_| Damage::Refer(any(), any())).collect();
     list.retain(|damage| damage.apply(template) != *bytes);
     if !["", "all"].contains(&wanted) {
-        list.retain(|damage| damage.to_string() == wanted);
+        list.retain(|damage| damage.to_string().starts_with(wanted));
     }
     list
 }
@@ -285,7 +285,7 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
         list.extend([at, at + 8, at + PAGE - 1].map(Damage::End));
     }
     if !["", "all"].contains(&wanted) {
-        list.retain(|damage| damage.to_string() == wanted);
+        list.retain(|damage| damage.to_string().starts_with(wanted));
     }
     list
 }

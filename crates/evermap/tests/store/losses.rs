@@ -1,14 +1,15 @@
 //! Pages of a closed file that are overwritten with zeros: whatever cannot be shown any more is
 //! reported, by walks and by scans, and nothing else is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::common;
+use evermap_index::record;
 use evermap_index::testkit::tier;
 use evermap_pm::Medium;
 
-use evermap::{Evermap, IndexKind, Map, MapOptions, Options, Order};
+use evermap::{Evermap, IndexKind, Map, MapOptions, OnSuspect, Options, Order};
 
 const PAGE: usize = 4096;
 const RECORDS: u32 = 3000;
@@ -226,4 +227,57 @@ fn names_that_are_lost_are_noticed() {
         }
     }
     assert!(noticed > 0);
+}
+
+/// The places of pairs of a hash and a word in a file, by the line in which they are. A record is
+/// recognised by its key.
+fn pairs_by_line(bytes: &[u8]) -> BTreeMap<usize, Vec<usize>> {
+    let is_key =
+        |at: usize| bytes[at..].starts_with(b"key") && bytes[at + 8..].starts_with(b"value");
+    let records: BTreeSet<u64> = (0..bytes.len() - 16)
+        .step_by(8)
+        .filter(|&at| is_key(at))
+        .map(|at| at as u64 - record::HEADER)
+        .collect();
+    let mut lines = BTreeMap::<usize, Vec<usize>>::new();
+    for at in (8..bytes.len()).step_by(8) {
+        let word = u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+        if word >> 48 != 0 && records.contains(&(word & record::OFFSET_MASK)) {
+            lines.entry(at / 64).or_default().push(at - 8);
+        }
+    }
+    lines.retain(|_, pairs| pairs.len() > 1);
+    lines
+}
+
+/// Damage has bound a key twice to the same record. Walks show it once, also if it is replaced.
+#[test]
+fn keys_that_are_bound_twice_are_shown_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    for index in common::campaign_indexes() {
+        let _ = std::fs::remove_file(&path);
+        create(&path, index, Order::None, 0);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let lines = pairs_by_line(&bytes);
+        assert!(lines.len() > 20, "{index}: {} lines", lines.len());
+        for pairs in lines.values() {
+            bytes.copy_within(pairs[0]..pairs[0] + 16, pairs[1]);
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        let open = || {
+            let salvage = Options::new().capacity(64 << 20).on_suspect(OnSuspect::Salvage);
+            Evermap::open(&path, salvage).unwrap().default_map()
+        };
+        let map = open();
+        // `Shown` refuses a key that is shown twice.
+        let shown = Shown::of(map.keys());
+        assert!(shown.keys.len() < RECORDS as usize, "{index}: nothing is missing");
+        for key in &shown.keys {
+            let _ = map.put(key, b"other");
+        }
+        Shown::of(map.keys());
+        map.into_db().close().unwrap();
+        Shown::of(open().keys());
+    }
 }
