@@ -2,8 +2,8 @@
 //!
 //! Damages a store of 256 KiB in every way in a list, opens it, and uses it. By default a sample of
 //! the list is tried; with `EVERMAP_DAMAGE=all` all of it (some hundred thousand files), and with
-//! the beginning of the names of cases only those. The cases run in separate processes with limits on memory and
-//! time, so that a crash or a hang is noticed and reported.
+//! the beginning of the names of cases only those. The cases run in separate processes with limits
+//! on memory and time, so that a crash or a hang is noticed and reported.
 
 use std::collections::BTreeMap;
 use std::fmt;
