@@ -31,7 +31,7 @@ pub(crate) struct Load {
     /// Format of the lines [default: jsonl for *.jsonl, *.ndjson and *.json, otherwise tsv]
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// Kind of index, if this command creates the store
+    /// Kind of index, if this command creates the store; tranche is the heterogeneous table
     #[arg(long, value_name = "NAME", default_value_t, value_parser = index_kind())]
     index: IndexKind,
     /// Skip invalid lines

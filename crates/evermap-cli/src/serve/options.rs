@@ -97,7 +97,7 @@ pub(crate) struct Arguments {
     /// What the items survive
     #[arg(long, value_enum, default_value_t, value_name = "LEVEL")]
     durability: Durability,
-    /// Kind of index, if this command creates the store
+    /// Kind of index, if this command creates the store; tranche is the heterogeneous table
     #[arg(long, value_name = "NAME", default_value_t, value_parser = index_kind())]
     index: IndexKind,
     /// Also keep the keys in order, for `evermap scan` or to measure the cost: no command of the

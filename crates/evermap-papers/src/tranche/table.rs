@@ -126,7 +126,7 @@ impl<'t, M: Medium> Locked<'t, M> {
     }
 
     /// Announces that records of a tranche change, or that keys whose home it is move. To be called
-    /// before that: until the group is unlocked, who reads the tranche waits.
+    /// before that: readers of the tranche wait until the group is unlocked.
     #[inline(always)]
     pub(super) fn change(&mut self, place: usize) {
         self.changed = true;

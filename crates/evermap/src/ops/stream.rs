@@ -234,8 +234,8 @@ impl<'s, M: Medium> ValueWriter<'s, M> {
         Ok(())
     }
 
-    /// The error that says that the value has not the length that it was to have, but would have
-    /// with `more`.
+    /// Returns the error for a value of another length than was announced, or that has another one
+    /// with `more` bytes.
     fn wrong_length(&self, more: usize) -> Error {
         let written = self.written() + more;
         Error::value_length(&self.key, self.written() + self.remaining(), written)

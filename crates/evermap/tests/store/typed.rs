@@ -90,6 +90,10 @@ fn bytes_of_another_type_are_an_error_of_that_key_only() {
             "{error}"
         );
         assert_eq!(error.kind(), ErrorKind::Encoding);
+        let refused = map.modify(&2, |_| unreachable!("there is no value"));
+        assert!(matches!(refused, Err(Error::Undecodable { .. })), "{refused:?}");
+        assert!(matches!(map.get_many(&[1, 2, 3]), Err(Error::Undecodable { .. })));
+        assert_eq!(store.get([0, 2]).unwrap(), Some(bytes.to_vec()), "it stays as it was");
         let found: Vec<_> = map.range(..).unwrap().map(|pair| pair.map(|(key, _)| key)).collect();
         assert!(matches!(found[..], [Ok(1), Err(Error::Undecodable { .. }), Ok(3)]), "{found:?}");
     }
@@ -111,5 +115,7 @@ fn a_value_that_cannot_be_serialized_is_not_stored() {
     let store = store();
     let map: TypedMap<u8, Refusing> = store.typed();
     assert!(matches!(map.put(&1, &Refusing), Err(Error::Unencodable { .. })));
+    assert!(!map.contains(&1).unwrap());
+    assert!(matches!(map.modify(&1, |_| Some(Refusing)), Err(Error::Unencodable { .. })));
     assert!(!map.contains(&1).unwrap());
 }

@@ -1,4 +1,4 @@
-//! From files to what a handshake needs.
+//! Reads certificates, keys and authorities from files, for the handshakes of TLS.
 
 use std::io;
 use std::path::Path;
