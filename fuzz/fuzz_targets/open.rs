@@ -66,7 +66,7 @@ fn templates() -> &'static [Vec<u8>; 2] {
             let map = db.default_map();
             (0..KEYS).for_each(|number| put(&map, number, 1000 + number).unwrap());
             (0..KEYS).step_by(5).for_each(|number| put(&map, number, 2000 + number).unwrap());
-            (0..KEYS).step_by(7).for_each(|number| assert!(map.remove(&key_of(number)).unwrap()));
+            (0..KEYS).step_by(7).for_each(|number| assert!(map.delete(&key_of(number)).unwrap()));
             if close {
                 db.close().unwrap();
             }

@@ -202,7 +202,7 @@ fn a_store_that_was_killed_is_read_and_left_as_it_is() {
             if recovers {
                 map.db().recover().unwrap();
                 assert!(map.records().exact);
-                assert_eq!(map.len() as usize, map.iter().count());
+                assert_eq!(map.len() as usize, map.iter().count(), "{index}");
             }
             let found: Vec<_> = map.iter().map(|pair| pair.unwrap().0).collect();
             let scanned = map.scan(..).unwrap().filter(Result::is_ok).count();
