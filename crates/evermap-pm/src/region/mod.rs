@@ -257,9 +257,9 @@ impl<M: Medium> Region<M> {
         if has_holes {
             region.parts().try_for_each(|part| region.fill_holes(part))?;
         }
-        let mut beyond = region.check_length(on_suspect)?;
+        let beyond = region.check_length(on_suspect)?;
         let (closed, mut suspect) = region.check_trust(identity, on_suspect)?;
-        if region.restore_length(&mut beyond)? || region.parts_lost {
+        if region.restore_length(beyond)? || region.parts_lost {
             suspect = true;
             region.store_damage_mark(match region.parts_lost {
                 true => DamageMark::Widespread,

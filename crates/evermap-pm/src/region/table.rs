@@ -123,18 +123,15 @@ impl<M: Medium> Region<M> {
     /// the units that it has lost finds nothing there, instead of what would be stored there once
     /// the file has grown again. Returns `true` if the file was cut off.
     ///
-    /// A medium that is read-only does not grow, so the entries of these units are forgotten.
-    ///
     /// # Errors
     ///
     /// `NoSpace`; then nothing has changed.
-    pub(super) fn restore_length(&self, beyond: &mut Option<Beyond>) -> Result<bool> {
+    pub(super) fn restore_length(&self, beyond: Option<Beyond>) -> Result<bool> {
         let Some(Beyond { cut, end }) = beyond else { return Ok(false) };
-        match self.medium.is_read_only() {
-            true => *end -= *cut,
-            false => self.medium.grow(self.unit_offset(*end))?,
+        if !self.medium.is_read_only() {
+            self.medium.grow(self.unit_offset(end))?;
         }
-        Ok(*cut > 0)
+        Ok(cut > 0)
     }
 
     /// Returns `true` if the file is longer by a quarter than the units that were ever used. It
@@ -161,12 +158,14 @@ impl<M: Medium> Region<M> {
         Error::salvageable(len, text)
     }
 
-    /// Clears the entries of the extent table for units that were never in the file.
+    /// Clears the entries of the extent table for units that were never in the file, and for those
+    /// that were cut off from a medium that cannot grow again.
     pub(super) fn clear_entries(&mut self, beyond: Option<Beyond>) {
         let Some(Beyond { cut, end }) = beyond else { return };
         let m = &self.medium;
+        let first = if m.is_read_only() { end - cut } else { end };
         let mut faults = cut;
-        for entry in (end..self.described()).map(|index| self.entry(index)) {
+        for entry in (first..self.described()).map(|index| self.entry(index)) {
             if m.load(entry) != 0 {
                 m.store(entry, 0);
                 // Fenced together with the generation, before any request is served.

@@ -150,7 +150,7 @@ impl<M: Medium> Map<M> {
                 Round::Again(Obstacle::DraftFlushed) => {
                     let file = &self.db.file;
                     draft
-                        .expect("only a draft is born")
+                        .expect("only a draft can be flushed")
                         .set_cas(file.cas_counter.take(file.pool.region())?);
                     continue;
                 }

@@ -185,6 +185,13 @@ impl Damage {
     }
 }
 
+/// Keeps the damages whose names begin so, if any are wanted by name.
+fn keep_wanted(list: &mut Vec<Damage>, wanted: &str) {
+    if !["", "all"].contains(&wanted) {
+        list.retain(|damage| damage.to_string().starts_with(wanted));
+    }
+}
+
 /// Returns damages of pairs of words, of bits and of pages: some of each kind, or one.
 fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let bytes = &template.now;
@@ -206,9 +213,7 @@ fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     // Only a few words lead to the named map, so one of them is always tried.
     list.push(Damage::Word(CATALOGUE, 1));
     list.retain(|damage| damage.apply(template) != *bytes);
-    if !["", "all"].contains(&wanted) {
-        list.retain(|damage| damage.to_string().starts_with(wanted));
-    }
+    keep_wanted(&mut list, wanted);
     list
 }
 
@@ -232,8 +237,8 @@ fn extreme_list(template: &Template, wanted: &str) -> Vec<Damage> {
         "all" => 1,
         number => number.strip_prefix('/').map_or(1, |step| step.parse().unwrap()),
     };
-    if !["", "all"].contains(&wanted) && !wanted.starts_with('/') {
-        list.retain(|damage| damage.to_string().starts_with(wanted));
+    if !wanted.starts_with('/') {
+        keep_wanted(&mut list, wanted);
     }
     list.into_iter().step_by(step).collect()
 }
@@ -251,9 +256,7 @@ fn refer_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let most = if wanted.is_empty() { tier().choose(40, 2000) } else { 100_000 };
     let mut list: Vec<_> = (0..most).map(|_| Damage::Refer(any(), any())).collect();
     list.retain(|damage| damage.apply(template) != *bytes);
-    if !["", "all"].contains(&wanted) {
-        list.retain(|damage| damage.to_string().starts_with(wanted));
-    }
+    keep_wanted(&mut list, wanted);
     list
 }
 
@@ -284,9 +287,7 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
         list.extend((0..template.older.len()).map(|age| Damage::OldPage(at, age)));
         list.extend([at, at + 8, at + PAGE - 1].map(Damage::End));
     }
-    if !["", "all"].contains(&wanted) {
-        list.retain(|damage| damage.to_string().starts_with(wanted));
-    }
+    keep_wanted(&mut list, wanted);
     list
 }
 

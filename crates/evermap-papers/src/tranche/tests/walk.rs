@@ -49,8 +49,8 @@ fn key_of_the_last_piece(divided: State) -> (u64, [u64; 2]) {
         let groups = (step.old_group_of(hash, DIVISION), divided.group_of(hash, DIVISION));
         DIVISION.part(hash) == part && groups == (old, step.target())
     };
-    let hashes = (1u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    (hashes.into_iter().find(is_moved).unwrap(), [old, step.target()])
+    let mut hashes = (1u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    (hashes.find(is_moved).unwrap(), [old, step.target()])
 }
 
 /// The division of all sets is taken back and made again while a page of the upper half of one of
