@@ -56,6 +56,8 @@ lints() {
     cargo clippy --workspace --all-targets "${features[@]}" -- -D warnings
     # In the workspace, the command turns on features of the library that are off by default.
     cargo clippy -p evermap -- -D warnings
+    # They are a workspace of their own.
+    if $full; then cargo check --manifest-path fuzz/Cargo.toml --quiet; fi
     step "documentation"
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! byte  0  control      changed in place by the owner of the record (expiry, state)
-//! byte  8  stamp        a CAS id
+//! byte  8  cas          the CAS id: a number that no other version of a record has
 //! byte 16  check        CRC32C of the map, bytes 8..16, 20..end (low half) | flags (high half)
 //! byte 24  lengths      key length (17 bits) | state of the owner (15) | value length (32), bytes
 //! byte 32  key, then value, padded with zeros to 8 bytes
@@ -28,8 +28,8 @@ pod! {
     pub struct Header: 32 {
         /// The owner's mutable state.
         pub control: PmU64,
-        /// The owner's identification of this version.
-        pub stamp: PmU64,
+        /// A number that no other version of a record has.
+        pub cas: PmU64,
         /// Checksum and flags.
         pub check: PmU64,
         /// Key length (17 bits), state of the owner (15 bits), value length (32 bits).

@@ -59,8 +59,16 @@ unsafe impl Medium for Watched {
         either!(self, medium => medium.len())
     }
 
+    fn file_len(&self) -> u64 {
+        either!(self, medium => medium.file_len())
+    }
+
     fn capacity(&self) -> u64 {
         either!(self, medium => medium.capacity())
+    }
+
+    fn is_read_only(&self) -> bool {
+        either!(self, medium => medium.is_read_only())
     }
 
     fn grow(&self, len: u64) -> Result<()> {

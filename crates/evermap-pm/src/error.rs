@@ -119,6 +119,8 @@ pub enum ErrorKind {
     Forked,
     /// A thread panicked while it was changing the store. Reopening recovers the store.
     Poisoned,
+    /// A walk through the store was ended before its end, by the one who had begun it.
+    Interrupted,
 }
 
 impl fmt::Display for ErrorKind {
@@ -197,6 +199,7 @@ impl fmt::Display for ErrorKind {
                 "a thread panicked in the middle of a change; close and reopen the store to \
                  recover it",
             ),
+            Interrupted => f.write_str("interrupted"),
         }
     }
 }
@@ -224,9 +227,13 @@ impl ErrorKind {
             | Io { path, .. }
             | FileSystem { path, .. }
             | Suspect { path, .. } => Some(path),
-            Damaged { .. } | NoSpace { .. } | KeyTooLong { .. } | Config(_) | Forked | Poisoned => {
-                None
-            }
+            Damaged { .. }
+            | NoSpace { .. }
+            | KeyTooLong { .. }
+            | Config(_)
+            | Forked
+            | Poisoned
+            | Interrupted => None,
         }
     }
 }

@@ -25,6 +25,10 @@ use crate::failure::Failure;
 const HISTORY_MAX: usize = 1000;
 /// The width of the facts about the server, with their borders.
 const FACTS_WIDTH: u16 = 48;
+/// The least width of the graph where it is beside the facts, with its borders: its title fits.
+const GRAPH_WIDTH: u16 = 28;
+/// The height of the graph where it is below the facts, with its borders.
+const GRAPH_HEIGHT: u16 = 4;
 /// The time after which the view looks for a signal, or a new sample, while no key is pressed.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -203,17 +207,23 @@ impl View {
         // With their borders and the names of the columns.
         let commands_height = cells.len() as u16 + 3;
         let facts_height = facts.len() as u16 + 2;
+        // A narrow screen has the graph below the facts.
+        let (beside, below) = match area.width < FACTS_WIDTH + GRAPH_WIDTH {
+            true => (0, GRAPH_HEIGHT),
+            false => (area.width - FACTS_WIDTH, 0),
+        };
         let rows = [
             Constraint::Length(commands_height),
             Constraint::Length(facts_height),
+            Constraint::Length(below),
             Constraint::Min(0),
         ];
-        let [commands, middle, keys] = Layout::vertical(rows).areas(area);
-        let columns = [Constraint::Length(FACTS_WIDTH), Constraint::Min(0)];
+        let [commands, middle, lower, keys] = Layout::vertical(rows).areas(area);
+        let columns = [Constraint::Min(0), Constraint::Length(beside)];
         let [left, right] = Layout::horizontal(columns).areas(middle);
         draw_commands(cells, frame, commands);
         draw_facts(&facts, frame, left);
-        self.draw_history(summary, frame, right);
+        self.draw_history(summary, frame, if below > 0 { lower } else { right });
         draw_keys(summary, frame, keys);
     }
 
@@ -234,7 +244,8 @@ fn block(title: impl Into<String>) -> Block<'static> {
 
 fn draw_commands(cells: Vec<[String; 6]>, frame: &mut Frame<'_>, area: Rect) {
     let widths = [
-        Constraint::Length(16),
+        // All of them fit into 60 columns.
+        Constraint::Max(16),
         Constraint::Length(11),
         Constraint::Length(8),
         Constraint::Length(9),
@@ -327,6 +338,14 @@ mod tests {
             assert!(screen.contains(text), "{text:?} in\n{screen}");
         }
         assert!(!drawn(&view(false), 80, 30).contains("hot keys"));
+    }
+
+    #[test]
+    fn narrow_screens_have_all_columns_and_headings() {
+        let screen = drawn(&view(true), 60, 36);
+        for text in ["per second    hits", "p99.9│", "commands per second: 2.00k", "user:1"] {
+            assert!(screen.contains(text), "{text:?} in\n{screen}");
+        }
     }
 
     #[test]

@@ -243,7 +243,7 @@ impl<K: Numbered> Instance<K> for PoolInstance<K> {
             return word;
         }
         let m = self.pool.medium();
-        m.at::<Header>(word & OFFSET_MASK).map_or(u64::MAX, |header| m.load(&header.stamp))
+        m.at::<Header>(word & OFFSET_MASK).map_or(u64::MAX, |header| m.load(&header.cas))
     }
 
     fn discard(&self, word: u64) {
@@ -290,7 +290,7 @@ pub(super) fn new_word<K: Numbered>(pool: &Pool<Sim>, key: K::Ref<'_>, tag: u64)
     let offset = pool.allocate(record::HEADER + len)?;
     let header = m.at::<Header>(offset).expect("just allocated");
     m.store(&header.control, 0);
-    m.store(&header.stamp, tag);
+    m.store(&header.cas, tag);
     m.store(&header.check, 0);
     m.store(&header.lengths, len);
     let cells = m.slice(offset + record::HEADER, len.div_ceil(8)).expect("just allocated");

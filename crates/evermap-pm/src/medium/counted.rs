@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -256,53 +255,7 @@ fn address(cell: &PmU64) -> usize {
 
 // SAFETY: `inner` guarantees 1 to 3; all calls about memory go to it.
 unsafe impl<M: Medium> Medium for Counted<M> {
-    fn base(&self) -> NonNull<u8> {
-        self.inner.base()
-    }
-
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn capacity(&self) -> u64 {
-        self.inner.capacity()
-    }
-
-    fn grow(&self, len: u64) -> Result<()> {
-        self.inner.grow(len)
-    }
-
-    fn begin(&self, word: u64) -> Result<()> {
-        self.inner.begin(word)
-    }
-
-    fn begun_bytes(&self) -> u64 {
-        self.inner.begun_bytes()
-    }
-
-    fn hole_bytes(&self) -> u64 {
-        self.inner.hole_bytes()
-    }
-
-    fn discard(&self, range: Range<u64>) {
-        self.inner.discard(range);
-    }
-
-    fn claim(&self, range: Range<u64>) -> Result<()> {
-        self.inner.claim(range)
-    }
-
-    fn prefault(&self, range: Range<u64>) {
-        self.inner.prefault(range);
-    }
-
-    fn read_ahead(&self, range: Range<u64>) {
-        self.inner.read_ahead(range);
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.inner.sync()
-    }
+    forward_memory!();
 
     fn name(&self) -> &'static str {
         self.inner.name()

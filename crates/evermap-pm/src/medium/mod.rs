@@ -16,6 +16,68 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::{PmU64, Pod, Quad, Result};
 
+/// In a [`Medium`] around another one, `inner`: leaves to that what concerns the memory and the file.
+/// How words are accessed, and whether access is exclusive, is for the outer one to say.
+macro_rules! forward_memory {
+    () => {
+        fn base(&self) -> std::ptr::NonNull<u8> {
+            self.inner.base()
+        }
+
+        fn len(&self) -> u64 {
+            self.inner.len()
+        }
+
+        fn file_len(&self) -> u64 {
+            self.inner.file_len()
+        }
+
+        fn capacity(&self) -> u64 {
+            self.inner.capacity()
+        }
+
+        fn is_read_only(&self) -> bool {
+            self.inner.is_read_only()
+        }
+
+        fn grow(&self, len: u64) -> $crate::Result<()> {
+            self.inner.grow(len)
+        }
+
+        fn begin(&self, word: u64) -> $crate::Result<()> {
+            self.inner.begin(word)
+        }
+
+        fn begun_bytes(&self) -> u64 {
+            self.inner.begun_bytes()
+        }
+
+        fn hole_bytes(&self) -> u64 {
+            self.inner.hole_bytes()
+        }
+
+        fn discard(&self, range: std::ops::Range<u64>) {
+            self.inner.discard(range);
+        }
+
+        fn claim(&self, range: std::ops::Range<u64>) -> $crate::Result<()> {
+            self.inner.claim(range)
+        }
+
+        fn prefault(&self, range: std::ops::Range<u64>) {
+            self.inner.prefault(range);
+        }
+
+        fn read_ahead(&self, range: std::ops::Range<u64>) {
+            self.inner.read_ahead(range);
+        }
+
+        fn sync(&self) -> $crate::Result<()> {
+            self.inner.sync()
+        }
+    };
+}
+
 mod counted;
 mod dram;
 mod emulated;

@@ -17,8 +17,8 @@ use evermap_pm::Medium;
 use evermap_pm::sync::Backoff;
 
 use crate::batch::intent::{Entry, Intent};
-use crate::map::handle::ensure_length;
 use crate::ops::atomic::sum;
+use crate::ops::begin::ensure_length;
 use crate::ops::read::LiveRecord;
 use crate::ordered::KeyEvent;
 use crate::record::control::Control;

@@ -115,7 +115,10 @@ impl<M: Medium> Evermap<M> {
                 }
             }
             visited?;
-            if self.file.maintenance.is_stopping() { Err(interrupted()) } else { Ok(()) }
+            match self.file.maintenance.is_stopping() {
+                true => Err(ErrorKind::Interrupted.into()),
+                false => Ok(()),
+            }
         };
         if let Some(problem) = problem {
             // The blocks of a map that cannot be opened cannot be marked.
@@ -167,12 +170,6 @@ pub(crate) fn mark_for(bad: u64, of: u64) -> DamageMark {
         true => DamageMark::Widespread,
         false => DamageMark::Found,
     }
-}
-
-/// Ends a sweep that closing the store has interrupted. [`Evermap::recover`] reports it as
-/// [`Error::Closed`].
-fn interrupted() -> evermap_pm::Error {
-    ErrorKind::Config("the store is being closed".into()).into()
 }
 
 /// A sweep verifies most of the first records up to this number, and about this number more each

@@ -19,6 +19,7 @@ pub(crate) mod ends;
 
 pub(crate) mod stream;
 
+pub(crate) mod begin;
 pub(crate) mod commit;
 pub(crate) mod find_many;
 pub(crate) mod losses;

@@ -7,7 +7,7 @@
 //!   index has stopped naming the record, durably, the word becomes a [tombstone](tombstone_of):
 //!   bit 32 is set, and the low 32 bits are the number of the opening that unbound the record. So
 //!   damage to an index that leads to the record again does not bring it back;
-//! * `stamp` is the CAS id;
+//! * `cas` is the CAS id;
 //! * the high 16 bits of the index word repeat the low 16 bits of the CAS id. A word and a record
 //!   of different ages (a page that went back in time) seldom agree;
 //! * the state in the word with the lengths says [how the record was read](access);
@@ -344,7 +344,7 @@ impl<'m, M: Medium> Record<'m, M> {
     pub(crate) fn at(medium: &'m M, word: u64) -> Result<Self, &'static str> {
         let offset = word & OFFSET_MASK;
         let header = medium.at::<Header>(offset).ok_or("it is outside the file")?;
-        let cas = medium.load_relaxed(&header.stamp);
+        let cas = medium.load_relaxed(&header.cas);
         if cas << TAG_SHIFT != word & !OFFSET_MASK {
             return Err("index and record are of different ages");
         }
@@ -364,7 +364,7 @@ impl<'m, M: Medium> Record<'m, M> {
     /// there before it was allocated. Nothing outside the block is part of the record.
     pub(crate) fn in_block(medium: &'m M, block: Range<u64>) -> Result<Self, &'static str> {
         let header = medium.at::<Header>(block.start).ok_or("it is outside the file")?;
-        let record = Self::at(medium, word_of(block.start, medium.load_relaxed(&header.stamp)))?;
+        let record = Self::at(medium, word_of(block.start, medium.load_relaxed(&header.cas)))?;
         match record.bytes() <= block.end - block.start {
             true => Ok(record),
             false => Err("it is longer than its block"),

@@ -202,7 +202,6 @@ fn a_store_that_was_killed_is_read_and_left_as_it_is() {
             if recovers {
                 map.db().recover().unwrap();
                 assert!(map.records().exact);
-                assert_eq!(map.len() as usize, map.iter().count(), "{index}");
             }
             let found: Vec<_> = map.iter().map(|pair| pair.unwrap().0).collect();
             let scanned = map.scan(..).unwrap().filter(Result::is_ok).count();
@@ -210,6 +209,10 @@ fn a_store_that_was_killed_is_read_and_left_as_it_is() {
             assert!(matches!(map.put(b"key", b"1"), Err(Error::ReadOnly)));
             let report = map.db().check(true).unwrap();
             assert!(report.is_sound(), "{index}: {report}");
+            // A batch that was killed before it was decided leaves records that nobody is shown.
+            if recovers {
+                assert_eq!(map.len(), found.len() as u64 + report.dead, "{index}: {report}");
+            }
             map.into_db().close().unwrap();
         }
         assert!(std::fs::read(&path).unwrap() == before, "{index}");
