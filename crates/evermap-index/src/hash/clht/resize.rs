@@ -265,8 +265,9 @@ impl<K: Key, M: Medium> Clht<K, M> {
                     pairs_in(m, bucket).filter(|pair| self.is_in(pair.slot_key, table, number)),
                 );
                 let (all, own) = (pairs_in(m, bucket).count(), pairs.len() - others);
-                // Otherwise damage may have led to something that is still in use.
-                if own > 0 && own == all {
+                // Otherwise damage may have led to something that is still in use. A crash can have
+                // left an empty bucket.
+                if own == all && self.is_recognised(bucket, table, number) {
                     old.push(m.offset_of(bucket));
                 } else {
                     self.pool.require_sweep();
