@@ -152,8 +152,11 @@ impl<F: Format, M: Medium, G: Geometry> Table<F, M, G> {
                 }
                 let hash_of = |stored: &Stored<'_>| self.hash_of(stored);
                 groups.part(locked.group, (Self::WALK, here.part), hash_of, |stored, hash| {
-                    // A set that two have become may have been shown in part.
-                    if (here.least..=here.most).contains(&hash.reverse_bits()) {
+                    // A set that two have become may have been shown in part. Damage may have put a
+                    // record into a group where no search looks for it.
+                    if (here.least..=here.most).contains(&hash.reverse_bits())
+                        && state.group_of(hash, Self::DIVISION) == index
+                    {
                         page.records.push(read(&stored)?);
                     }
                     Ok(())

@@ -255,7 +255,7 @@ fn pairs_by_line(bytes: &[u8]) -> BTreeMap<usize, Vec<usize>> {
 fn keys_that_are_bound_twice_are_shown_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
-    for index in common::campaign_indexes() {
+    for index in common::every_index() {
         let _ = std::fs::remove_file(&path);
         create(&path, index, Order::None, 0);
         let mut bytes = std::fs::read(&path).unwrap();
