@@ -243,14 +243,15 @@ fn block(title: impl Into<String>) -> Block<'static> {
 }
 
 fn draw_commands(cells: Vec<[String; 6]>, frame: &mut Frame<'_>, area: Rect) {
+    // All of them fit into 60 columns.
+    let latency = Constraint::Length(if area.width < 70 { 8 } else { 9 });
     let widths = [
-        // All of them fit into 60 columns.
         Constraint::Max(16),
         Constraint::Length(11),
         Constraint::Length(8),
-        Constraint::Length(9),
-        Constraint::Length(9),
-        Constraint::Length(9),
+        latency,
+        latency,
+        latency,
     ];
     let right_aligned = |cells: [String; 6]| {
         let mut cells = cells.into_iter();
@@ -343,7 +344,9 @@ mod tests {
     #[test]
     fn narrow_screens_have_all_columns_and_headings() {
         let screen = drawn(&view(true), 60, 36);
-        for text in ["per second    hits", "p99.9│", "commands per second: 2.00k", "user:1"] {
+        for text in
+            ["per second     hits", "p99.9│", "arithmetic ", "commands per second: 2.00k", "user:1"]
+        {
             assert!(screen.contains(text), "{text:?} in\n{screen}");
         }
     }
