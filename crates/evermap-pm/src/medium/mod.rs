@@ -16,8 +16,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::{PmU64, Pod, Quad, Result};
 
-/// In a [`Medium`] around another one, `inner`: leaves to that what concerns the memory and the file.
-/// How words are accessed, and whether access is exclusive, is for the outer one to say.
+/// In a [`Medium`] around another one, `inner`: leaves to that what concerns the memory and the
+/// file. How words are accessed, and whether access is exclusive, is for the outer one to say.
 macro_rules! forward_memory {
     () => {
         fn base(&self) -> std::ptr::NonNull<u8> {

@@ -18,11 +18,10 @@ use evermap_pm::sync::Backoff;
 
 use crate::batch::intent::{Entry, Intent};
 use crate::ops::atomic::sum;
-use crate::ops::begin::ensure_length;
 use crate::ops::read::LiveRecord;
 use crate::ordered::KeyEvent;
 use crate::record::control::Control;
-use crate::record::{Draft, control_of, record_bytes};
+use crate::record::{Draft, control_of, ensure_length, record_bytes};
 use crate::{Error, Evermap, Item, Map, MapOptions, Meta, Outcome, Result, mistakes};
 
 /// The maximum number of keys in a [`Batch`].

@@ -16,7 +16,7 @@ use crate::{Error, Evermap, Result};
 ///
 /// All operations take `&self` and may be called from any number of threads. Each is atomic, and
 /// all operations on one key happen in a single order. A mutation is durable when it returns. Keys
-/// have up to [`KEY_MAX`](crate::KEY_MAX) bytes, values up to [`VALUE_MAX`](crate::VALUE_MAX) bytes.
+/// have up to [`KEY_MAX`](crate::KEY_MAX) bytes, values up to [`VALUE_MAX`](crate::VALUE_MAX).
 ///
 /// A file has a [default map](Evermap::default_map), which has no name, and any number of
 /// [named](Evermap::map) ones. Operations on the file as a whole are methods of [`Evermap`];

@@ -9,7 +9,7 @@ use evermap_pm::Medium;
 
 use crate::record::access::AccessState;
 use crate::record::control::Control;
-use crate::record::{Draft, VALUE_MAX, record_bytes};
+use crate::record::{Draft, ensure_length, record_bytes};
 use crate::{Error, Map, Meta, Result};
 
 impl<M: Medium> Map<M> {
@@ -90,13 +90,5 @@ impl<M: Medium> Map<M> {
             true => AccessState::new(self.db.file.clock.coarse()),
             false => AccessState::default(),
         }
-    }
-}
-
-/// Whether a value is short enough.
-pub(crate) fn ensure_length(value: &[u8]) -> Result<()> {
-    match value.len() {
-        len if len > VALUE_MAX => Err(Error::ValueTooLong { len, max: VALUE_MAX }),
-        _ => Ok(()),
     }
 }

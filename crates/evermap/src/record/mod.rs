@@ -41,6 +41,14 @@ const TAG_SHIFT: u32 = 48;
 /// The damage if the index leads to a record that has a tombstone.
 const REMOVED: &str = "it was removed or replaced, and the index leads to it again";
 
+/// Refuses a value that is too long for a record.
+pub(crate) fn ensure_length(value: &[u8]) -> Result<()> {
+    match value.len() {
+        len if len > VALUE_MAX => Err(Error::ValueTooLong { len, max: VALUE_MAX }),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the length of a record with a key and a value of these lengths, bytes.
 pub(crate) fn record_bytes(key: usize, value: usize) -> u64 {
     HEADER + ((key + value) as u64).next_multiple_of(8)
