@@ -14,8 +14,36 @@ pub(crate) struct StoreArguments {
     /// File of the store
     #[arg(value_name = "STORE")]
     path: PathBuf,
+    /// What the file survives
+    #[arg(long, value_enum, default_value_t, value_name = "LEVEL")]
+    durability: Durability,
     #[command(flatten)]
     suspect: SuspectArguments,
+}
+
+/// What a store survives.
+#[derive(Clone, Copy, Default, PartialEq, ValueEnum)]
+pub(crate) enum Durability {
+    /// The end of the process at any instruction
+    #[default]
+    Process,
+    /// Nothing: it is in memory without a file
+    Volatile,
+    /// Loss of power too: the file is on persistent memory
+    Adr,
+    /// Loss of power, where the contents of the processors' caches survive it
+    Eadr,
+}
+
+impl From<Durability> for evermap::Durability {
+    fn from(durability: Durability) -> Self {
+        match durability {
+            Durability::Process => evermap::Durability::Process,
+            Durability::Volatile => evermap::Durability::Volatile,
+            Durability::Adr => evermap::Durability::Adr,
+            Durability::Eadr => evermap::Durability::Eadr,
+        }
+    }
 }
 
 /// The store and the map that a command uses.
@@ -93,7 +121,10 @@ impl StoreArguments {
     }
 
     fn open_with(&self, options: Options) -> Result<Evermap, Failure> {
-        Ok(Evermap::open(&self.path, options.on_suspect(self.suspect.on_suspect.setting()))?)
+        let options = options
+            .durability(self.durability.into())
+            .on_suspect(self.suspect.on_suspect.setting());
+        Ok(Evermap::open(&self.path, options)?)
     }
 }
 

@@ -172,7 +172,8 @@ impl Evermap {
     ///   open), [`NotAStore`](ErrorKind::NotAStore), [`NewerFormat`](ErrorKind::NewerFormat),
     ///   [`Damaged`](ErrorKind::Damaged), [`Suspect`](ErrorKind::Suspect) (see
     ///   [`Options::on_suspect`]), [`FileSystem`](ErrorKind::FileSystem),
-    ///   [`Config`](ErrorKind::Config), [`NoSpace`](ErrorKind::NoSpace) and [`Io`](ErrorKind::Io).
+    ///   [`Config`](ErrorKind::Config) (see [`Options::durability`]),
+    ///   [`NoSpace`](ErrorKind::NoSpace) and [`Io`](ErrorKind::Io).
     #[track_caller]
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         let path = path.as_ref();
@@ -195,6 +196,10 @@ impl Evermap {
     /// [`Error::Storage`] with [`Config`](ErrorKind::Config), [`NoSpace`](ErrorKind::NoSpace) or
     /// [`Io`](ErrorKind::Io).
     pub fn in_memory(options: Options) -> Result<Self> {
+        if let Durability::Adr | Durability::Eadr = options.durability {
+            let text = format!("durability `{}` needs a file; use `open`", options.durability);
+            return Err(storage(evermap_pm::ErrorKind::Config(text)));
+        }
         let medium = Mapped::anonymous(options.capacity, Pages::Huge, FlushKind::Process)?;
         let (identity, origin) =
             (medium.identity(), Origin::of_mapped(&medium, Durability::Volatile));
@@ -379,6 +384,10 @@ const fn least_capacity(index: IndexKind) -> u64 {
 
 #[track_caller]
 fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
+    if options.durability == Durability::Volatile {
+        let text = "durability `volatile` has no file; use `in_memory`".into();
+        return Err(storage(evermap_pm::ErrorKind::Config(text)));
+    }
     if options.read_only {
         return open_read_only(path, options);
     }
@@ -412,7 +421,7 @@ fn open_writable(
     match open_whole(path, medium, identity, &refusing) {
         Err(error) if error.is_damaged() || error.kind() == ErrorKind::Suspect => {
             let medium = held.truncate_and_map(&mapped_options(options))?;
-            let origin = Origin::of_mapped(&medium, Durability::Process);
+            let origin = Origin::of_mapped(&medium, options.durability);
             Evermap::create_at(medium, identity, options, origin)
         }
         opened => opened,
@@ -426,7 +435,7 @@ fn open_read_only(path: &Path, options: &Options) -> Result<Evermap> {
         let text = "read_only contradicts on_suspect = discard; leave one of them out".into();
         return Err(storage(evermap_pm::ErrorKind::Config(text)));
     }
-    let options = options.clone().create(false);
+    let options = options.clone().create(false).durability(Durability::Process);
     let medium = open_mapped(path, &mapped_options(&options), &options)?;
     let identity = medium.identity();
     // What opening stores goes to private pages, and so does what is recovered on the way.
@@ -453,14 +462,14 @@ fn open_whole(
             return Err(storage(evermap_pm::ErrorKind::NotAStore { path, why }));
         }
     }
-    let origin = Origin::of_mapped(&medium, Durability::Process);
+    let origin = Origin::of_mapped(&medium, options.durability);
     Evermap::open_at(medium, identity, options, origin)
 }
 
 fn mapped_options(options: &Options) -> MappedOptions {
     MappedOptions {
         capacity: options.capacity,
-        flush: FlushKind::Process,
+        flush: options.durability.flush_kind(),
         create: options.create,
         lock_wait: options.lock_wait,
         allocate_holes: options.allocate_holes,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use evermap_pm::medium::FlushKind;
 use evermap_pm::region::{OnSuspect, RegionConfig};
 
 use crate::error::storage;
@@ -28,6 +29,13 @@ pub enum Durability {
     /// so.
     #[default]
     Process,
+    /// As `Process`, and crashes of the operating system and loss of power: every store is written
+    /// back to persistent memory, which keeps what has reached its controller. The file must be on
+    /// a file system that is mounted for direct access (DAX).
+    Adr,
+    /// As `Adr`, on a machine that also keeps the contents of its processors' caches, so that
+    /// nothing has to be written back.
+    Eadr,
 }
 
 impl Durability {
@@ -35,6 +43,17 @@ impl Durability {
         match self {
             Durability::Volatile => "volatile",
             Durability::Process => "process",
+            Durability::Adr => "adr",
+            Durability::Eadr => "eadr",
+        }
+    }
+
+    /// Returns what flushes and fences do in a file.
+    pub(crate) fn flush_kind(self) -> FlushKind {
+        match self {
+            Durability::Volatile | Durability::Process => FlushKind::Process,
+            Durability::Adr => FlushKind::Adr,
+            Durability::Eadr => FlushKind::Eadr,
         }
     }
 }
@@ -49,11 +68,11 @@ impl FromStr for Durability {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self, Error> {
-        [Durability::Volatile, Durability::Process]
+        [Durability::Volatile, Durability::Process, Durability::Adr, Durability::Eadr]
             .into_iter()
             .find(|level| level.as_str() == name)
             .ok_or_else(|| {
-                let known = "volatile or process";
+                let known = "volatile, process, adr or eadr";
                 storage(evermap_pm::ErrorKind::Config(format!(
                     "durability `{name}` is unknown; use {known}"
                 )))
@@ -75,6 +94,7 @@ impl FromStr for Durability {
 pub struct Options {
     pub(crate) create: bool,
     pub(crate) read_only: bool,
+    pub(crate) durability: Durability,
     pub(crate) capacity: u64,
     pub(crate) extent_size: u64,
     pub(crate) max_bytes: u64,
@@ -106,6 +126,7 @@ impl Options {
         Options {
             create: true,
             read_only: false,
+            durability: Durability::default(),
             capacity,
             extent_size,
             max_bytes: u64::MAX,
@@ -213,6 +234,30 @@ impl Options {
     /// ```
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = bytes;
+        self
+    }
+
+    /// Sets what the file survives. The default is [`Durability::Process`]. What the machine or the
+    /// file does not provide is refused, and never replaced by something weaker. A file on
+    /// persistent memory is open at once after a loss of power too; one that was used with
+    /// `Process` there has to be closed before it can be opened with `Adr` or `Eadr`.
+    ///
+    /// Only for [`Evermap::open`](crate::Evermap::open), which refuses [`Durability::Volatile`]:
+    /// [`Evermap::in_memory`](crate::Evermap::in_memory) is for that. A file that is
+    /// [only read](Options::read_only) can be on anything.
+    ///
+    /// ```
+    /// use evermap::{Durability, ErrorKind, Evermap, Options};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("map");
+    /// match Evermap::open(&path, Options::new().durability(Durability::Adr)) {
+    ///     Ok(db) => assert_eq!(db.stat().durability, Durability::Adr),
+    ///     Err(error) => assert_eq!(error.kind(), ErrorKind::Config), // no persistent memory
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
         self
     }
 

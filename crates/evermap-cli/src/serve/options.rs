@@ -17,7 +17,7 @@ use evermap_server::server::{
 use super::endpoints::Endpoint;
 use super::service::{Announcement, Naming, Place, Service, StoreSettings};
 use crate::failure::Failure;
-use crate::open::{index_kind, parse_size};
+use crate::open::{Durability, index_kind, parse_size};
 use crate::rejoin::RejoinArguments;
 
 /// The port of memcached.
@@ -153,15 +153,6 @@ pub(crate) struct Arguments {
     lock_memory: bool,
 }
 
-#[derive(Clone, Copy, Default, PartialEq, ValueEnum)]
-enum Durability {
-    /// The end of the process at any instruction
-    #[default]
-    Process,
-    /// Nothing: the items are in memory without a file
-    Volatile,
-}
-
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum Ordered {
     /// Only if the store was opened with `persistent` before
@@ -251,6 +242,7 @@ impl Arguments {
         let (tls, endpoints, config) = (self.tls(), self.endpoints(), self.config()?);
         let store = StoreSettings {
             place: self.place()?,
+            durability: self.durability.into(),
             index: self.index,
             order: self.ordered.into(),
             rejoin: self.rejoin,
@@ -343,7 +335,12 @@ impl Arguments {
                 "--durability volatile does not use a file: remove --path, or use \
                  --durability process",
             )),
-            (Durability::Process, Some(path)) => Ok(Place::File(path.clone())),
+            (Durability::Process | Durability::Adr | Durability::Eadr, Some(path)) => {
+                Ok(Place::File(path.clone()))
+            }
+            (Durability::Adr | Durability::Eadr, None) => Err(Failure::other(
+                "--durability adr and eadr need --path: a file on persistent memory",
+            )),
             (Durability::Process, None) => {
                 Ok(Place::DefaultFile(Naming { plain_port: Some(PORT), any_port: true }))
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use evermap::{DamageMark, Evermap, Evicted, IndexKind, Options, Order};
+use evermap::{DamageMark, Durability, Evermap, Evicted, IndexKind, Options, Order};
 use evermap_server::protocol::Credentials;
 use evermap_server::server::{ClientCertificates, Tls, TlsSettings};
 use evermap_server::{Config, ListenAddress, Listener, METRICS_CONNECTIONS_MAX, Server};
@@ -57,6 +57,7 @@ pub(super) struct Service {
 /// The store that a server opens.
 pub(super) struct StoreSettings {
     pub(super) place: Place,
+    pub(super) durability: Durability,
     pub(super) index: IndexKind,
     pub(super) order: Order,
     pub(super) rejoin: RejoinArguments,
@@ -462,6 +463,7 @@ impl StoreSettings {
 
     fn open(&self, path: Option<&Path>) -> Result<Evermap, Failure> {
         let options = Options::new()
+            .durability(self.durability)
             .index(self.index)
             .ordered(self.order)
             .memory_limit(self.memory.unwrap_or(0))

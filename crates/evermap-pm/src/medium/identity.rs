@@ -7,10 +7,11 @@ use crate::random;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// The boot of the machine: the boot id of the kernel, or one of
-    /// [`unknown_boot`](Identity::unknown_boot) and [`MEMORY`](Identity::MEMORY).
+    /// [`unknown_boot`](Identity::unknown_boot), [`MEMORY`](Identity::MEMORY) and
+    /// [`persistent`](Identity::persistent).
     pub boot: [u64; 2],
     /// The device that holds the file, or the id of its file system if device numbers change from
-    /// mount to mount.
+    /// mount to mount. 0 on persistent memory, where every boot may number devices anew.
     pub device: u64,
     /// Inode of the file.
     pub inode: u64,
@@ -24,11 +25,25 @@ impl Identity {
     /// id that a container shows does not matter.
     pub const MEMORY: [u64; 2] = [u64::from_le_bytes(*b"inmemory"), 0];
     const UNKNOWN: u64 = u64::from_le_bytes(*b"no boot ");
+    const PERSISTENT: u64 = u64::from_le_bytes(*b"pers mem");
 
     /// Replaces a boot id that is not known. Different every time, so that it never equals another
     /// one.
     pub fn unknown_boot() -> [u64; 2] {
         [Self::UNKNOWN, random::number()]
+    }
+
+    /// Replaces a boot id for a file on persistent memory whose stores are durable after a fence. It
+    /// can be trusted after a crash of the machine, unless the modules counted a shutdown meanwhile
+    /// in which they could not keep what had been written to them: `unsafe_shutdowns` is that
+    /// count.
+    pub fn persistent(unsafe_shutdowns: u64) -> [u64; 2] {
+        [Self::PERSISTENT, unsafe_shutdowns]
+    }
+
+    /// Returns whether stores under this identity are durable after a fence.
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.boot[0] == Self::PERSISTENT
     }
 
     pub(crate) fn words(&self) -> [u64; 5] {
@@ -40,8 +55,9 @@ impl Identity {
     }
 
     pub(crate) fn is_same_file(&self, other: &Self) -> bool {
-        let file = |identity: &Self| (identity.device, identity.inode, identity.birth);
-        file(self) == file(other)
+        let persistent = self.is_persistent() || other.is_persistent();
+        (self.inode, self.birth) == (other.inode, other.birth)
+            && (persistent || self.device == other.device)
     }
 
     /// Returns the reason why data that was written under the identity `before`, and was not
@@ -52,6 +68,21 @@ impl Identity {
             return Some(
                 "the store was not closed, and this is not the file that was open then, but a copy \
                  of it or a restored one",
+            );
+        }
+        if before.is_persistent() {
+            return match self.is_persistent() && self.boot != before.boot {
+                true => Some(
+                    "the store was not closed, and since then the persistent memory has counted a \
+                     shutdown in which it lost what had been written to it",
+                ),
+                false => None,
+            };
+        }
+        if self.is_persistent() {
+            return Some(
+                "the store was not closed, and its last process did not write its stores back to \
+                 the persistent memory: open it with the durability of that process, and close it",
             );
         }
         if self.device != before.device {

@@ -422,6 +422,7 @@ impl<M: Medium> Region<M> {
     fn take_over(&mut self, identity: Identity, closed: bool, suspect: bool) -> Result<Opened> {
         let (m, words) = (&self.medium, self.header());
         let damage = self.damage_mark();
+        let was_persistent = self.identity().is_persistent();
         let clean = closed && m.load(&words.state) == CLEAN && damage == DamageMark::None;
         let says_closed = self.says_closed();
         let generation = m.load(&words.generation[0]);
@@ -440,11 +441,13 @@ impl<M: Medium> Region<M> {
         // writes pages back in any order, that needs a sync: otherwise a crash of the machine could
         // leave a changed file that counts as closed. This is one flush of the device for one page,
         // whatever the size of the file, because nothing else has changed since the close. On
-        // memory file systems it costs nothing.
+        // memory file systems it costs nothing. Neither may it count as written back to persistent
+        // memory when it is changed by a process that does not do that.
         let m = &self.medium;
         m.note(Note::Harmless("torn, the word is no longer `CLEAN`: the region counts as open"));
         m.store(&self.header().state, 0);
-        if says_closed && !m.mutant(mistakes::CLEAN_MARK_STAYS) {
+        let counts_as_durable = says_closed || was_persistent && !identity.is_persistent();
+        if counts_as_durable && !m.mutant(mistakes::CLEAN_MARK_STAYS) {
             m.sync()?;
         }
         self.write_generation_copy();

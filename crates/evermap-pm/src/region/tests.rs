@@ -26,6 +26,22 @@ fn opening_syncs_once_if_the_region_was_closed_and_never_otherwise() {
     }
 }
 
+/// A region that counts as written back must not do so when it is changed by a process that does
+/// not write its stores back, whether or not it was closed.
+#[test]
+fn leaving_persistent_memory_syncs() {
+    let durable = Identity { boot: Identity::persistent(0), device: 0, ..IDENTITY };
+    for (before, now, expected) in
+        [(durable, IDENTITY, 1), (durable, durable, 0), (IDENTITY, IDENTITY, 0)]
+    {
+        let sim = Sim::new(1 << 20).unwrap();
+        drop(Region::create(sim.clone(), &small(), before).unwrap());
+        sim.checkpoint();
+        Region::open(sim.clone(), now, OnSuspect::Refuse).unwrap();
+        assert_eq!(syncs(&sim), expected, "{now:?}");
+    }
+}
+
 fn small() -> RegionConfig {
     RegionConfig { extent_size: 4096, capacity: 1 << 20, seed: None }
 }
@@ -56,7 +72,15 @@ fn only_the_same_file_in_the_same_boot_is_trusted() {
         (unknown(), IDENTITY, "cannot be read"),
         (unknown(), unknown(), "cannot be read"),
     ];
-    for before in [IDENTITY, memory] {
+    let durable = |count| Identity { boot: Identity::persistent(count), device: 0, ..IDENTITY };
+    cases.extend([
+        (durable(2), durable(2), ""),
+        (durable(2), IDENTITY, ""),
+        (durable(2), durable(3), "lost what had been written"),
+        (IDENTITY, durable(2), "did not write its stores back"),
+        (unknown(), durable(2), "did not write its stores back"),
+    ]);
+    for before in [IDENTITY, memory, durable(2)] {
         cases.push((before, Identity { inode: 9, ..before }, "a copy"));
         cases.push((before, Identity { birth: 9, ..before }, "a copy"));
     }

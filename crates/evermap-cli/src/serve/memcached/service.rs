@@ -22,6 +22,7 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
     Ok(Service {
         store: StoreSettings {
             place: place(&options),
+            durability: Default::default(),
             index: Default::default(),
             order: Default::default(),
             rejoin: RejoinArguments::default(),

@@ -40,6 +40,9 @@ pub(super) struct File {
     granule: u64,
     /// Length in the file system. Locked while the file grows.
     size: Mutex<u64>,
+    /// Whether a new length is durable before it is used. Words that name what is beyond the old
+    /// one can be durable from then on, so the file system must not forget it.
+    has_durable_length: bool,
     /// The first failure of a write-back. Locked while syncing.
     sync_failure: Mutex<Option<Errno>>,
     /// Whether this opening has created it.
@@ -109,9 +112,15 @@ impl File {
             filesystem,
             granule,
             size: Mutex::ranked(Rank::File, size),
+            has_durable_length: false,
             sync_failure: Mutex::ranked(Rank::Leaf, None),
             is_new: false,
         })
+    }
+
+    /// Changes whether a new length is durable before it is used.
+    pub(super) fn with_durable_length(self, has_durable_length: bool) -> Self {
+        File { has_durable_length, ..self }
     }
 
     /// Returns whether this opening has created the file: there was none, and nobody else has
@@ -126,7 +135,11 @@ impl File {
         let (ours, named) = (status(fd, path)?, rustix::fs::lstat(path));
         match named {
             Ok(named) if (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino) => {
-                rustix::fs::unlink(path).map_err(|errno| Error::io("removing", path, errno))
+                rustix::fs::unlink(path).map_err(|errno| Error::io("removing", path, errno))?;
+                match FileSystem::of(fd, path)?.in_memory() {
+                    true => Ok(()),
+                    false => sync_directory(path),
+                }
             }
             _ => Ok(()),
         }
@@ -211,6 +224,10 @@ impl File {
             fallocate(&self.fd, PUNCH, usable, remains).map_err(|errno| {
                 Error::io("zeroing the end of a truncated file", &self.path, errno)
             })?;
+        }
+        if self.has_durable_length {
+            rustix::fs::fdatasync(&self.fd)
+                .map_err(|errno| Error::io("making its length durable", &self.path, errno))?;
         }
         *size = target;
         publish(target);
@@ -361,13 +378,7 @@ fn open_existing(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
 
 /// Creates a file that survives a crash of the machine, if the file system is supported.
 fn create_new(path: &Path) -> Result<OwnedFd> {
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let directory =
-        open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|errno| Error::io("opening the directory", parent, errno))?;
+    let directory = open_directory(parent_of(path))?;
     // Checked before anything is created, so that a refusal leaves nothing behind.
     let filesystem = FileSystem::of(&directory, path)?;
     // Not exclusive: if two processes create it at the same time, the lock decides.
@@ -375,11 +386,28 @@ fn create_new(path: &Path) -> Result<OwnedFd> {
     let fd = open(path, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|errno| Error::io("creating", path, errno))?;
     if !filesystem.in_memory() {
-        // A file is durable only together with its directory entry.
-        rustix::fs::fsync(&directory)
-            .map_err(|errno| Error::io("syncing the directory", parent, errno))?;
+        sync_directory(path)?;
     }
     Ok(fd)
+}
+
+/// Makes durable which file `path` names: a file is durable only together with its directory entry.
+fn sync_directory(path: &Path) -> Result<()> {
+    let parent = parent_of(path);
+    rustix::fs::fsync(open_directory(parent)?)
+        .map_err(|errno| Error::io("syncing the directory", parent, errno))
+}
+
+fn open_directory(path: &Path) -> Result<OwnedFd> {
+    open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| Error::io("opening the directory", path, errno))
+}
+
+fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
 }
 
 /// Returns how long this process may make a file.
@@ -421,6 +449,7 @@ mod tests {
             filesystem: FileSystem::Ext,
             granule: 4096,
             size: Mutex::ranked(Rank::File, 0),
+            has_durable_length: false,
             sync_failure: Mutex::ranked(Rank::Leaf, None),
             is_new: false,
         };

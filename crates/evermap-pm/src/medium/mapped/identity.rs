@@ -2,7 +2,8 @@
 //!
 //! A file that was not closed can be trusted if the kernel that was running then is still running,
 //! and this is the same file: then every page has the contents that were last stored, whether or
-//! not it was written back or the file system was unmounted in the meantime.
+//! not it was written back or the file system was unmounted in the meantime. On persistent memory,
+//! where every store is written back, the kernel does not matter.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -11,13 +12,20 @@ use std::path::Path;
 use rustix::fs::{AtFlags, StatxFlags, fstatfs, fstatvfs, makedev, statx};
 
 use super::filesystem::FileSystem;
+use super::persistent::PersistentMemory;
 use crate::medium::Identity;
 use crate::{Error, Result};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Returns the identity of an open file. Fields that the system does not provide are zero.
-pub(super) fn of(fd: impl AsFd, path: &Path, filesystem: FileSystem) -> Result<Identity> {
+/// Returns the identity of an open file. Fields that the system does not provide are zero. `memory`
+/// is the persistent memory to which all stores are written back.
+pub(super) fn of(
+    fd: impl AsFd,
+    path: &Path,
+    filesystem: FileSystem,
+    memory: Option<&PersistentMemory>,
+) -> Result<Identity> {
     let io = |errno| Error::io("reading its identity", path, errno);
     let wanted = StatxFlags::INO | StatxFlags::BTIME;
     let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, wanted).map_err(io)?;
@@ -27,6 +35,10 @@ pub(super) fn of(fd: impl AsFd, path: &Path, filesystem: FileSystem) -> Result<I
     } else {
         0
     };
+    if let Some(memory) = memory {
+        let boot = Identity::persistent(memory.unsafe_shutdowns());
+        return Ok(Identity { boot, device: 0, inode: stat.stx_ino, birth });
+    }
     // An overlay gets a new device number with every mount, and a restarted container gets a new
     // overlay over the same files. The id of the overlay, or of the file system below, stays the
     // same.
@@ -108,7 +120,7 @@ mod tests {
     #[test]
     fn different_files_differ_and_one_file_equals_itself() {
         let (one, two) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-        let identity = |file| of(file, Path::new("file"), FileSystem::Ext).unwrap();
+        let identity = |file| of(file, Path::new("file"), FileSystem::Ext, None).unwrap();
         assert_eq!(identity(&one), identity(&one));
         assert_ne!(identity(&one), identity(&two));
         assert_eq!(identity(&one).boot, identity(&two).boot);

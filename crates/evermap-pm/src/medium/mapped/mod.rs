@@ -22,7 +22,6 @@ use crate::medium::Identity;
 use crate::{Error, ErrorKind, PmU64, Quad, Result};
 
 mod address;
-mod domain;
 mod file;
 mod filesystem;
 mod holder;
@@ -30,6 +29,7 @@ mod identity;
 mod lock;
 mod mapping;
 mod pages;
+mod persistent;
 mod prefault;
 mod sigbus;
 
@@ -40,6 +40,7 @@ pub use sigbus::explain_bus_errors;
 use address::{Named, Opened};
 use file::File;
 use mapping::Mapping;
+use persistent::PersistentMemory;
 use prefault::Prefaulter;
 
 /// Alignment of the mapping, so that the system can use huge pages.
@@ -193,6 +194,7 @@ impl Mapped {
     /// * `OpenReadOnly` if readers hold the file, and it is to be opened for writing;
     /// * `Config` if `flush` needs something that this machine or file does not have, or the
     ///   capacity is impossible;
+    /// * `Damaged` if `flush` is for persistent memory, and blocks of the file are bad there;
     /// * `NoSpace` if there is not enough address space, or `allocate_holes` finds the disk full.
     #[track_caller]
     pub fn open(path: impl AsRef<Path>, options: &MappedOptions) -> Result<Self> {
@@ -210,7 +212,7 @@ impl Mapped {
             };
             return Self::map(file, &reading);
         }
-        domain::check(options.flush)?;
+        persistent::check(options.flush)?;
         let file = File::open(path, options.create, options.lock_wait)?;
         let created = file.is_new().then(|| file.share()).transpose()?;
         Self::map(file, options).inspect_err(|_| {
@@ -226,6 +228,11 @@ impl Mapped {
         let path = &file.path().to_owned();
         let len = file.whole_bytes();
         let mapping = map_file(&file, len, options)?;
+        let memory = options
+            .flush
+            .needs_dax()
+            .then(|| PersistentMemory::under(file.fd(), path, options.flush))
+            .transpose()?;
         mapping.advise(Advice::LinuxDontDump);
         if options.allocate_holes {
             file.claim(0..len)?;
@@ -233,12 +240,12 @@ impl Mapped {
         let opened =
             Opened { path, identity: holder::identity(file.fd()), place: Location::caller() };
         let name = Named::new(mapping.base().addr().get(), mapping.bytes() as usize, &opened);
-        let identity = identity::of(file.fd(), path, file.filesystem())?;
+        let identity = identity::of(file.fd(), path, file.filesystem(), memory.as_ref())?;
         Ok(Mapped {
             prefaulter: Prefaulter::default(),
             _name: Some(name),
             mapping,
-            file: Some(file),
+            file: Some(file.with_durable_length(memory.is_some())),
             len: AtomicU64::new(len),
             flush: options.flush,
             identity,
@@ -580,7 +587,7 @@ unsafe impl Medium for Mapped {
 mod tests {
     use super::*;
 
-    /// On a machine with persistent memory `domain::check` passes, so the mapping itself must fail.
+    /// On a machine with persistent memory `persistent::check` passes, so the mapping itself must fail.
     #[test]
     fn a_file_outside_persistent_memory_cannot_be_mapped_as_such() {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();

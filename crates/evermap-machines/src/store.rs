@@ -1,0 +1,141 @@
+//! A store: maps, batches, an order in the file, compaction.
+
+use std::time::Instant;
+
+use evermap::{Batch, Durability, Evermap, IndexKind, Map, MapOptions, Options, Order};
+
+use crate::{Result, STEPS, Subject, expect};
+
+/// A batch changes a key that was stored this many steps before; one that was stored twice as many
+/// steps before is removed.
+const AGE: u64 = 150;
+/// Acknowledgements between two compactions, and between two maps that come and go.
+const TIDY: u64 = 5;
+/// The name of the second map.
+const SECONDS: &str = "seconds";
+
+/// Opens or creates a store, checks it and changes it.
+pub(crate) fn run(index: IndexKind, level: Durability, file: &str) -> Result<()> {
+    let began = Instant::now();
+    let options =
+        Options::new().index(index).durability(level).ordered(Order::Persistent).capacity(1 << 30);
+    let db = Evermap::open(file, options.extent_size(1 << 18))?;
+    let (map, seconds) = (db.default_map(), db.map(SECONDS, MapOptions::new())?);
+    crate::run(&Store { db, map, seconds }, began)
+}
+
+/// Step `n` stores a record. A batch puts another value in its place, and the same one into the
+/// second map, for every third of them; every fourth is removed from both.
+struct Store {
+    db: Evermap,
+    map: Map,
+    seconds: Map,
+}
+
+fn key_of(step: u64) -> Vec<u8> {
+    format!("key {:016x}", step.wrapping_mul(0x9e37_79b9_7f4a_7c15)).into_bytes()
+}
+
+/// Returns a value of up to 900 bytes, which tells what it belongs to.
+fn value_of(step: u64, version: u64) -> Vec<u8> {
+    let unit = format!("{step} in version {version}; ").into_bytes();
+    let bytes = (step * 7 + version * 311) % 900 + 24;
+    unit.iter().copied().cycle().take(bytes as usize).collect()
+}
+
+/// Returns the values of both maps for the key of `step` when the steps before `next` are done.
+fn wanted(step: u64, next: u64) -> [Option<Vec<u8>>; 2] {
+    let Some(age) = next.checked_sub(step + 1) else { return [None, None] };
+    if step.is_multiple_of(4) && age >= 2 * AGE {
+        return [None, None];
+    }
+    match step.is_multiple_of(3) && age >= AGE {
+        true => [Some(value_of(step, 1)), Some(value_of(step, 1))],
+        false => [Some(value_of(step, 0)), None],
+    }
+}
+
+impl Store {
+    fn found(&self, step: u64) -> Result<[Option<Vec<u8>>; 2]> {
+        let key = key_of(step);
+        Ok([self.map.get(&key)?, self.seconds.get(&key)?])
+    }
+}
+
+impl Subject for Store {
+    fn first_answer(&self) -> Result<()> {
+        Ok(self.map.get(key_of(1)).map(drop)?)
+    }
+
+    fn first_missing(&self) -> Result<u64> {
+        let (mut next, mut gap) = (0, 0);
+        for step in 0.. {
+            match self.map.get(key_of(step))? {
+                Some(_) => (next, gap) = (step + 1, 0),
+                None if gap > 8 => break,
+                None => gap += 1,
+            }
+        }
+        Ok(next)
+    }
+
+    fn check(&self, next: u64) -> Result<()> {
+        for step in 0..next + 8 {
+            let states = match step + 1 == next {
+                true => vec![wanted(step, next)],
+                false => vec![wanted(step, next), wanted(step, next.saturating_sub(1))],
+            };
+            let found = self.found(step)?;
+            match states[0] == [None, None] {
+                // Two changes, one after the other; a batch makes both at once.
+                true => (0..2).try_for_each(|map| {
+                    let states: Vec<_> = states.iter().map(|state| state[map].clone()).collect();
+                    expect(format!("step {step} of {next}"), found[map].clone(), &states)
+                })?,
+                false => expect(format!("step {step} of {next}"), found, &states)?,
+            }
+        }
+        self.db.recover()?;
+        for map in [&self.map, &self.seconds] {
+            let (all, ordered) = (map.iter().count(), map.scan(..)?.count());
+            expect("the number of keys in order", ordered, &[all])?;
+        }
+        let (report, stat) = (self.db.check(true)?, self.db.stat());
+        match report.is_sound() && stat.damage == evermap::DamageMark::None {
+            true => Ok(()),
+            false => Err(format!("{report}; {stat}").into()),
+        }
+    }
+
+    fn step(&self, step: u64) -> Result<()> {
+        self.map.put(key_of(step), value_of(step, 0))?;
+        if let Some(old) = step.checked_sub(AGE)
+            && old.is_multiple_of(3)
+        {
+            let (key, value) = (key_of(old), value_of(old, 1));
+            let mut batch = Batch::new();
+            batch.put(&key, &value).in_map(SECONDS).put(&key, &value);
+            expect("the batch", self.db.apply(&batch)?.is_done(), &[true])?;
+        }
+        if let Some(old) = step.checked_sub(2 * AGE)
+            && old.is_multiple_of(4)
+        {
+            let key = key_of(old);
+            self.seconds.delete(&key)?;
+            self.map.delete(&key)?;
+        }
+        Ok(())
+    }
+
+    fn tidy_up(&self, step: u64) -> Result<()> {
+        if !((step + 1) / STEPS).is_multiple_of(TIDY) {
+            return Ok(());
+        }
+        let name = format!("only {step}");
+        let passing = self.db.map(&name, MapOptions::new())?;
+        (0..STEPS).try_for_each(|key| passing.put(key_of(key), value_of(key, 0)))?;
+        self.db.drop_map(&name)?;
+        self.db.compact()?;
+        Ok(())
+    }
+}
