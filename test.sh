@@ -42,6 +42,12 @@ install_packages() {
         # The laboratory's page is rendered in a browser, and RocksDB is one of its stores.
         command -v chromium >/dev/null || missing+=(chromium)
         ls /usr/lib/*/librocksdb.so >/dev/null 2>&1 || missing+=(librocksdb-dev)
+        # For machines with emulated persistent memory.
+        command -v qemu-system-x86_64 >/dev/null || missing+=(qemu-system-x86)
+        command -v busybox >/dev/null || missing+=(busybox-static)
+        command -v mkfs.xfs >/dev/null || missing+=(xfsprogs)
+        command -v cpio >/dev/null || missing+=(cpio)
+        command -v depmod >/dev/null || missing+=(kmod)
     fi
     [ ${#missing[@]} -gt 0 ] || return 0
     step "installing ${missing[*]}"
@@ -112,6 +118,8 @@ long_campaigns() {
     tests/connections/run.sh
     step "three servers behind other projects' clients and proxies"
     tests/fleet/run.sh
+    step "killed machines with persistent memory"
+    tests/machines/run.sh
     step "mistakes in the source"
     tests/source-edits/run.py --only-for 10
     tests/source-edits/run.py --table

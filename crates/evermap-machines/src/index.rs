@@ -11,11 +11,11 @@ use evermap_papers::fast_fair::FastFair;
 use evermap_papers::hot::Hot;
 use evermap_papers::masstree::Masstree;
 use evermap_papers::{Cceh, DashLh, Level, LineHash, Tranche, names};
+use evermap_pm::Pool;
 use evermap_pm::medium::{Mapped, MappedOptions};
 use evermap_pm::region::{OnSuspect, Region, RegionConfig};
-use evermap_pm::Pool;
 
-use crate::{Result, Subject, expect};
+use crate::subject::{self, Result, Subject, expect};
 
 const CAPACITY: u64 = 1 << 30;
 /// A step changes a key that was inserted this many steps before, and removes one that was inserted
@@ -70,7 +70,7 @@ where
         false => I::create(pool.clone(), root, I::Config::default())?,
     };
     let sweep = |mark: &mut dyn FnMut(u64)| index.visit(&mut Blocks(mark));
-    crate::run(&Keys { pool: &pool, index: &Hashed(&index, &pool), sweep }, began)
+    subject::run(&Keys { pool: &pool, index: &Hashed(&index, &pool), sweep }, began)
 }
 
 fn ordered<I: PersistentOrdered<Mapped>>(pool: Arc<Pool<Mapped>>, began: Instant) -> Result<()> {
@@ -80,7 +80,7 @@ fn ordered<I: PersistentOrdered<Mapped>>(pool: Arc<Pool<Mapped>>, began: Instant
         false => I::create(pool.clone(), root)?,
     };
     let sweep = |mark: &mut dyn FnMut(u64)| index.visit(&mut Blocks(mark));
-    crate::run(&Keys { pool: &pool, index: &Ordered(&index), sweep }, began)
+    subject::run(&Keys { pool: &pool, index: &Ordered(&index), sweep }, began)
 }
 
 /// Marks the blocks of an index, whose words name none.

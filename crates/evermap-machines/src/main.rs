@@ -12,69 +12,13 @@
 //! they must be found again; of the next one, any part may be. What is wrong is said in a line
 //! `WRONG`.
 
-use std::error::Error;
-use std::fmt::Display;
-use std::time::Instant;
-
 use evermap::Durability;
 
 mod index;
 mod store;
+mod subject;
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
-
-/// Steps between two acknowledgements: a console takes a millisecond for a line.
-const STEPS: u64 = 100;
-
-/// What is changed step by step.
-trait Subject {
-    /// Looks a key up.
-    fn first_answer(&self) -> Result<()>;
-
-    /// Returns the number of the first step whose beginning is not to be found.
-    fn first_missing(&self) -> Result<u64>;
-
-    /// Compares everything with what the steps before `next` have made. The last one of them may
-    /// have been carried out in part.
-    fn check(&self, next: u64) -> Result<()>;
-
-    fn step(&self, step: u64) -> Result<()>;
-
-    /// Called after every acknowledgement. What it does must leave everything as it is.
-    fn tidy_up(&self, _step: u64) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// Checks a subject that has been opened since `began`, and changes it until the machine is gone.
-fn run(subject: &impl Subject, began: Instant) -> Result<()> {
-    subject.first_answer()?;
-    subject.first_answer()?;
-    println!("FIRST answer after {:.2} ms", began.elapsed().as_secs_f64() * 1e3);
-    let next = subject.first_missing()?;
-    subject.check(next)?;
-    println!("CHECKED {next}");
-    for step in next.. {
-        subject.step(step)?;
-        if (step + 1).is_multiple_of(STEPS) {
-            println!("ACK {}", step + 1);
-            subject.tidy_up(step)?;
-        }
-    }
-    Ok(())
-}
-
-/// Fails if what was found is not what is wanted.
-fn expect<T: PartialEq + std::fmt::Debug>(
-    what: impl Display,
-    found: T,
-    wanted: &[T],
-) -> Result<()> {
-    match wanted.contains(&found) {
-        true => Ok(()),
-        false => Err(format!("{what} is {found:?} and not one of {wanted:?}").into()),
-    }
-}
+use subject::Result;
 
 fn grant(level: Durability, file: &str) -> Result<()> {
     let db = evermap::Evermap::open(file, evermap::Options::new().durability(level))?;

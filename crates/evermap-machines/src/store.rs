@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use evermap::{Batch, Durability, Evermap, IndexKind, Map, MapOptions, Options, Order};
 
-use crate::{Result, STEPS, Subject, expect};
+use crate::subject::{self, Result, STEPS, Subject, expect};
 
 /// A batch changes a key that was stored this many steps before; one that was stored twice as many
 /// steps before is removed.
@@ -21,7 +21,7 @@ pub(crate) fn run(index: IndexKind, level: Durability, file: &str) -> Result<()>
         Options::new().index(index).durability(level).ordered(Order::Persistent).capacity(1 << 30);
     let db = Evermap::open(file, options.extent_size(1 << 18))?;
     let (map, seconds) = (db.default_map(), db.map(SECONDS, MapOptions::new())?);
-    crate::run(&Store { db, map, seconds }, began)
+    subject::run(&Store { db, map, seconds }, began)
 }
 
 /// Step `n` stores a record. A batch puts another value in its place, and the same one into the

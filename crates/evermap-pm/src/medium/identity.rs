@@ -33,10 +33,10 @@ impl Identity {
         [Self::UNKNOWN, random::number()]
     }
 
-    /// Replaces a boot id for a file on persistent memory whose stores are durable after a fence. It
-    /// can be trusted after a crash of the machine, unless the modules counted a shutdown meanwhile
-    /// in which they could not keep what had been written to them: `unsafe_shutdowns` is that
-    /// count.
+    /// Replaces a boot id for a file on persistent memory whose stores are durable after a fence.
+    /// It can be trusted after a crash of the machine, unless the modules counted a shutdown
+    /// meanwhile in which they could not keep what had been written to them: `unsafe_shutdowns` is
+    /// that count.
     pub fn persistent(unsafe_shutdowns: u64) -> [u64; 2] {
         [Self::PERSISTENT, unsafe_shutdowns]
     }

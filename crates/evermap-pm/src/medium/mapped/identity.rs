@@ -12,19 +12,18 @@ use std::path::Path;
 use rustix::fs::{AtFlags, StatxFlags, fstatfs, fstatvfs, makedev, statx};
 
 use super::filesystem::FileSystem;
-use super::persistent::PersistentMemory;
 use crate::medium::Identity;
 use crate::{Error, Result};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Returns the identity of an open file. Fields that the system does not provide are zero. `memory`
-/// is the persistent memory to which all stores are written back.
+/// Returns the identity of an open file. Fields that the system does not provide are zero. If all
+/// stores are written back to persistent memory, `unsafe_shutdowns` is the count of its modules.
 pub(super) fn of(
     fd: impl AsFd,
     path: &Path,
     filesystem: FileSystem,
-    memory: Option<&PersistentMemory>,
+    unsafe_shutdowns: Option<u64>,
 ) -> Result<Identity> {
     let io = |errno| Error::io("reading its identity", path, errno);
     let wanted = StatxFlags::INO | StatxFlags::BTIME;
@@ -35,8 +34,8 @@ pub(super) fn of(
     } else {
         0
     };
-    if let Some(memory) = memory {
-        let boot = Identity::persistent(memory.unsafe_shutdowns());
+    if let Some(count) = unsafe_shutdowns {
+        let boot = Identity::persistent(count);
         return Ok(Identity { boot, device: 0, inode: stat.stx_ino, birth });
     }
     // An overlay gets a new device number with every mount, and a restarted container gets a new

@@ -240,7 +240,8 @@ impl Mapped {
         let opened =
             Opened { path, identity: holder::identity(file.fd()), place: Location::caller() };
         let name = Named::new(mapping.base().addr().get(), mapping.bytes() as usize, &opened);
-        let identity = identity::of(file.fd(), path, file.filesystem(), memory.as_ref())?;
+        let shutdowns = memory.as_ref().map(PersistentMemory::unsafe_shutdowns);
+        let identity = identity::of(file.fd(), path, file.filesystem(), shutdowns)?;
         Ok(Mapped {
             prefaulter: Prefaulter::default(),
             _name: Some(name),
@@ -587,7 +588,8 @@ unsafe impl Medium for Mapped {
 mod tests {
     use super::*;
 
-    /// On a machine with persistent memory `persistent::check` passes, so the mapping itself must fail.
+    /// On a machine with persistent memory `persistent::check` passes, so the mapping itself must
+    /// fail.
     #[test]
     fn a_file_outside_persistent_memory_cannot_be_mapped_as_such() {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
