@@ -20,7 +20,7 @@ declare -A megabytes=([ext4]=256 [xfs]=400)
 failed=0
 RANDOM=$seed
 
-# Unpacks a kernel, and packs what a guest starts with: modules, busybox and two programs.
+# Unpacks a kernel, and packs what a guest starts with: modules, busybox and the program.
 prepare() {
     mkdir -p "$work"
     local package=("$work"/linux-image-*.deb)
@@ -47,13 +47,11 @@ prepare() {
     done
     install -m 755 tests/machines/init "$root/init"
     cp "$(command -v busybox)" "$root/bin/busybox"
-    local program library
-    for program in evermap-machines evermap; do
-        strip -o "$root/bin/$program" "$target/release/$program"
-        for library in $(ldd "$root/bin/$program" | grep -o '/[^ ]*'); do
-            mkdir -p "$root$(dirname "$library")"
-            cp -Ln "$library" "$root$library" || true
-        done
+    local program=evermap-machines library
+    strip -o "$root/bin/$program" "$target/release/$program"
+    for library in $(ldd "$root/bin/$program" | grep -o '/[^ ]*'); do
+        mkdir -p "$root$(dirname "$library")"
+        cp -L "$library" "$root$library"
     done
     (cd "$root" && find . | cpio -o -H newc --quiet | gzip -1 >../initrd.gz)
     cp "$kernel"/boot/vmlinuz-* "$work/vmlinuz"
@@ -127,7 +125,7 @@ grants() {
         expect "GRANTED eadr on $fs" nvdimm $fs cpu "${grant[@]}" eadr /mnt/file
     done
     format virtio ext4
-    expect "WRONG" virtio ext4 mem-ctrl "${grant[@]}" adr /mnt/file
+    expect "flush kind .adr.: " virtio ext4 mem-ctrl "${grant[@]}" adr /mnt/file
     format disk ext4
     expect "no persistent memory" disk ext4 mem-ctrl "${grant[@]}" adr /mnt/file
     expect "GRANTED process" disk ext4 mem-ctrl "${grant[@]}" process /mnt/file
@@ -149,10 +147,12 @@ kills() { # FS SUBJECT...
         # Every fourth one is killed while it opens the file and looks at it.
         local sign=CHECKED
         [ $((round % 4)) != 0 ] || sign=FIRST wanted=0
-        while kill -0 "$machine" 2>/dev/null; do
+        local moment="" end=$((SECONDS + 300))
+        while kill -0 "$machine" 2>/dev/null && [ $SECONDS -lt $end ]; do
             grep -aq '^WRONG\|^DONE' "$log" && break
             if grep -aq "^$sign" "$log" && [ "$(grep -ac '^ACK' "$log")" -ge "$wanted" ]; then
                 sleep "0.$((RANDOM % 10))"
+                moment=reached
                 break
             fi
             sleep 0.05
@@ -162,7 +162,8 @@ kills() { # FS SUBJECT...
         local found said
         found=$(last CHECKED "$log")
         said=$(tr -d '\r' <"$log" | grep -a -m 1 '^WRONG\|^DONE' || true)
-        if [ -n "$said" ] || [ "${found:-$acknowledged}" -lt "$acknowledged" ]; then
+        # A guest that ended or hung before it was to be killed has shown nothing.
+        if [ -z "$moment" ] || [ -n "$said" ] || [ "${found:-$acknowledged}" -lt "$acknowledged" ]; then
             echo "FAILED: $fs $*, kill $round: $acknowledged acknowledged, ${found:-none} found; $said"
             failed=1
             return
@@ -174,7 +175,7 @@ kills() { # FS SUBJECT...
     echo "ok: $fs $*: $kills kills, $acknowledged steps acknowledged, $(tr -d '\r' <"$log" | grep -a '^FIRST' || true)"
 }
 
-cargo build --release --quiet -p evermap-machines -p evermap-cli
+cargo build --release --quiet -p evermap-machines
 prepare
 echo "seed $seed"
 grants

@@ -183,21 +183,8 @@ fn wanted(step: u64, next: u64) -> Option<u64> {
 }
 
 impl<W: Words, S: Fn(&mut dyn FnMut(u64)) -> evermap_pm::Result<()>> Subject for Keys<'_, W, S> {
-    fn first_answer(&self) -> Result<()> {
-        self.index.get(key_of(1)).map(drop)
-    }
-
-    fn first_missing(&self) -> Result<u64> {
-        // A key is present for as many steps at least, so no gap is wider.
-        let (mut next, mut gap) = (0, 0);
-        for step in 0.. {
-            match self.index.get(key_of(step))? {
-                Some(_) => (next, gap) = (step + 1, 0),
-                None if gap > 8 => break,
-                None => gap += 1,
-            }
-        }
-        Ok(next)
+    fn is_present(&self, step: u64) -> Result<bool> {
+        Ok(self.index.get(key_of(step))?.is_some())
     }
 
     fn check(&self, next: u64) -> Result<()> {

@@ -138,7 +138,7 @@ impl File {
                 rustix::fs::unlink(path).map_err(|errno| Error::io("removing", path, errno))?;
                 match FileSystem::of(fd, path)?.in_memory() {
                     true => Ok(()),
-                    false => sync_directory(path),
+                    false => sync_directory(&open_directory(parent_of(path))?, path),
                 }
             }
             _ => Ok(()),
@@ -386,16 +386,15 @@ fn create_new(path: &Path) -> Result<OwnedFd> {
     let fd = open(path, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|errno| Error::io("creating", path, errno))?;
     if !filesystem.in_memory() {
-        sync_directory(path)?;
+        sync_directory(&directory, path)?;
     }
     Ok(fd)
 }
 
 /// Makes durable which file `path` names: a file is durable only together with its directory entry.
-fn sync_directory(path: &Path) -> Result<()> {
-    let parent = parent_of(path);
-    rustix::fs::fsync(open_directory(parent)?)
-        .map_err(|errno| Error::io("syncing the directory", parent, errno))
+fn sync_directory(directory: &OwnedFd, path: &Path) -> Result<()> {
+    rustix::fs::fsync(directory)
+        .map_err(|errno| Error::io("syncing the directory", parent_of(path), errno))
 }
 
 fn open_directory(path: &Path) -> Result<OwnedFd> {
