@@ -48,6 +48,7 @@ install_packages() {
         command -v mkfs.xfs >/dev/null || missing+=(xfsprogs)
         command -v cpio >/dev/null || missing+=(cpio)
         command -v depmod >/dev/null || missing+=(kmod)
+        command -v valgrind >/dev/null || missing+=(valgrind)
     fi
     [ ${#missing[@]} -gt 0 ] || return 0
     step "installing ${missing[*]}"
@@ -120,6 +121,8 @@ long_campaigns() {
     tests/fleet/run.sh
     step "killed machines with persistent memory"
     tests/machines/run.sh
+    step "commands under valgrind"
+    tests/valgrind/run.sh
     step "mistakes in the source"
     tests/source-edits/run.py --only-for 10
     tests/source-edits/run.py --table

@@ -410,6 +410,57 @@ fn look_closely(map: &Map, keys: u64, expected: &BTreeMap<u64, u64>) -> u64 {
     missing
 }
 
+/// A key, and the kind of walk that shows it.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Shown {
+    how: &'static str,
+    key: Vec<u8>,
+}
+
+/// Returns what each kind of walk shows, with its version, and adds to `wrong` what is shown twice
+/// or out of order.
+fn everything_shown(map: &Map, wrong: &mut Vec<String>) -> BTreeMap<Shown, u32> {
+    let mut shown = BTreeMap::new();
+    let mut note = |how: &'static str, key: &[u8], flags: u32| {
+        if shown.insert(Shown { how, key: key.to_vec() }, flags).is_some() {
+            wrong.push(format!("{how} shows key {} twice", number_of(key)));
+        }
+    };
+    map.for_each(|item| {
+        item.iter().for_each(|item| note("for_each", item.key, item.flags));
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    let mut page = Some(0);
+    while let Some(from) = page {
+        page = map
+            .cache()
+            .find_page(from, |record| {
+                record.iter().for_each(|record| note("find_page", record.key(), record.flags()));
+            })
+            .unwrap();
+    }
+    map.keys().flatten().for_each(|key| {
+        let flags = map.get_with(&key, |item| item.flags).ok().flatten();
+        note("keys", &key, flags.unwrap_or_default());
+    });
+    let mut before = None;
+    let mut unordered = Vec::new();
+    if let Ok(mut scan) = map.scan(..) {
+        let _ = scan.visit(|item| {
+            for item in item.iter() {
+                note("scan", item.key, item.flags);
+                if before.replace(item.key.to_vec()).is_some_and(|before| *before >= *item.key) {
+                    unordered.push(format!("scan shows key {} late", number_of(item.key)));
+                }
+            }
+            ControlFlow::Continue(())
+        });
+    }
+    wrong.append(&mut unordered);
+    shown
+}
+
 impl Tally {
     /// The same for the named map.
     fn look_named(&mut self, map: &Map) {
@@ -477,58 +528,21 @@ impl Tally {
                 _ => {}
             }
         }
-        let mut shown = BTreeMap::new();
-        let mut note = |how: &str, key: &[u8], flags: u32| {
-            if shown.insert((how.to_owned(), key.to_vec()), flags).is_some() {
-                wrong.push(format!("{how} shows key {} twice", number_of(key)));
-            }
-        };
-        map.for_each(|item| {
-            item.iter().for_each(|item| note("for_each", item.key, item.flags));
-            ControlFlow::Continue(())
-        })
-        .unwrap();
-        let mut page = Some(0);
-        while let Some(from) = page {
-            page = map
-                .cache()
-                .find_page(from, |record| {
-                    record
-                        .iter()
-                        .for_each(|record| note("find_page", record.key(), record.flags()));
-                })
-                .unwrap();
+        let shown = everything_shown(map, &mut wrong);
+        let get = |shown: &Shown| version(&shown.key).ok();
+        let mut differing: Vec<_> = shown
+            .iter()
+            .filter_map(|(shown, flags)| Some((shown, flags, get(shown)?)))
+            .filter(|(_, flags, found)| *found != Some(**flags))
+            .collect();
+        if !differing.is_empty() {
+            // What two owners of damaged space have lost to each other is not shown again.
+            let again = everything_shown(map, &mut Vec::new());
+            differing.retain(|(shown, ..)| again.contains_key(shown));
         }
-        map.keys().flatten().for_each(|key| {
-            let flags = version(&key).ok().flatten();
-            note("keys", &key, flags.unwrap_or_default());
-        });
-        let mut before = None;
-        let mut unordered = Vec::new();
-        if let Ok(mut scan) = map.scan(..) {
-            let _ = scan.visit(|item| {
-                for item in item.iter() {
-                    note("scan", item.key, item.flags);
-                    if before.replace(item.key.to_vec()).is_some_and(|before| *before >= *item.key)
-                    {
-                        unordered.push(format!("scan shows key {} late", number_of(item.key)));
-                    }
-                }
-                ControlFlow::Continue(())
-            });
-        }
-        wrong.append(&mut unordered);
-        for ((how, key), flags) in &shown {
-            match version(key) {
-                Ok(found) if found != Some(*flags) => {
-                    wrong.push(format!(
-                        "{how} shows {flags} of key {}, get {found:?}",
-                        number_of(key)
-                    ));
-                }
-                _ => {}
-            }
-        }
+        wrong.extend(differing.into_iter().map(|(shown, flags, found)| {
+            format!("{} shows {flags} of key {}, get {found:?}", shown.how, number_of(&shown.key))
+        }));
         if let Some(first) = wrong.first() {
             self.wrong.push(format!("{damage}: {first}, and {} more", wrong.len() - 1));
         }
