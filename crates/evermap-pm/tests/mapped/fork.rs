@@ -2,9 +2,20 @@
 
 use std::time::Duration;
 
-use crate::common::{creating, in_memory};
+use crate::common::{creating, in_memory, other_part, spawn};
 use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::{Mapped, MappedOptions, Medium};
+
+/// Runs a test of this module in a process that runs nothing else. A child has what other tests
+/// have open, too, and would keep their files locked.
+fn alone(name: &str, test: impl FnOnce()) {
+    if other_part().is_some() {
+        return test();
+    }
+    let directory = in_memory();
+    let process = spawn(&format!("fork::{name}"), directory.path());
+    assert_eq!(process.wait(), Some(0));
+}
 
 /// Runs `child` in a forked child and returns its result. A child that hangs is ended by an alarm.
 ///
@@ -29,6 +40,10 @@ fn in_child(child: impl FnOnce() -> bool) -> bool {
 
 #[test]
 fn a_child_is_detected() {
+    alone("a_child_is_detected", detect_a_child);
+}
+
+fn detect_a_child() {
     let detector = ForkDetector::new().unwrap();
     assert!(!detector.is_child());
     assert!(in_child(|| detector.is_child()));
@@ -39,6 +54,13 @@ fn a_child_is_detected() {
 
 #[test]
 fn a_child_may_drop_inherited_objects_and_the_parent_keeps_its_lock() {
+    alone(
+        "a_child_may_drop_inherited_objects_and_the_parent_keeps_its_lock",
+        drop_inherited_objects,
+    );
+}
+
+fn drop_inherited_objects() {
     let directory = in_memory();
     let path = directory.path().join("file");
     let medium = Mapped::open(&path, &creating()).unwrap();
@@ -58,6 +80,10 @@ fn a_child_may_drop_inherited_objects_and_the_parent_keeps_its_lock() {
 /// A child that outlives its parent holds what it inherited, and is not told to stop itself.
 #[test]
 fn a_child_that_opens_what_it_inherited_is_told_so() {
+    alone("a_child_that_opens_what_it_inherited_is_told_so", open_what_was_inherited);
+}
+
+fn open_what_was_inherited() {
     let directory = in_memory();
     let path = directory.path().join("file");
     let medium = Mapped::open(&path, &creating()).unwrap();
@@ -65,7 +91,6 @@ fn a_child_that_opens_what_it_inherited_is_told_so() {
     let word = medium.at::<evermap_pm::PmU64>(evermap_pm::region::HOLDER_PID_OFFSET).unwrap();
     // The parent is gone.
     medium.store(word, (1 << 22) + 1);
-    // The child holds what other tests have open, too, so it must not live long.
     let options = MappedOptions { lock_wait: Duration::ZERO, ..MappedOptions::default() };
     assert!(in_child(|| {
         let refused = Mapped::open(&path, &options).map(|_| ()).unwrap_err();

@@ -538,7 +538,7 @@ impl Tally {
         if !differing.is_empty() {
             // What two owners of damaged space have lost to each other is not shown again.
             let again = everything_shown(map, &mut Vec::new());
-            differing.retain(|(shown, ..)| again.contains_key(shown));
+            differing.retain(|(shown, _, found)| found.is_some() || again.contains_key(shown));
         }
         wrong.extend(differing.into_iter().map(|(shown, flags, found)| {
             format!("{} shows {flags} of key {}, get {found:?}", shown.how, number_of(&shown.key))
