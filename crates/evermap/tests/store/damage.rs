@@ -716,6 +716,9 @@ fn use_damaged_files() {
         writeln!(out, "wrong: {case}").unwrap();
     }
     assert!(tally.wrong.is_empty(), "wrong records");
+    if !["", "all"].contains(&parts[4]) {
+        return; // What follows is about whole lists.
+    }
     // A clean shutdown saves counts. They do not help if the file was cut off, if a page is of
     // another time, or if the words are damaged that record how the store was closed.
     let unnoticed = tally.unnoticed.len() as u64;
