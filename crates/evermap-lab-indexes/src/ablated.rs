@@ -4,15 +4,15 @@ use std::marker::PhantomData;
 
 use evermap_index::key::Quotient;
 use evermap_index::{Action, Bytes, Index, Key, MutateMode, Result, Without};
-use evermap_pm::medium::Mapped;
 use evermap_pm::{Guard, Medium};
 
 use super::builder::IndexBuilder;
 use super::family::Dash;
 use super::indexed::Indexed;
+use super::media::{Memory, Watched};
 use evermap_lab_core::LabError;
 use evermap_lab_core::subject::{
-    Entry, Found, Guards, Measured, MediumKind, Place, Setup, Size, Subject, Table,
+    Counts, Entry, Found, Guards, Measured, Place, Setup, Size, Subject, Table,
 };
 
 /// Every table that lacks an idea.
@@ -100,29 +100,34 @@ fn build<const STASHES: usize, const WHAT: u8>(
     name: &'static str,
     setup: &Setup,
 ) -> Result<Box<dyn Subject>, LabError> {
-    setup.media_only(name, &[MediumKind::Dram])?;
     let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
-    let built = match setup.lengths {
-        Some(lengths) => builder.anonymous().and_then(|medium| {
-            builder.store::<Dash<STASHES>, Lacking<Bytes, WHAT>, _>(medium, lengths, |_| None)
-        }),
-        None => builder
-            .memory()
-            .and_then(|memory| builder.table_in::<Dash<STASHES>, Lacking<u64, WHAT>>(memory)),
-    };
+    let built = builder.memory().and_then(|memory| match setup.lengths {
+        Some(lengths) => builder.store_in::<Dash<STASHES>, Lacking<Bytes, WHAT>>(memory, lengths),
+        None => builder.table_in::<Dash<STASHES>, Lacking<u64, WHAT>>(memory),
+    });
     built.map_err(|error| LabError::index(name, error))
 }
 
 fn locked_reads(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>, LabError> {
     setup.words_only(name)?;
-    setup.media_only(name, &[MediumKind::Dram])?;
     let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
-    let built = builder.anonymous().and_then(|medium| builder.pool::<Dash<2>, u64, Mapped>(medium));
-    let (pool, index) = built.map_err(|error| LabError::index(name, error))?;
+    let built = builder.memory().and_then(|memory| match memory {
+        Memory::Plain(medium) => locked_reads_in(&builder, medium, |_| None),
+        Memory::Watched(medium) => locked_reads_in(&builder, medium, Watched::counts),
+    });
+    built.map_err(|error| LabError::index(name, error))
+}
+
+fn locked_reads_in<M: Medium>(
+    builder: &IndexBuilder<'_>,
+    medium: M,
+    counts: fn(&M) -> Option<Counts>,
+) -> Result<Box<dyn Subject>> {
+    let (pool, index) = builder.pool::<Dash<2>, u64, M>(medium)?;
     let (place, keys) = (builder.place(), PhantomData::<fn() -> u64>);
-    let (counts, placement, grow_ahead) = (|_: &_| None, |_: &_| Ok(None), |_: &_, _| Ok(None));
+    let (placement, grow_ahead) = (|_: &_| Ok(None), |_: &_, _| Ok(None));
     let table = LockedReads(Indexed { pool, index, counts, placement, grow_ahead, place, keys });
-    Ok(Box::new(Measured { name, table, guards: builder.guards }))
+    Ok(Box::new(Measured { name: builder.name, table, guards: builder.guards }))
 }
 
 /// An index whose lookups are mutations that change nothing.
@@ -159,6 +164,10 @@ impl<M: Medium, I: Index<u64> + 'static> Table for LockedReads<M, I> {
 
     fn size(&self) -> Result<Size> {
         self.0.size()
+    }
+
+    fn counts(&self) -> Option<Counts> {
+        self.0.counts()
     }
 
     fn place(&self) -> Place {

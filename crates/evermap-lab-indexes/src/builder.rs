@@ -13,7 +13,7 @@ use super::family::{Family, ROOT};
 use super::indexed::Indexed;
 use super::media::{Memory, Watched};
 use super::records::Recorded;
-use evermap_lab_core::subject::facts::{Counts, MediumKind, Place, Survives};
+use evermap_lab_core::subject::facts::{Counts, MediumKind, Place};
 use evermap_lab_core::subject::setup::{File, Setup, unique_path};
 use evermap_lab_core::subject::store::Stored;
 use evermap_lab_core::subject::table::Measured;
@@ -58,10 +58,11 @@ impl IndexBuilder<'_> {
             MediumKind::Process => Memory::Plain(self.file(FlushKind::Process)?),
             MediumKind::Forced => Memory::Plain(self.file(FlushKind::Forced)?),
             MediumKind::Emulated => {
-                let (medium, setup) = (self.file(FlushKind::Forced)?, self.setup);
-                let delayed = Emulated::new(medium, setup.persist_ns, setup.read_ns);
+                let delayed = Emulated::new(self.file(FlushKind::Forced)?, self.setup.speed);
                 Memory::Watched(Watched::Emulated(delayed))
             }
+            MediumKind::Adr => Memory::Plain(self.file(FlushKind::Adr)?),
+            MediumKind::Eadr => Memory::Plain(self.file(FlushKind::Eadr)?),
         })
     }
 
@@ -94,10 +95,7 @@ impl IndexBuilder<'_> {
             medium: medium.name().to_owned(),
             flush_kind: medium.flushes().then(|| line_flush().to_string()),
             location: (medium != MediumKind::Dram).then(|| self.setup.location.clone()),
-            survives: match medium {
-                MediumKind::Dram => Survives::Nothing,
-                _ => Survives::Process,
-            },
+            survives: medium.survives(),
         }
     }
 
@@ -126,6 +124,21 @@ impl IndexBuilder<'_> {
         let (placement, grow_ahead) = (F::placement::<Keys, M>, F::grow_ahead::<Keys, M>);
         let table = Indexed { pool, index, counts, placement, grow_ahead, place, keys };
         Ok(Box::new(Measured { name: self.name, table, guards: self.guards }))
+    }
+
+    /// As [`table_in`](Self::table_in), over byte strings.
+    pub fn store_in<F: Family, Keys>(
+        &self,
+        memory: Memory,
+        lengths: KeyValueLengths,
+    ) -> Result<Box<dyn Subject>>
+    where
+        Keys: for<'k> Quotient<Ref<'k> = BytesRef<'k>>,
+    {
+        match memory {
+            Memory::Plain(medium) => self.store::<F, Keys, _>(medium, lengths, |_| None),
+            Memory::Watched(medium) => self.store::<F, Keys, _>(medium, lengths, Watched::counts),
+        }
     }
 
     /// As [`table`](Self::table), over byte strings.

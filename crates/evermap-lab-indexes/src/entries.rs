@@ -7,9 +7,7 @@ use evermap_papers::tranche::{Geometry, Sizes};
 use super::builder::IndexBuilder;
 use super::family::{CcehOf, Dash, Family, Levels, LinearDash, Lines, PClht, Tranches};
 use super::heterogeneous;
-use super::media::{Memory, Watched};
 use evermap_lab_core::LabError;
-use evermap_lab_core::subject::facts::MediumKind;
 use evermap_lab_core::subject::setup::Setup;
 use evermap_lab_core::subject::view::{Entry, Subject};
 use evermap_lab_core::subject::work::Guards;
@@ -115,25 +113,25 @@ pub static SEGMENTS: [Entry; 4] = [
         name: "dash-eh-1k",
         about: "Dash-EH with segments of 4 buckets (1 KiB) and two stash buckets",
         rival: false,
-        factory: |name, setup| plain::<Dash<2, 4>>(name, setup),
+        factory: |name, setup| words::<Dash<2, 4>>(name, Guards::PerOperation, setup),
     },
     Entry {
         name: "dash-eh-2k",
         about: "Dash-EH with segments of 8 buckets (2 KiB) and two stash buckets",
         rival: false,
-        factory: |name, setup| plain::<Dash<2, 8>>(name, setup),
+        factory: |name, setup| words::<Dash<2, 8>>(name, Guards::PerOperation, setup),
     },
     Entry {
         name: "dash-eh-4k",
         about: "Dash-EH with segments of 16 buckets (4 KiB) and two stash buckets",
         rival: false,
-        factory: |name, setup| plain::<Dash<2, 16>>(name, setup),
+        factory: |name, setup| words::<Dash<2, 16>>(name, Guards::PerOperation, setup),
     },
     Entry {
         name: "dash-eh-8k",
         about: "Dash-EH with segments of 32 buckets (8 KiB) and two stash buckets",
         rival: false,
-        factory: |name, setup| plain::<Dash<2, 32>>(name, setup),
+        factory: |name, setup| words::<Dash<2, 32>>(name, Guards::PerOperation, setup),
     },
 ];
 
@@ -170,15 +168,6 @@ fn words<F: Family>(
     built.map_err(|error| LabError::index(name, error))
 }
 
-/// Builds an index over words in anonymous memory, the only medium that it supports.
-fn plain<F: Family>(name: &'static str, setup: &Setup) -> Result<Box<dyn Subject>, LabError> {
-    setup.words_only(name)?;
-    setup.media_only(name, &[MediumKind::Dram])?;
-    let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
-    let built = builder.anonymous().and_then(|medium| builder.table::<F, u64, _>(medium, |_| None));
-    built.map_err(|error| LabError::index(name, error))
-}
-
 /// Builds an index over byte strings, each pair a record in the heap.
 fn byte_strings<F: Family>(
     name: &'static str,
@@ -186,9 +175,6 @@ fn byte_strings<F: Family>(
     setup: &Setup,
 ) -> Result<Box<dyn Subject>, LabError> {
     let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
-    let built = builder.memory().and_then(|memory| match memory {
-        Memory::Plain(medium) => builder.store::<F, Bytes, _>(medium, lengths, |_| None),
-        Memory::Watched(medium) => builder.store::<F, Bytes, _>(medium, lengths, Watched::counts),
-    });
+    let built = builder.memory().and_then(|memory| builder.store_in::<F, Bytes>(memory, lengths));
     built.map_err(|error| LabError::index(name, error))
 }

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use evermap::{Evermap, Map, Options};
+use evermap::{Durability, Evermap, Map, Options};
 
 use super::builder::IndexBuilder;
 use evermap_lab_core::LabError;
@@ -50,7 +50,8 @@ fn build(
     kind: Kind,
     setup: &Setup,
 ) -> std::result::Result<Box<dyn Subject>, LabError> {
-    setup.media_only(name, &[MediumKind::Dram, MediumKind::Process])?;
+    let media = [MediumKind::Dram, MediumKind::Process, MediumKind::Adr, MediumKind::Eadr];
+    setup.media_only(name, &media)?;
     let opened = Opened::new(name, kind, setup).map_err(|error| LabError::index(name, error))?;
     let lengths = setup.lengths.unwrap_or(KeyValueLengths::WORDS);
     Ok(Box::new(Stored::new(name, opened, lengths)))
@@ -70,6 +71,11 @@ impl Opened {
         let ordered = kind == Kind::Ordered;
         let options = Options::new().capacity(capacity).seed(0).ordered(ordered);
         let options = options.verify_reads(kind != Kind::Unverified);
+        let options = match setup.medium {
+            MediumKind::Adr => options.durability(Durability::Adr),
+            MediumKind::Eadr => options.durability(Durability::Eadr),
+            _ => options,
+        };
         // SAFETY: the file is the laboratory's own. Its processes have it open one after another,
         // no forked child uses what was borrowed, and nothing else writes to it.
         let options = unsafe { options.assume_exclusive_file() };

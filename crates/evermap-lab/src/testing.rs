@@ -10,7 +10,7 @@ use crate::baselines::tables::reference::Reference;
 use crate::report::Report;
 use crate::report::{Output, Record};
 use crate::subject::{
-    Counts, Entry, Factory, Found, Guards, Measured, Setup, Size, Subject, Table, Work,
+    Counts, Entry, Factory, Found, Guards, Measured, MediumKind, Setup, Size, Subject, Table, Work,
 };
 use crate::workload::bytes::Spelled;
 use crate::workload::{Mix, Phase, Writer};
@@ -19,6 +19,11 @@ use crate::workload::{Mix, Phase, Writer};
 pub(crate) fn mixes() -> Vec<Mix> {
     let some = ["ycsb-a", "ycsb-d", "ycsb-e"];
     tier().choose(some.map(|name| name.parse().unwrap()).to_vec(), Mix::ALL.to_vec())
+}
+
+/// Returns the media that every machine has.
+pub(crate) fn media_everywhere() -> impl Iterator<Item = MediumKind> {
+    MediumKind::ALL.into_iter().filter(|medium| !medium.needs_persistent_memory())
 }
 
 /// The fault of a table.
@@ -147,7 +152,14 @@ impl Table for Faulty {
     fn counts(&self) -> Option<Counts> {
         let ops = self.ops.load(Relaxed);
         let lines_written = self.inserts.load(Relaxed);
-        Some(Counts { flushes: ops, fences: 2 * ops, lines_read: 3 * ops, lines_written })
+        Some(Counts {
+            flushes: ops,
+            fences: 2 * ops,
+            lines_read: 3 * ops,
+            lines_written,
+            blocks_read: 2 * ops,
+            blocks_written: lines_written,
+        })
     }
 }
 

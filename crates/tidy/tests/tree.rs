@@ -195,8 +195,8 @@ const LARGEST_CIRCLES: [(&str, usize); 7] = [
     // The commands, and what `main.rs` has for all of them.
     ("evermap-cli", 7),
     ("evermap-index", 7),
-    // Every experiment, and the list of them.
-    ("evermap-lab", 18),
+    // The stores of others, and what they share.
+    ("evermap-lab", 6),
     ("evermap-papers", 7),
     ("evermap-pm", 5),
     ("evermap-tranche-file", 4),

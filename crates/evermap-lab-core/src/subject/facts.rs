@@ -42,6 +42,11 @@ pub struct Counts {
     pub lines_read: u64,
     /// Lines written, each counted once per operation.
     pub lines_written: u64,
+    /// Blocks of 256 bytes read, each counted once per operation: the unit in which some persistent
+    /// memory reads.
+    pub blocks_read: u64,
+    /// Blocks of 256 bytes written, each counted once per operation.
+    pub blocks_written: u64,
 }
 
 impl Counts {
@@ -52,6 +57,8 @@ impl Counts {
             fences: self.fences - earlier.fences,
             lines_read: self.lines_read - earlier.lines_read,
             lines_written: self.lines_written - earlier.lines_written,
+            blocks_read: self.blocks_read - earlier.blocks_read,
+            blocks_written: self.blocks_written - earlier.blocks_written,
         }
     }
 }
@@ -63,6 +70,8 @@ impl From<evermap_pm::medium::Counts> for Counts {
             fences: counts.fences,
             lines_read: counts.lines_read,
             lines_written: counts.lines_written,
+            blocks_read: counts.blocks_read,
+            blocks_written: counts.blocks_written,
         }
     }
 }
@@ -125,12 +134,22 @@ pub enum MediumKind {
     Forced,
     /// `Forced`, delayed to the speed of persistent memory.
     Emulated,
+    /// A file in persistent memory, mapped so that what is flushed survives power loss.
+    Adr,
+    /// The same where caches survive power loss too: nothing is flushed.
+    Eadr,
 }
 
 impl MediumKind {
     /// Every medium.
-    pub const ALL: [MediumKind; 4] =
-        [MediumKind::Dram, MediumKind::Process, MediumKind::Forced, MediumKind::Emulated];
+    pub const ALL: [MediumKind; 6] = [
+        MediumKind::Dram,
+        MediumKind::Process,
+        MediumKind::Forced,
+        MediumKind::Emulated,
+        MediumKind::Adr,
+        MediumKind::Eadr,
+    ];
 
     /// Returns the name used in reports and on command lines.
     pub fn name(self) -> &'static str {
@@ -139,12 +158,28 @@ impl MediumKind {
             MediumKind::Process => "process",
             MediumKind::Forced => "forced",
             MediumKind::Emulated => "emulated",
+            MediumKind::Adr => "adr",
+            MediumKind::Eadr => "eadr",
         }
     }
 
     /// Returns `true` if flushes and fences are carried out.
     pub fn flushes(self) -> bool {
-        matches!(self, MediumKind::Forced | MediumKind::Emulated)
+        matches!(self, MediumKind::Forced | MediumKind::Emulated | MediumKind::Adr)
+    }
+
+    /// Returns `true` if it needs persistent memory.
+    pub fn needs_persistent_memory(self) -> bool {
+        matches!(self, MediumKind::Adr | MediumKind::Eadr)
+    }
+
+    /// Returns what an acknowledged change survives on it.
+    pub fn survives(self) -> Survives {
+        match self {
+            MediumKind::Dram => Survives::Nothing,
+            MediumKind::Process | MediumKind::Forced | MediumKind::Emulated => Survives::Process,
+            MediumKind::Adr | MediumKind::Eadr => Survives::Power,
+        }
     }
 }
 

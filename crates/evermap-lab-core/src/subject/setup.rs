@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_pm::medium::Pages;
+use evermap_pm::medium::{Pages, Speed};
 
 use super::facts::MediumKind;
 use crate::workload::bytes::{KeyValueLengths, mean_bytes};
@@ -25,11 +25,8 @@ pub struct Setup {
     pub presize: bool,
     /// Whether the medium counts; see [`Subject::counts`](super::view::Subject::counts).
     pub counted: bool,
-    /// On the emulated medium, the least duration of a fence after a flush, in nanoseconds.
-    pub persist_ns: u64,
-    /// On the emulated medium, the duration of a read of a line that is not in its small cache,
-    /// in nanoseconds. 0 adds no delay.
-    pub read_ns: u64,
+    /// The speed of the emulated medium.
+    pub speed: Speed,
     /// Lengths of keys and values; `None` for keys and values of one word.
     pub lengths: Option<KeyValueLengths>,
     /// The file of the table, on media that are files.
@@ -53,8 +50,7 @@ const BYTES_PER_KEY: u64 = 128;
 
 impl Setup {
     /// Creates the setup of a table for `keys` keys that starts small and counts nothing. The
-    /// emulated medium takes 600 ns for a persist and has no delay for reads, as in most of the
-    /// literature.
+    /// emulated medium is as fast as most of the literature assumes.
     ///
     /// The location defaults to `/dev/shm` if that is a directory, otherwise to the system's
     /// temporary directory.
@@ -102,8 +98,7 @@ impl Setup {
             keys,
             presize: false,
             counted: false,
-            persist_ns: 600,
-            read_ns: 0,
+            speed: Speed::CUSTOMARY,
             lengths,
             file: File::Nameless,
         })

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use evermap_pm::medium::Pages;
+use evermap_pm::medium::{Pages, Speed};
 
 use super::quiet::Quiet;
 use super::step::Step;
@@ -62,11 +62,8 @@ pub struct Config {
     pub location: Option<PathBuf>,
     /// The requested page size. Files have the pages that their file system provides.
     pub pages: Pages,
-    /// On the emulated medium, the least duration of a fence after a flush, in nanoseconds.
-    pub persist_ns: u64,
-    /// On the emulated medium, the duration of a read of a line that is not in its small cache, in
-    /// nanoseconds. 0 adds no delay.
-    pub read_ns: u64,
+    /// The speed of the emulated medium.
+    pub speed: Speed,
     /// The number of times that every table is measured. Fewer than five cannot give an interval of
     /// 90 %.
     pub rounds: usize,
@@ -99,8 +96,7 @@ impl Default for Config {
             medium: MediumKind::Dram,
             location: None,
             pages: Pages::Base,
-            persist_ns: 600,
-            read_ns: 0,
+            speed: Speed::CUSTOMARY,
             rounds: 5,
             plan: Plan::Phases(Phase::ALL.to_vec()),
             batch: 32,
@@ -161,8 +157,8 @@ impl Config {
         }
         let location = self.location.clone();
         let setup = Setup::new(self.medium, location, self.pages, self.keys, self.lengths)?;
-        let Config { presize, persist_ns, read_ns, .. } = *self;
-        Ok(Setup { presize, persist_ns, read_ns, ..setup })
+        let Config { presize, speed, .. } = *self;
+        Ok(Setup { presize, speed, ..setup })
     }
 
     /// Returns the steps of the plan.

@@ -272,7 +272,7 @@ impl Driver<'_> {
 
     fn record(&self, run: &Run<'_>, step: &Step) -> Record {
         let config = self.config;
-        let emulated = config.medium == MediumKind::Emulated;
+        let speed = Some(config.speed).filter(|_| config.medium == MediumKind::Emulated);
         Record {
             experiment: config.experiment,
             index: run.name.to_owned(),
@@ -286,8 +286,11 @@ impl Driver<'_> {
             value_bytes: Some(
                 config.lengths.map_or("8".into(), |lengths| lengths.values.to_string()),
             ),
-            persist_ns: emulated.then_some(config.persist_ns),
-            read_ns: emulated.then_some(config.read_ns),
+            persist_ns: speed.map(|speed| speed.persist_ns),
+            read_ns: speed.map(|speed| speed.read_ns),
+            near_read_ns: speed.map(|speed| speed.near_read_ns),
+            read_mb_s: speed.map(|speed| speed.read_mb_s),
+            write_mb_s: speed.map(|speed| speed.write_mb_s),
             seed: config.seed,
             ..Record::at(run.subject.place())
         }

@@ -133,6 +133,8 @@ fn counters_are_divided_by_operations() {
             _ => 0.0,
         };
         assert_eq!(record.lines_written_per_op, Some(written), "{}", phase.name);
+        let blocks = (record.blocks_read_per_op, record.blocks_written_per_op);
+        assert_eq!(blocks, (Some(2.0), Some(written)), "{}", phase.name);
     }
 }
 

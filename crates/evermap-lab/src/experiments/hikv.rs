@@ -1,8 +1,9 @@
 //! HiKV's design beside its variants and beside Evermap's store: the ablations of its paper.
 
-use super::drive;
-use super::settings::{Scale, circumstances};
-use super::{Experiment, Setting, Settings};
+use evermap_pm::medium::Speed;
+
+use super::definition::{Experiment, drive};
+use super::settings::{Scale, Setting, Settings, circumstances};
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
@@ -21,8 +22,7 @@ pub(super) const HIKV: Experiment = Experiment {
         Setting::THREADS,
         Setting::ROUNDS,
         Setting::MEDIUM,
-        Setting::PERSIST_NS,
-        Setting::READ_NS,
+        Setting::PM,
         Setting::HUGE_PAGES,
         Setting::KEY_BYTES,
         Setting::VALUE_BYTES,
@@ -54,7 +54,7 @@ const SCANS: Mix = Mix {
 
 fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let scale = Scale { keys: 1_000_000, rounds: 5, quick_keys: 100_000, quick_rounds: 1 };
-    let medium = settings.medium.unwrap_or(MediumKind::Process);
+    let medium = settings.medium(MediumKind::Process);
     let mut usual = VARIANTS.to_vec();
     // The store flushes nothing, so it supports no other medium.
     if matches!(medium, MediumKind::Dram | MediumKind::Process) {
@@ -126,10 +126,11 @@ fn sweep(
         counts: false,
         ..config.clone()
     };
-    DELAYS
-        .into_iter()
-        .map(|persist_ns| Ok((persist_ns, drive(&Config { persist_ns, ..base.clone() }, out)?)))
-        .collect()
+    let at = |persist_ns| {
+        let speed = Speed { persist_ns, ..base.speed };
+        Ok((persist_ns, drive(&Config { speed, ..base.clone() }, out)?))
+    };
+    DELAYS.into_iter().map(at).collect()
 }
 
 /// A mean time, in nanoseconds.

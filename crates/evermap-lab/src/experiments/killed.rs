@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Settings;
+use evermap_pm::medium::Speed;
+
+use super::settings::Settings;
 use crate::LabError;
 use crate::driver::task::Task;
 use crate::driver::workers::Workers;
@@ -88,6 +90,8 @@ impl ChildLine {
 pub(super) struct KillPlan {
     program: PathBuf,
     pub(super) medium: MediumKind,
+    /// The speed at which what is left is opened, if the medium is the emulated one.
+    speed: Speed,
     pub(super) location: PathBuf,
     pub(super) lengths: Option<KeyValueLengths>,
     pub(super) seed: u64,
@@ -104,7 +108,7 @@ impl KillPlan {
                 "this experiment kills a process, but no program to start is configured".into(),
             )
         })?;
-        let medium = settings.medium.unwrap_or(MediumKind::Process);
+        let medium = settings.medium(MediumKind::Process);
         if medium == MediumKind::Dram {
             return Err(LabError::Config(
                 "anonymous memory does not survive its process; take another medium".into(),
@@ -115,6 +119,7 @@ impl KillPlan {
         Ok(KillPlan {
             program,
             medium,
+            speed: settings.speed(),
             location: setup.location,
             lengths,
             seed: settings.seed.unwrap_or(1),
@@ -216,7 +221,8 @@ impl KillPlan {
         let location = Some(self.location.clone());
         let pages = evermap_pm::medium::Pages::Base;
         let setup = Setup::new(self.medium, location, pages, keys, self.lengths)?;
-        entry.build(&Setup { file: File::Existing(left.0.clone()), ..setup })
+        let file = File::Existing(left.0.clone());
+        entry.build(&Setup { file, speed: self.speed, ..setup })
     }
 }
 

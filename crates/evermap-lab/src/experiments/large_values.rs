@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use super::settings::Scale;
+use super::definition::Experiment;
+use super::settings::{Scale, Setting, Settings};
 use super::stores::those_that_open;
 use super::tables::{mark, places, times};
-use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::driver::results::{DriveReport, PhaseReport, SubjectReport, summary};
 use crate::driver::task::Task;

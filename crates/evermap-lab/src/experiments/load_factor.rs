@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use evermap_pm::medium::Pages;
 
-use super::{Experiment, Setting, Settings};
+use super::definition::Experiment;
+use super::settings::{Setting, Settings};
 use crate::LabError;
 use crate::registry::subject;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Report, Series};
@@ -32,7 +33,7 @@ fn run(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
         to: settings.to.unwrap_or(to),
         samples: settings.samples.unwrap_or(if settings.quick { 40 } else { 200 }),
         seed: settings.seed.unwrap_or(1),
-        medium: settings.medium.unwrap_or(MediumKind::Dram),
+        medium: settings.medium(MediumKind::Dram),
         location: settings.location.clone(),
     };
     let names = settings.indexes(USUAL);

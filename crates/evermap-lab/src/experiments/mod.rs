@@ -1,17 +1,15 @@
 //! The experiments, by name.
 
 use crate::LabError;
-use crate::driver::{self, Config, DriveReport};
-use crate::registry::subjects_called;
-use crate::report::Output;
-use crate::report::{Figure, Report};
-use tables::times;
 
+mod definition;
 mod hikv;
 pub mod killed;
 mod large_values;
 mod load_factor;
+mod model;
 mod on_disk;
+mod queues;
 mod recovery;
 mod resize;
 mod segment;
@@ -24,20 +22,9 @@ mod tables;
 mod words;
 mod ycsb;
 
+pub use definition::{Experiment, drive};
 pub use servers::serve_engine;
-pub use settings::{Setting, Settings};
-
-/// An experiment that can be run.
-#[derive(Clone, Copy)]
-pub struct Experiment {
-    /// The name on command lines and in records.
-    pub name: &'static str,
-    /// One line about it.
-    pub about: &'static str,
-    /// Options that apply to it, besides those that apply to all.
-    pub takes: &'static [Setting],
-    run: fn(&Settings, &mut dyn Output) -> Result<Report, LabError>,
-}
+pub use settings::{Setting, Settings, speed_called};
 
 /// Every experiment, in the order in which `all` runs them.
 pub const EXPERIMENTS: &[Experiment] = &[
@@ -61,37 +48,10 @@ pub const EXPERIMENTS: &[Experiment] = &[
     servers::ENGINES,
     hikv::HIKV,
     resize::RESIZE,
+    model::MODEL,
     recovery::RECOVERY,
     recovery::AFTER_RECOVERY,
 ];
-
-impl Experiment {
-    /// Runs the experiment. `out` receives everything immediately.
-    ///
-    /// # Errors
-    ///
-    /// `Config` for settings that are impossible or do not apply to it, and those of what it
-    /// measures.
-    pub fn run(&self, settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
-        settings.check(self.name, self.takes)?;
-        self.run_as_far_as_it_applies(settings, out)
-    }
-
-    /// As [`run`](Experiment::run), but ignores settings that do not apply to it.
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Experiment::run).
-    pub fn run_as_far_as_it_applies(
-        &self,
-        settings: &Settings,
-        out: &mut dyn Output,
-    ) -> Result<Report, LabError> {
-        let report = (self.run)(settings, out)?;
-        out.report(&report)?;
-        Ok(report)
-    }
-}
 
 /// Returns the experiment called `name`.
 ///
@@ -105,24 +65,6 @@ pub fn experiment(name: &str) -> Result<Experiment, LabError> {
             known: EXPERIMENTS.iter().map(|one| one.name).collect(),
         }
     })
-}
-
-/// Measures the subjects that `config` names.
-///
-/// # Errors
-///
-/// `UnknownIndex`, and as [`driver::drive`].
-pub fn drive(config: &Config, out: &mut dyn Output) -> Result<DriveReport, LabError> {
-    driver::drive(&subjects_called(&config.indexes)?, config, out)
-}
-
-/// Returns a ratio that a paper reports, and the one measured here.
-fn ratio_figure(driven: &DriveReport, of: &str, to: &str, phase: &str, paper: &str) -> Figure {
-    Figure {
-        what: format!("{phase}: {of} / {to}"),
-        paper: paper.to_owned(),
-        here: driven.ratio(of, to, phase).map(|ratio| times(&ratio)),
-    }
 }
 
 #[cfg(test)]

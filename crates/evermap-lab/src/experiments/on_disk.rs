@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use evermap_tranche_file::{Counters, Options, TrancheFile};
 
-use super::{Experiment, Setting, Settings};
+use super::definition::Experiment;
+use super::settings::{Setting, Settings};
 use crate::LabError;
 use crate::driver::latency::histogram;
 use crate::driver::{GET_AGAIN, GET_IN_ANOTHER, GET_IN_ORDER, HALF_PUTS, LOAD};

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::definition::Experiment;
 use super::killed::{KillPlan, LeftFile, all_keys};
-use super::settings::Scale;
+use super::settings::{Scale, Setting, Settings};
 use super::words::sizes;
-use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::driver::task::Task;
 use crate::driver::workers::Workers;
@@ -34,6 +34,7 @@ pub(super) const RECOVERY: Experiment = Experiment {
         Setting::KEYS,
         Setting::ROUNDS,
         Setting::MEDIUM,
+        Setting::PM,
         Setting::KEY_BYTES,
         Setting::VALUE_BYTES,
     ],
@@ -48,6 +49,7 @@ pub(super) const AFTER_RECOVERY: Experiment = Experiment {
         Setting::KEYS,
         Setting::THREADS,
         Setting::MEDIUM,
+        Setting::PM,
         Setting::KEY_BYTES,
         Setting::VALUE_BYTES,
     ],

@@ -6,9 +6,8 @@ use evermap_pm::Pool;
 use evermap_pm::medium::{FlushKind, Mapped, Medium, Pages};
 use evermap_pm::region::{Identity, RegionConfig};
 
-use super::drive;
-use super::settings::{Scale, circumstances};
-use super::{Experiment, Setting, Settings};
+use super::definition::{Experiment, drive};
+use super::settings::{Scale, Setting, Settings, circumstances};
 use crate::LabError;
 use crate::driver::{Config, Plan};
 use crate::experiments::tables::{bars, notes};

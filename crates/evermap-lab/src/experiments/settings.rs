@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use evermap_pm::medium::Pages;
+use evermap_pm::medium::{Pages, Speed};
 
 use crate::LabError;
 use crate::driver::{Config, Plan, Quiet};
@@ -24,8 +24,13 @@ impl Setting {
     pub const THREADS: Setting = Setting("threads");
     pub const ROUNDS: Setting = Setting("rounds");
     pub const MEDIUM: Setting = Setting("medium");
+    /// Stands for [`SPEEDS`](Setting::SPEEDS) too.
+    pub const PM: Setting = Setting("pm");
     pub const PERSIST_NS: Setting = Setting("persist-ns");
     pub const READ_NS: Setting = Setting("read-ns");
+    pub const NEAR_READ_NS: Setting = Setting("near-read-ns");
+    pub const READ_MB_S: Setting = Setting("read-mb-s");
+    pub const WRITE_MB_S: Setting = Setting("write-mb-s");
     pub const PHASES: Setting = Setting("phases");
     pub const BATCH: Setting = Setting("batch");
     pub const PRESIZE: Setting = Setting("presize");
@@ -42,6 +47,38 @@ impl Setting {
     pub const FROM: Setting = Setting("from");
     pub const TO: Setting = Setting("to");
     pub const SAMPLES: Setting = Setting("samples");
+
+    /// The parts of a speed of the emulated medium.
+    const SPEEDS: [Setting; 5] = [
+        Setting::PERSIST_NS,
+        Setting::READ_NS,
+        Setting::NEAR_READ_NS,
+        Setting::READ_MB_S,
+        Setting::WRITE_MB_S,
+    ];
+
+    fn is_of_speed(self) -> bool {
+        self == Setting::PM || Setting::SPEEDS.contains(&self)
+    }
+}
+
+/// Kinds of persistent memory, by the names on command lines.
+const MEMORIES: [(&str, Speed); 3] = [
+    ("customary", Speed::CUSTOMARY),
+    ("optane", Speed::OPTANE),
+    ("optane-module", Speed::OPTANE_MODULE),
+];
+
+/// Returns the speed of a kind of persistent memory.
+///
+/// # Errors
+///
+/// `Config`, with the names that are known.
+pub fn speed_called(name: &str) -> Result<Speed, LabError> {
+    MEMORIES.iter().find(|one| one.0 == name).map(|one| one.1).ok_or_else(|| {
+        let known = MEMORIES.map(|one| one.0).join(", ");
+        LabError::Config(format!("unknown memory `{name}`; known are: {known}"))
+    })
 }
 
 /// The options of all experiments that drive tables.
@@ -51,8 +88,7 @@ pub(super) const DRIVEN: &[Setting] = &[
     Setting::THREADS,
     Setting::ROUNDS,
     Setting::MEDIUM,
-    Setting::PERSIST_NS,
-    Setting::READ_NS,
+    Setting::PM,
     Setting::PHASES,
     Setting::BATCH,
     Setting::PRESIZE,
@@ -82,8 +118,12 @@ pub struct Settings {
     pub threads: Option<usize>,
     pub rounds: Option<usize>,
     pub medium: Option<MediumKind>,
+    pub pm: Option<Speed>,
     pub persist_ns: Option<u64>,
     pub read_ns: Option<u64>,
+    pub near_read_ns: Option<u64>,
+    pub read_mb_s: Option<u64>,
+    pub write_mb_s: Option<u64>,
     pub phases: Option<Vec<Phase>>,
     pub batch: Option<usize>,
     pub presize: bool,
@@ -123,8 +163,12 @@ impl Settings {
             (Setting::THREADS, self.threads.is_some()),
             (Setting::ROUNDS, self.rounds.is_some()),
             (Setting::MEDIUM, self.medium.is_some()),
+            (Setting::PM, self.pm.is_some()),
             (Setting::PERSIST_NS, self.persist_ns.is_some()),
             (Setting::READ_NS, self.read_ns.is_some()),
+            (Setting::NEAR_READ_NS, self.near_read_ns.is_some()),
+            (Setting::READ_MB_S, self.read_mb_s.is_some()),
+            (Setting::WRITE_MB_S, self.write_mb_s.is_some()),
             (Setting::PHASES, self.phases.is_some()),
             (Setting::BATCH, self.batch.is_some()),
             (Setting::PRESIZE, self.presize),
@@ -148,8 +192,10 @@ impl Settings {
     /// Refuses an option that does not apply to `experiment`, because the user expects it to change
     /// something.
     pub(super) fn check(&self, experiment: &str, takes: &[Setting]) -> Result<(), LabError> {
+        let parts = if takes.contains(&Setting::PM) { &Setting::SPEEDS[..] } else { &[] };
+        let takes = [takes, parts].concat();
         match self.given().iter().find(|given| !takes.contains(given)) {
-            None => Ok(()),
+            None => self.check_speed(),
             Some(given) => {
                 let takes: Vec<_> = takes.iter().map(|one| format!("--{}", one.0)).collect();
                 Err(LabError::Config(format!(
@@ -159,6 +205,39 @@ impl Settings {
                     takes.join(", ")
                 )))
             }
+        }
+    }
+
+    /// Refuses a speed together with a medium that has its own.
+    fn check_speed(&self) -> Result<(), LabError> {
+        let of_speed = self.given().into_iter().find(|given| given.is_of_speed());
+        match (of_speed, self.medium) {
+            (Some(given), Some(medium)) if medium != MediumKind::Emulated => {
+                Err(LabError::Config(format!(
+                    "`--{}` is about the emulated medium, not `{}`; leave one of them out",
+                    given.0,
+                    medium.name()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the requested medium: the emulated one if its speed was given, or else `usual`.
+    pub(super) fn medium(&self, usual: MediumKind) -> MediumKind {
+        let is_emulated = self.given().into_iter().any(Setting::is_of_speed);
+        self.medium.unwrap_or(if is_emulated { MediumKind::Emulated } else { usual })
+    }
+
+    /// Returns the speed of the emulated medium.
+    pub(super) fn speed(&self) -> Speed {
+        let kind = self.pm.unwrap_or(Speed::CUSTOMARY);
+        Speed {
+            persist_ns: self.persist_ns.unwrap_or(kind.persist_ns),
+            read_ns: self.read_ns.unwrap_or(kind.read_ns),
+            near_read_ns: self.near_read_ns.or(self.read_ns).unwrap_or(kind.near_read_ns),
+            read_mb_s: self.read_mb_s.unwrap_or(kind.read_mb_s),
+            write_mb_s: self.write_mb_s.unwrap_or(kind.write_mb_s),
         }
     }
 
@@ -201,11 +280,10 @@ impl Settings {
             keys: self.keys(scale),
             threads: self.threads.unwrap_or(1),
             seed: self.seed.unwrap_or(config.seed),
-            medium: self.medium.unwrap_or(config.medium),
+            medium: self.medium(config.medium),
             location: self.location.clone(),
             pages: self.pages(),
-            persist_ns: self.persist_ns.unwrap_or(config.persist_ns),
-            read_ns: self.read_ns.unwrap_or(config.read_ns),
+            speed: self.speed(),
             rounds: self.rounds.unwrap_or(if quick { scale.quick_rounds } else { scale.rounds }),
             plan: Plan::Phases(self.phases.clone().unwrap_or_else(|| Phase::ALL.to_vec())),
             batch: self.batch.unwrap_or(config.batch),
@@ -238,9 +316,7 @@ pub(super) fn circumstances(config: &Config) -> String {
         Some(lengths) => format!("keys of {} bytes, values of {}", lengths.keys, lengths.values),
     };
     let emulated = match config.medium {
-        MediumKind::Emulated => {
-            format!(" (a persist takes {} ns, a read {} ns)", config.persist_ns, config.read_ns)
-        }
+        MediumKind::Emulated => format!(" ({})", words(config.speed)),
         _ => String::new(),
     };
     format!(
@@ -251,6 +327,21 @@ pub(super) fn circumstances(config: &Config) -> String {
         config.medium.name(),
         config.seed,
     )
+}
+
+/// Describes a speed of the emulated medium.
+fn words(speed: Speed) -> String {
+    let Speed { persist_ns, read_ns, near_read_ns, read_mb_s, write_mb_s } = speed;
+    let mut words = format!("a persist takes {persist_ns} ns, a read {read_ns} ns");
+    if near_read_ns != read_ns {
+        words.push_str(&format!(", {near_read_ns} ns in a block that was just read"));
+    }
+    for (what, mb_s) in [("reads", read_mb_s), ("writes", write_mb_s)] {
+        if mb_s > 0 {
+            words.push_str(&format!(", {what} {mb_s} MB/s"));
+        }
+    }
+    words
 }
 
 /// Returns those of `names` that can be measured in this program.

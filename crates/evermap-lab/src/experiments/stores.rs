@@ -1,10 +1,9 @@
 //! Evermap's store beside other projects', at equal durability: acknowledged changes survive the
 //! death of the process.
 
-use super::drive;
+use super::definition::{Experiment, drive};
 use super::killed::{ChildLine, Job, KillPlan};
-use super::settings::{Scale, circumstances};
-use super::{Experiment, Setting, Settings};
+use super::settings::{Scale, Setting, Settings, circumstances};
 use crate::LabError;
 use crate::driver::results::{DriveReport, PhaseReport, SubjectReport};
 use crate::driver::{Config, Plan};

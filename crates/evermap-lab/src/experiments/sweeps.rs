@@ -1,9 +1,10 @@
 //! Experiments that vary the medium, or measure only space.
 
-use super::drive;
-use super::settings::{Scale, circumstances};
+use evermap_pm::medium::Speed;
+
+use super::definition::{Experiment, drive};
+use super::settings::{Scale, Setting, Settings, circumstances};
 use super::words::sizes;
-use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::driver::{Config, Plan, Quiet};
 use crate::experiments::tables::{notes_of_all, point, speed};
@@ -25,6 +26,9 @@ pub(super) const LATENCY_SWEEP: Experiment = Experiment {
         Setting::THREADS,
         Setting::ROUNDS,
         Setting::READ_NS,
+        Setting::NEAR_READ_NS,
+        Setting::READ_MB_S,
+        Setting::WRITE_MB_S,
         Setting::PHASES,
         Setting::PRESIZE,
     ],
@@ -45,7 +49,8 @@ fn latency_sweep(settings: &Settings, out: &mut dyn Output) -> Result<Report, La
     let mut drives = Vec::new();
     for persist_ns in DELAYS {
         // The counts do not depend on the delay.
-        let config = Config { persist_ns, counts: persist_ns == DELAYS[0], ..base.clone() };
+        let speed = Speed { persist_ns, ..base.speed };
+        let config = Config { speed, counts: persist_ns == DELAYS[0], ..base.clone() };
         drives.push((persist_ns, drive(&config, out)?));
     }
     let (mut tables, mut plots) = (Vec::new(), Vec::new());

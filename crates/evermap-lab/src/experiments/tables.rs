@@ -2,7 +2,7 @@
 
 use crate::driver::limits::{Independent, Limits};
 use crate::driver::results::{DriveReport, PhaseReport, Ratio, SubjectReport};
-use crate::report::{Grid, Marks, Plot, Point, Row, Series};
+use crate::report::{Figure, Grid, Marks, Plot, Point, Row, Series};
 use crate::report::{Record, counted, duration, significant};
 
 /// Returns tables for throughput, latency, counters and space, then the ratios. Tables without any
@@ -55,6 +55,7 @@ pub(crate) fn grids(driven: &DriveReport) -> Vec<Grid> {
     }
     table("Flushes / fences of an operation", &|phase| persists(&phase.summary));
     table("Lines read / written in an operation", &|phase| lines(&phase.summary));
+    table("Blocks of 256 bytes read / written in an operation", &|phase| blocks(&phase.summary));
     table("Load factor after the phase", &|phase| {
         Some(format!("{:.3}", phase.summary.load_factor?))
     });
@@ -92,6 +93,11 @@ pub(crate) fn persists(record: &Record) -> Option<String> {
 /// Returns the lines that an operation reads and writes, if they were counted.
 pub(crate) fn lines(record: &Record) -> Option<String> {
     Some(format!("{:.2} / {:.2}", record.lines_read_per_op?, record.lines_written_per_op?))
+}
+
+/// Returns the blocks that an operation reads and writes, if they were counted.
+pub(crate) fn blocks(record: &Record) -> Option<String> {
+    Some(format!("{:.2} / {:.2}", record.blocks_read_per_op?, record.blocks_written_per_op?))
 }
 
 /// Returns the mark of a disturbed figure.
@@ -161,6 +167,21 @@ pub(crate) fn times(ratio: &Ratio) -> String {
     let (low, high) = (ratio.interval.low, ratio.interval.high);
     let range = if ratio.rounds > 1 { format!(" {low:.2}-{high:.2}") } else { String::new() };
     format!("{:.2}{range}{}", ratio.median, mark(ratio.void))
+}
+
+/// Returns a ratio that a paper reports, and the one measured here.
+pub(crate) fn ratio_figure(
+    driven: &DriveReport,
+    of: &str,
+    to: &str,
+    phase: &str,
+    paper: &str,
+) -> Figure {
+    Figure {
+        what: format!("{phase}: {of} / {to}"),
+        paper: paper.to_owned(),
+        here: driven.ratio(of, to, phase).map(|ratio| times(&ratio)),
+    }
 }
 
 /// Returns the notes of several drives, each once.
@@ -261,6 +282,7 @@ mod tests {
             "Longest latency; get_many",
             "Flushes / fences of an operation",
             "Lines read / written in an operation",
+            "Blocks of 256 bytes read / written in an operation",
             "Load factor after the phase",
             "Share of the machine's limit, %",
             "Where they were",

@@ -1,13 +1,14 @@
 //! Experiments in which tables go through the phases: alone, with more threads, more keys, longer
 //! keys, and without one of the ideas of Dash.
 
-use super::drive;
-use super::settings::{DRIVEN, Scale, circumstances};
-use super::{Experiment, Settings, ratio_figure};
+use super::definition::{Experiment, drive};
+use super::settings::{DRIVEN, Scale, Settings, circumstances};
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
-use crate::experiments::tables::{bars, grids, mark, notes, notes_of_all, point, speed};
+use crate::experiments::tables::{
+    bars, grids, mark, notes, notes_of_all, point, ratio_figure, speed,
+};
 use crate::report::{Figure, Grid, Marks, Plot, Report, Series};
 use crate::report::{Output, Record, grouped};
 use crate::workload::{KeyValueLengths, Phase};

@@ -1,8 +1,7 @@
 //! YCSB, and RECIPE's variants of it: words in tables, and byte strings in stores.
 
-use super::drive;
-use super::settings::{Scale, circumstances};
-use super::{Experiment, Setting, Settings};
+use super::definition::{Experiment, drive};
+use super::settings::{Scale, Setting, Settings, circumstances};
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
@@ -22,8 +21,7 @@ pub(super) const YCSB: Experiment = Experiment {
         Setting::THREADS,
         Setting::ROUNDS,
         Setting::MEDIUM,
-        Setting::PERSIST_NS,
-        Setting::READ_NS,
+        Setting::PM,
         Setting::PRESIZE,
         Setting::HUGE_PAGES,
         Setting::NO_COUNTS,
@@ -86,7 +84,7 @@ fn ycsb(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let scale = Scale { keys: 200_000, rounds: 3, quick_keys: 20_000, quick_rounds: 1 };
     let mut stores = settings.config("ycsb", STORES, scale);
     // They are files, and so is Evermap's beside them.
-    stores.medium = settings.medium.unwrap_or(MediumKind::Process);
+    stores.medium = settings.medium(MediumKind::Process);
     if stores.lengths.is_none() {
         stores.lengths =
             Some(KeyValueLengths { keys: Lengths::Fixed(16), values: Lengths::Fixed(100) });
@@ -163,6 +161,7 @@ fn tabulate(indexes: &[String], drives: &[(Mix, DriveReport)], title: &str) -> (
     let mut end = Grid::new(upper("99.9th percentile of latency"), &names);
     let mut persists = Grid::new(upper("flushes / fences of an operation"), &names);
     let mut lines = Grid::new(upper("lines read / written in an operation"), &names);
+    let mut blocks = Grid::new(upper("blocks of 256 bytes read / written in an operation"), &names);
     let mut series = Vec::new();
     for index in indexes {
         let records: Vec<_> = drives
@@ -189,6 +188,7 @@ fn tabulate(indexes: &[String], drives: &[(Mix, DriveReport)], title: &str) -> (
         end.push(index, cells(|record| Some(tables::latency(record.p999_ns?, record.void))));
         persists.push(index, cells(tables::persists));
         lines.push(index, cells(tables::lines));
+        blocks.push(index, cells(tables::blocks));
         let points = records.iter().enumerate();
         let points = points.filter_map(|(at, record)| point(at as f64, (*record)?)).collect();
         series.push(Series { name: index.clone(), points });
@@ -205,6 +205,6 @@ fn tabulate(indexes: &[String], drives: &[(Mix, DriveReport)], title: &str) -> (
         let mut cells = grid.rows.iter().flat_map(|(_, cells)| cells);
         cells.any(|cell| cell != "-")
     };
-    let tables = [throughput, cpu, tail, end, persists, lines].into_iter();
+    let tables = [throughput, cpu, tail, end, persists, lines, blocks].into_iter();
     (tables.filter(says_something).collect(), plot)
 }

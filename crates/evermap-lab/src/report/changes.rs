@@ -34,6 +34,8 @@ struct Line {
     fences_per_op: Option<f64>,
     lines_read_per_op: Option<f64>,
     lines_written_per_op: Option<f64>,
+    blocks_read_per_op: Option<f64>,
+    blocks_written_per_op: Option<f64>,
     load_factor: Option<f64>,
     #[serde(default)]
     void: bool,
@@ -53,6 +55,9 @@ struct What {
     distribution: Option<String>,
     persist_ns: Option<u64>,
     read_ns: Option<u64>,
+    near_read_ns: Option<u64>,
+    read_mb_s: Option<u64>,
+    write_mb_s: Option<u64>,
     case: Option<String>,
     readers: Option<usize>,
     hash: Option<String>,
@@ -97,12 +102,14 @@ impl Median {
 }
 
 impl Line {
-    fn counts(&self) -> [Option<f64>; 5] {
+    fn counts(&self) -> [Option<f64>; 7] {
         [
             self.flushes_per_op,
             self.fences_per_op,
             self.lines_read_per_op,
             self.lines_written_per_op,
+            self.blocks_read_per_op,
+            self.blocks_written_per_op,
             self.load_factor,
         ]
     }

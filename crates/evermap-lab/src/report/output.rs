@@ -259,7 +259,7 @@ mod tests {
             flushes: 2_000_000,
             fences: 4_000_000,
             lines_read: 1_000_000,
-            lines_written: 0,
+            ..Counts::default()
         });
         assert_eq!((record.flushes_per_op, record.fences_per_op), (Some(1.0), Some(2.0)));
         assert_eq!((record.lines_read_per_op, record.lines_written_per_op), (Some(0.5), Some(0.0)));

@@ -10,7 +10,7 @@ use crate::subject::facts::{Counts, Place, Size};
 /// The names of all fields of a line, in their order: those of a [`Record`], then those of an
 /// [`Origin`]. Programs that read the lines rely on them, and docs/measured/laboratory.md describes
 /// them.
-pub(crate) const FIELDS: [&str; 67] = [
+pub(crate) const FIELDS: [&str; 72] = [
     "experiment",
     "index",
     "medium",
@@ -38,6 +38,8 @@ pub(crate) const FIELDS: [&str; 67] = [
     "fences_per_op",
     "lines_read_per_op",
     "lines_written_per_op",
+    "blocks_read_per_op",
+    "blocks_written_per_op",
     "locked_per_op",
     "shared_stores_per_op",
     "stores_per_op",
@@ -60,6 +62,9 @@ pub(crate) const FIELDS: [&str; 67] = [
     "theta",
     "persist_ns",
     "read_ns",
+    "near_read_ns",
+    "read_mb_s",
+    "write_mb_s",
     "case",
     "readers",
     "oversubscribed",
@@ -139,6 +144,10 @@ pub struct Record {
     pub lines_read_per_op: Option<f64>,
     /// Distinct lines written per operation.
     pub lines_written_per_op: Option<f64>,
+    /// Distinct blocks of 256 bytes read per operation.
+    pub blocks_read_per_op: Option<f64>,
+    /// Distinct blocks of 256 bytes written per operation.
+    pub blocks_written_per_op: Option<f64>,
     /// Instructions that lock a line per operation, with fences.
     pub locked_per_op: Option<f64>,
     /// Stores per operation to lines that other threads use when they do the same.
@@ -184,6 +193,13 @@ pub struct Record {
     /// On the emulated medium, the duration of a read of a line that is not in its cache, in
     /// nanoseconds.
     pub read_ns: Option<u64>,
+    /// The same, if the thread has just read another line of its block.
+    pub near_read_ns: Option<u64>,
+    /// On the emulated medium, megabytes of blocks that all threads can read in a second; 0 without
+    /// a limit.
+    pub read_mb_s: Option<u64>,
+    /// The same for writes.
+    pub write_mb_s: Option<u64>,
     /// While tables are resized or not: `fixed-8192` and the like, or `resizing`.
     pub case: Option<String>,
     /// The number of threads besides the one that resizes.
@@ -300,5 +316,7 @@ impl Record {
         self.fences_per_op = per_op(counts.fences);
         self.lines_read_per_op = per_op(counts.lines_read);
         self.lines_written_per_op = per_op(counts.lines_written);
+        self.blocks_read_per_op = per_op(counts.blocks_read);
+        self.blocks_written_per_op = per_op(counts.blocks_written);
     }
 }

@@ -2,13 +2,14 @@
 
 use evermap_index::testkit::tier;
 use evermap_lab_indexes::entries::ENTRIES;
+use evermap_pm::medium::Speed;
 
 use crate::crash::CRASHABLE;
 use crate::driver::{Config, Plan, Quiet};
 use crate::experiments::drive;
 use crate::registry::subject;
 use crate::subject::facts::MediumKind;
-use crate::testing::Kept;
+use crate::testing::{Kept, media_everywhere};
 use crate::workload::{Blend, KeyValueLengths, Mix, Phase, Zipf};
 
 fn config(medium: MediumKind, keys: u64) -> Config {
@@ -18,7 +19,7 @@ fn config(medium: MediumKind, keys: u64) -> Config {
         threads: 2,
         rounds: 1,
         medium,
-        persist_ns: 50,
+        speed: Speed { persist_ns: 50, ..Speed::CUSTOMARY },
         quiet: Quiet::NOT_NEEDED,
         limits: false,
         ..Config::default()
@@ -29,7 +30,7 @@ fn config(medium: MediumKind, keys: u64) -> Config {
 fn our_indexes_pass_on_every_medium_and_leave_no_file() {
     let directory = std::env::temp_dir().join(format!("lab-media-{}", std::process::id()));
     std::fs::create_dir(&directory).unwrap();
-    for medium in MediumKind::ALL {
+    for medium in media_everywhere() {
         for lengths in [None, Some(KeyValueLengths::default())] {
             let mut config = Config { lengths, ..config(medium, tier().choose(500, 10_000)) };
             config.location = Some(directory.clone());
@@ -42,7 +43,7 @@ fn our_indexes_pass_on_every_medium_and_leave_no_file() {
             let driven = drive(&config, &mut Kept::default()).unwrap();
             for phase in driven.subjects.into_iter().flat_map(|subject| subject.phases) {
                 let record = phase.summary;
-                let flushes = matches!(medium, MediumKind::Forced | MediumKind::Emulated);
+                let flushes = medium.flushes();
                 assert_eq!(record.medium, medium.name());
                 assert_eq!(record.flush_kind.is_some(), flushes, "{}", medium.name());
                 assert_eq!(record.location.is_some(), medium != MediumKind::Dram);

@@ -75,6 +75,8 @@ fn micro_says_everything_in_json() {
             "fences_per_op",
             "lines_read_per_op",
             "lines_written_per_op",
+            "blocks_read_per_op",
+            "blocks_written_per_op",
             "load_factor",
             "dram_bytes",
             "pm_bytes",

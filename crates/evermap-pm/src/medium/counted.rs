@@ -5,11 +5,8 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{LINE, Medium, Note};
+use super::{BLOCK, LINE, Medium, Note};
 use crate::{PmU64, Result};
-
-/// Bytes in a block: the unit in which some persistent memory reads and writes internally.
-const BLOCK: usize = 256;
 
 macro_rules! counters {
     ($($(#[$doc:meta])+ $name:ident,)+) => {
@@ -219,7 +216,7 @@ fn add(total: &AtomicU64, count: u64) {
 
 /// Returns the numbers of distinct lines and blocks in a list of lines. Reorders the list.
 fn distinct(lines: &mut Vec<usize>) -> (u64, u64) {
-    const LINES_PER_BLOCK: usize = BLOCK / LINE as usize;
+    const LINES_PER_BLOCK: usize = (BLOCK / LINE) as usize;
     lines.sort_unstable();
     lines.dedup();
     let count = lines.len() as u64;

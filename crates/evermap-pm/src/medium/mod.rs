@@ -87,7 +87,7 @@ mod mapped;
 
 pub use counted::{Counted, Counter, Counts};
 pub use dram::{Dram, Pages, prefer_huge_pages};
-pub use emulated::{Delays, Emulated};
+pub use emulated::{Delays, Emulated, Speed};
 pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
 pub use identity::Identity;
 pub use mapped::{
@@ -96,6 +96,9 @@ pub use mapped::{
 
 /// Bytes in a cache line: the unit of a flush, within which stores persist in program order.
 pub const LINE: u64 = 64;
+
+/// Bytes in a block: the unit in which some persistent memory reads and writes internally.
+pub const BLOCK: u64 = 256;
 
 /// One more than the largest offset. Offsets have 48 bits, so a word has 16 bits to spare.
 pub const OFFSET_LIMIT: u64 = 1 << 48;

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_pm::medium::{Counted, FlushKind, Mapped, Pages};
+use evermap_pm::medium::{Counted, FlushKind, Mapped, Pages, Speed};
 use evermap_pm::sim::rng::Rng;
 
 use super::*;
 use crate::driver::{Config, Plan, Quiet};
 use crate::experiments::drive;
 use crate::subject::MediumKind;
-use crate::testing::{Kept, mixes};
+use crate::testing::{Kept, media_everywhere, mixes};
 use crate::workload::{Blend, KeyValueLengths, Phase, Zipf};
 
 const VARIANTS: [Variant; 5] = [HIKV, FIXED, SYNC, PAR, WAL];
@@ -273,7 +273,7 @@ fn config(medium: MediumKind, plan: Plan) -> Config {
         threads: 2,
         rounds: 1,
         medium,
-        persist_ns: 50,
+        speed: Speed { persist_ns: 50, ..Speed::CUSTOMARY },
         quiet: Quiet::NOT_NEEDED,
         limits: false,
         latency: false,
@@ -291,9 +291,10 @@ fn config(medium: MediumKind, plan: Plan) -> Config {
 fn variants_pass_all_phases_on_every_medium_and_leave_no_file() {
     let location = std::env::temp_dir().join(format!("lab-hikv-{}", std::process::id()));
     std::fs::create_dir(&location).unwrap();
-    for medium in MediumKind::ALL {
+    for medium in media_everywhere() {
         let phases = config(medium, Plan::Phases(Phase::ALL.to_vec()));
-        let config = Config { location: Some(location.clone()), read_ns: 20, ..phases };
+        let speed = Speed { read_ns: 20, ..phases.speed };
+        let config = Config { location: Some(location.clone()), speed, ..phases };
         let driven = drive(&config, &mut Kept::default()).unwrap();
         assert_eq!(driven.subjects.len(), ENTRIES.len());
         for subject in &driven.subjects {

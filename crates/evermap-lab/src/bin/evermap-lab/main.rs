@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use evermap_lab::crash::CRASHABLE;
 use evermap_lab::experiments::killed::{ChildJob, Job, run_child};
-use evermap_lab::experiments::serve_engine;
+use evermap_lab::experiments::{serve_engine, speed_called};
 use evermap_lab::machine::Portrait;
 use evermap_lab::report::changes;
 use evermap_lab::report::html::Html;
@@ -22,6 +22,7 @@ use evermap_lab::subject::MediumKind;
 use evermap_lab::workload::bytes::KeyValueLengths;
 use evermap_lab::workload::{Distribution, Lengths, Mix, Phase};
 use evermap_lab::{EXPERIMENTS, Output, REVISION, Settings, experiment, load_plugin, subjects};
+use evermap_pm::medium::Speed;
 
 use crash::Crash;
 use failure::Failure;
@@ -181,8 +182,8 @@ struct Run {
     /// with --quick 1 to 3]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
-    /// Where persistent indexes are stored: dram, process, forced or emulated [default: dram;
-    /// process if the experiment kills processes]
+    /// Where persistent indexes are stored: dram, process, forced, emulated, adr or eadr [default:
+    /// dram; process if the experiment kills processes; emulated if its speed is given]
     #[arg(long, value_name = "MEDIUM")]
     medium: Option<MediumKind>,
     /// Directory for their files [default: one in memory, if there is one]
@@ -220,13 +221,25 @@ struct Run {
     /// Do not measure latencies of single operations
     #[arg(long)]
     no_latencies: bool,
-    /// On the emulated medium, least duration of a persist in nanoseconds [default: 600]
+    /// Speed of the emulated medium: customary (a persist of 600 ns), optane (six modules) or
+    /// optane-module; the next five options change it [default: customary]
+    #[arg(long, value_name = "MEMORY", value_parser = speed_called)]
+    pm: Option<Speed>,
+    /// Least duration of a persist in nanoseconds
     #[arg(long, value_name = "NS")]
     persist_ns: Option<u64>,
-    /// On the emulated medium, duration in nanoseconds of a read of a line that is not in its small
-    /// cache [default: 0]
+    /// Duration in nanoseconds of a read of a line that is not in the emulated cache
     #[arg(long, value_name = "NS")]
     read_ns: Option<u64>,
+    /// The same, if another line of its block of 256 bytes was just read [default: as --read-ns]
+    #[arg(long, value_name = "NS")]
+    near_read_ns: Option<u64>,
+    /// Megabytes that all threads together read in a second, in blocks; 0 for no limit
+    #[arg(long, value_name = "MB/S")]
+    read_mb_s: Option<u64>,
+    /// Megabytes that all threads together write in a second, in blocks; 0 for no limit
+    #[arg(long, value_name = "MB/S")]
+    write_mb_s: Option<u64>,
     /// Start at the final size, if the index can
     #[arg(long)]
     presize: bool,
@@ -299,8 +312,12 @@ impl Run {
             threads: self.threads,
             rounds: self.rounds,
             medium: self.medium,
+            pm: self.pm,
             persist_ns: self.persist_ns,
             read_ns: self.read_ns,
+            near_read_ns: self.near_read_ns,
+            read_mb_s: self.read_mb_s,
+            write_mb_s: self.write_mb_s,
             phases: self.phases,
             batch: self.batch,
             presize: self.presize,

@@ -1,5 +1,7 @@
 //! Tables, plots and figures of what was measured, and of the model.
 
+use std::time::Duration;
+
 use super::bench::{Case, Cell, Measured, NAME, Plan, Results, describe};
 use super::counts::Counts;
 use super::model::{self, Line, Modelled, Transfer};
@@ -14,6 +16,16 @@ use crate::report::{
 };
 
 const LOOKUPS: Job = Job::Lookups(Protection::Quiescent);
+
+/// By how much longer than here grace periods are in the model.
+const GRACE_PERIODS: [Duration; 6] = [
+    Duration::ZERO,
+    Duration::from_millis(1),
+    Duration::from_millis(10),
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+    Duration::from_millis(300),
+];
 
 /// What was measured, counted and modelled.
 pub(super) struct Everything<'a> {
@@ -65,7 +77,7 @@ impl Everything<'_> {
         grids.extend([Hash::Identity, Hash::Random].into_iter().flat_map(|hash| self.gaps(hash)));
         grids.extend(self.resizes());
         grids.extend(self.counted());
-        grids.extend(self.drawn_table());
+        grids.extend(self.model_tables());
         grids
     }
 
@@ -191,8 +203,9 @@ impl Everything<'_> {
         (!grid.rows.is_empty()).then_some(grid)
     }
 
-    /// Returns the table in the model's terms, or `None` if it was not measured.
-    fn modelled(&self, table: &'static str, case: Case) -> Option<Modelled> {
+    /// Returns the table in the model's terms, or `None` if it was not measured. Grace periods take
+    /// `grace` longer than they do here.
+    fn modelled(&self, table: &'static str, case: Case, grace: Duration) -> Option<Modelled> {
         let resizing = case == Case::Resizing;
         let record = &self.lookups(table, case, 1)?.summary;
         // Of the processor's time: other programs are no part of the model.
@@ -218,8 +231,9 @@ impl Everything<'_> {
         } else if resizing && table == "ddds" {
             // The sequence counter: each lookup reads it once, and each node that is moved changes
             // it twice.
-            let moved = record.resizes? as f64 * record.keys as f64 / self.resizing_seconds()?;
-            Line::Read { loads: 1.0, stores: 2.0 * moved }
+            let waits = record.grace_periods.unwrap_or(0.0) * grace.as_secs_f64();
+            let seconds = self.resizing_seconds()? / record.resizes? as f64 + waits;
+            Line::Read { loads: 1.0, stores: 2.0 * record.keys as f64 / seconds }
         } else {
             Line::None
         };
@@ -239,7 +253,8 @@ impl Everything<'_> {
         let mut all = Vec::new();
         for &table in &self.plan.tables {
             for case in self.plan.cases() {
-                let Some(modelled) = self.modelled(table, case) else { continue };
+                let modelled = self.modelled(table, case, Duration::ZERO);
+                let Some(modelled) = modelled else { continue };
                 let mops = model::READERS.map(|readers| modelled.mops(readers, self.transfer.ns));
                 all.push(Drawn { table, case, mops: mops.to_vec() });
             }
@@ -291,6 +306,60 @@ impl Everything<'_> {
         (!grid.rows.is_empty()).then_some(grid)
     }
 
+    /// Returns what the model says of DDDS beside RP by the length of a grace period: while a
+    /// resizer waits, it moves no nodes, and readers keep the line of the sequence counter.
+    fn by_grace_period(&self) -> Option<Grid> {
+        let columns: Vec<_> = GRACE_PERIODS.iter().map(|one| format!("{one:?}")).collect();
+        let columns: Vec<_> = columns.iter().map(String::as_str).collect();
+        let title = "A model, not a measurement: rp / ddds, resized without a pause, 16 readers, \
+                     by how much longer than here a grace period is";
+        let mops = |table, grace| {
+            let modelled = self.modelled(table, Case::Resizing, grace)?;
+            Some(modelled.mops(16, self.transfer.ns))
+        };
+        let cells = GRACE_PERIODS.map(|grace| Some(mops("rp", grace)? / mops("ddds", grace)?));
+        let mut grid = Grid::new(title, &columns);
+        grid.push("rp / ddds (the paper: 1.56)", cells.map(|ratio| number(ratio, 2)).to_vec());
+        cells.iter().any(Option::is_some).then_some(grid)
+    }
+
+    /// Returns the model's tables.
+    pub(super) fn model_tables(&self) -> Vec<Grid> {
+        self.drawn_table().into_iter().chain(self.by_grace_period()).collect()
+    }
+
+    /// Returns the model's plots.
+    pub(super) fn model_plots(&self) -> Vec<Plot> {
+        let fixed = self.fixed()[0];
+        let drawn = self.drawn();
+        let model = |title: &str, keep: &dyn Fn(&Drawn) -> bool| {
+            let series = drawn.iter().filter(|one| keep(one)).map(|one| Series {
+                name: format!("{}, {}", one.table, one.case.name()),
+                points: model::READERS
+                    .iter()
+                    .zip(&one.mops)
+                    .map(|(&readers, &mops)| Point::new(readers as f64, mops))
+                    .collect(),
+            });
+            Plot { title: title.to_owned(), series: series.collect(), ..axes() }
+        };
+        let resizing = |one: &Drawn| one.case == Case::Resizing;
+        vec![
+            model("A model: fixed size (figure 3)", &|one| one.case == fixed),
+            model("A model: resized without a pause (figure 4)", &resizing),
+        ]
+    }
+
+    /// Returns the numbers of the paper that the model has too.
+    pub(super) fn model_figures(&self) -> Vec<Figure> {
+        let figure = |to: &'static str, paper: &str| Figure {
+            what: format!("rp / {to}, resizing, 16 readers"),
+            paper: paper.to_owned(),
+            here: both(None, self.drawn_ratio("rp", to, 16)),
+        };
+        vec![figure("rwlock", "125"), figure("ddds", "1.56")]
+    }
+
     pub(super) fn plots(&self) -> Vec<Plot> {
         let fixed = self.fixed()[0];
         let mut plots = vec![
@@ -305,21 +374,7 @@ impl Everything<'_> {
             let title = format!("Measured: {table} (figures 5 to 7)");
             plots.push(self.plot(&title, &self.plan.cases(), &[table]));
         }
-        let drawn = self.drawn();
-        let model = |title: &str, keep: &dyn Fn(&Drawn) -> bool| {
-            let series = drawn.iter().filter(|one| keep(one)).map(|one| Series {
-                name: format!("{}, {}", one.table, one.case.name()),
-                points: model::READERS
-                    .iter()
-                    .zip(&one.mops)
-                    .map(|(&readers, &mops)| Point::new(readers as f64, mops))
-                    .collect(),
-            });
-            Plot { title: title.to_owned(), series: series.collect(), ..axes() }
-        };
-        plots.push(model("A model: fixed size (figure 3)", &|one| one.case == fixed));
-        let resizing = |one: &Drawn| one.case == Case::Resizing;
-        plots.push(model("A model: resized without a pause (figure 4)", &resizing));
+        plots.extend(self.model_plots());
         plots.retain(|plot| plot.series.iter().any(|series| !series.points.is_empty()));
         plots
     }

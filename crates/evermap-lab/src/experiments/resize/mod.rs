@@ -12,8 +12,8 @@
 
 use std::time::Duration;
 
-use super::settings::Scale;
-use super::{Experiment, Setting, Settings};
+use super::definition::Experiment;
+use super::settings::{Scale, Setting, Settings};
 use crate::LabError;
 use crate::report::{Output, Report, counted};
 
@@ -109,6 +109,25 @@ fn resize(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError>
         tables: everything.tables(),
         plots: everything.plots(),
         notes: notes(&everything),
+    })
+}
+
+/// Measures what the model needs, and returns what it says.
+pub(super) fn modelled(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
+    let settings = Settings { threads: Some(1), keys: None, ..settings.clone() };
+    let plan = plan(&settings)?;
+    let results = bench::measure(&plan, out)?;
+    let counts = counts::count(&plan, out)?;
+    let transfer = model::transfer(plan.length)?;
+    let everything = Everything { plan: &plan, results: &results, counts: &counts, transfer };
+    everything.record_model(out)?;
+    Ok(Report {
+        experiment: NAME,
+        figures: everything.model_figures(),
+        tables: everything.model_tables(),
+        plots: everything.model_plots(),
+        notes: notes(&everything),
+        ..Report::default()
     })
 }
 

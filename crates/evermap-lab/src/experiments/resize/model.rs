@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::LabError;
 use crate::driver::workers::Workers;
+use crate::experiments::queues::throughput;
 use crate::machine;
 
 /// The numbers of readers of the model's figures.
@@ -56,7 +57,7 @@ impl Modelled {
             Line::Stored(visits) => {
                 // The reader that was there last has the line still.
                 let demand = visits * transfer_ns * (n - 1.0) / n;
-                one_server(readers, self.alone_ns, demand)
+                throughput(readers, self.alone_ns, &[demand])
             }
             Line::Read { loads, stores } => {
                 read_and_written(n, self.alone_ns, loads, stores / 1e9, transfer_ns)
@@ -64,18 +65,6 @@ impl Modelled {
         };
         per_ns * 1e3 * (1.0 - self.excluded)
     }
-}
-
-/// Returns the throughput of `readers` customers of one server that need `demand` of it each time,
-/// and `think` elsewhere, by exact mean value analysis.
-fn one_server(readers: usize, think: f64, demand: f64) -> f64 {
-    let (mut queue, mut throughput) = (0.0, 0.0);
-    for customers in 1..=readers {
-        let waits = demand * (1.0 + queue);
-        throughput = customers as f64 / (think + waits);
-        queue = throughput * waits;
-    }
-    throughput
 }
 
 /// Returns the throughput of `n` readers of a line that one writer stores to `stores` times a
@@ -237,13 +226,6 @@ mod tests {
         // A line that is never written is never away.
         let quiet = table(Line::Read { loads: 1.0, stores: 0.0 }).mops(16, 50.0);
         assert!((quiet - free[4]).abs() < 1e-6);
-    }
-
-    #[test]
-    fn one_customer_never_waits() {
-        assert_eq!(one_server(1, 70.0, 30.0), 0.01);
-        // The more there are, the closer to the server's own limit.
-        assert!((one_server(1000, 70.0, 30.0) - 1.0 / 30.0).abs() < 1e-6);
     }
 
     #[test]

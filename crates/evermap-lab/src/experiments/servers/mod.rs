@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use evermap_pm::sim::rng::Rng;
 
-use super::settings::Scale;
+use super::definition::Experiment;
+use super::settings::{Scale, Setting, Settings};
 use super::tables::mark;
-use super::{Experiment, Setting, Settings};
 use crate::LabError;
 use crate::driver::results::summary;
 use crate::driver::{Config, turns};

@@ -3,8 +3,8 @@
 
 use crate::LabError;
 use crate::driver::Config;
-use crate::experiments::Settings;
 use crate::experiments::load_factor::insertion;
+use crate::experiments::settings::Settings;
 use crate::registry::subject;
 use crate::report::{Grid, Output};
 use crate::subject::{Setup, Size};

@@ -5,9 +5,9 @@
 //! * [`pieces`]: latencies while the table grows, beside those of a table with space for all;
 //! * [`sizes`]: the cost of a lookup while the table grows by a factor of hundreds.
 
-use super::settings::Scale;
-use super::tables::{mark, notes_of_all, places, speed};
-use super::{Experiment, Setting, Settings, drive};
+use super::definition::{Experiment, drive};
+use super::settings::{Scale, Setting, Settings};
+use super::tables::{blocks, lines, mark, notes_of_all, places, speed};
 use crate::LabError;
 use crate::driver::results::{DriveReport, PhaseReport};
 use crate::driver::{Config, Plan};
@@ -27,6 +27,7 @@ pub(super) const SHORT_RECORDS: Experiment = Experiment {
         Setting::KEYS,
         Setting::ROUNDS,
         Setting::MEDIUM,
+        Setting::PM,
         Setting::HUGE_PAGES,
         Setting::KEY_BYTES,
         Setting::VALUE_BYTES,
@@ -145,9 +146,10 @@ fn tables((keys, values): (Lengths, Lengths), driven: &DriveReport) -> Vec<Grid>
             Some(format!("{}{}", shown?.join(" / "), mark(summary.void)))
         }),
         by_phase(driven, title("lines read / written in an operation"), &|phase| {
-            let summary = &phase.summary;
-            let (read, written) = (summary.lines_read_per_op?, summary.lines_written_per_op?);
-            Some(format!("{read:.2} / {written:.2}"))
+            lines(&phase.summary)
+        }),
+        by_phase(driven, title("blocks of 256 bytes read / written in an operation"), &|phase| {
+            blocks(&phase.summary)
         }),
     ];
     tables.retain(|grid| !grid.rows.is_empty());

@@ -8,8 +8,8 @@ use std::hint::black_box;
 
 use crate::LabError;
 use crate::driver::Config;
-use crate::experiments::Settings;
 use crate::experiments::load_factor::insertion;
+use crate::experiments::settings::Settings;
 use crate::machine::{self, CpuClock};
 use crate::registry::subject;
 use crate::report::model::cell;
