@@ -149,7 +149,8 @@ impl<M: Medium, I: Index<u64> + 'static> Table for LockedReads<M, I> {
     #[inline(always)]
     fn get(&self, key: u64, guard: &Guard<'_>) -> Result<Option<u64>> {
         let keep = &mut |_| Action::Keep;
-        Ok(self.0.index.mutate(key, MutateMode::ExistingOnly, guard, keep)?.old)
+        self.0.begin();
+        Ok(self.0.end(self.0.index.mutate(key, MutateMode::ExistingOnly, guard, keep))?.old)
     }
 
     #[inline(always)]

@@ -28,13 +28,15 @@ pub(crate) struct Indexed<M: Medium, I, K> {
 }
 
 impl<M: Medium, I, K> Indexed<M, I, K> {
+    /// Says that an operation begins, to media that count what each one does.
     #[inline(always)]
-    fn begin(&self) {
+    pub(super) fn begin(&self) {
         self.pool.medium().note(Note::Begin(0));
     }
 
+    /// Says that an operation has ended.
     #[inline(always)]
-    fn end<R>(&self, result: R) -> R {
+    pub(super) fn end<R>(&self, result: R) -> R {
         self.pool.medium().note(Note::End(0));
         result
     }

@@ -23,6 +23,8 @@ pub struct Setup {
     pub keys: u64,
     /// Whether the table starts at its final size, if it can.
     pub presize: bool,
+    /// Whether anonymous memory has its pages before the table uses them.
+    pub populate: bool,
     /// Whether the medium counts; see [`Subject::counts`](super::view::Subject::counts).
     pub counted: bool,
     /// The speed of the emulated medium.
@@ -97,6 +99,7 @@ impl Setup {
             pages,
             keys,
             presize: false,
+            populate: false,
             counted: false,
             speed: Speed::CUSTOMARY,
             lengths,

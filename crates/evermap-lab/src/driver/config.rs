@@ -65,7 +65,7 @@ pub struct Config {
     /// The speed of the emulated medium.
     pub speed: Speed,
     /// The number of times that every table is measured. Fewer than five cannot give an interval of
-    /// 90 %.
+    /// 90 %; none is enough for counts.
     pub rounds: usize,
     /// What is done to the tables.
     pub plan: Plan,
@@ -75,6 +75,8 @@ pub struct Config {
     pub lengths: Option<KeyValueLengths>,
     /// Whether tables start at their final size, if they can.
     pub presize: bool,
+    /// Whether anonymous memory has its pages before a table uses them.
+    pub populate: bool,
     /// How much other programs may use the machine.
     pub quiet: Quiet,
     /// Whether to measure latencies.
@@ -102,6 +104,7 @@ impl Default for Config {
             batch: 32,
             lengths: None,
             presize: false,
+            populate: false,
             quiet: Quiet::default(),
             latency: true,
             counts: true,
@@ -120,7 +123,7 @@ impl Config {
         };
         let at_least_one = [
             ("index", subjects as u64),
-            ("round", self.rounds as u64),
+            ("round", self.rounds as u64 + u64::from(self.counts)),
             ("phase", steps),
             ("thread", self.threads as u64),
             ("key in a batch", self.batch as u64),
@@ -157,8 +160,8 @@ impl Config {
         }
         let location = self.location.clone();
         let setup = Setup::new(self.medium, location, self.pages, self.keys, self.lengths)?;
-        let Config { presize, speed, .. } = *self;
-        Ok(Setup { presize, speed, ..setup })
+        let Config { presize, populate, speed, .. } = *self;
+        Ok(Setup { presize, populate, speed, ..setup })
     }
 
     /// Returns the steps of the plan.

@@ -16,7 +16,7 @@ use crate::LabError;
 use crate::machine::{self, CpuUse};
 use crate::report::output::Output;
 use crate::report::record::Record;
-use crate::subject::facts::{Counts, MediumKind};
+use crate::subject::facts::MediumKind;
 use crate::subject::view::Entry;
 use crate::workload::Workload;
 
@@ -191,12 +191,16 @@ impl Driver<'_> {
         let mut phases = Vec::new();
         for (at, step) in self.steps.iter().filter(|step| step.reported).enumerate() {
             let rounds: Vec<_> = rounds.iter().map(|round| round[at].clone()).collect();
-            let mut summary = summary(&rounds);
+            let counted = counts.get(at);
+            let mut summary = match (rounds.is_empty(), counted) {
+                (true, Some(counted)) => counted.clone(),
+                _ => summary(&rounds),
+            };
             if let Some(latency) = latencies.get(at) {
                 latency.write(&mut summary);
             }
-            if let Some(counts) = counts.get(at) {
-                summary.count(*counts);
+            if let Some(counted) = counted {
+                summary.copy_counts(counted);
             }
             out.record(&summary)?;
             phases.push(PhaseReport { name: step.name, summary, rounds });
@@ -249,7 +253,7 @@ impl Driver<'_> {
     }
 
     /// Runs all phases once on a counting medium. Returns an empty list if the table has none.
-    fn counts(&self, entry: &Entry) -> Result<Vec<Counts>, LabError> {
+    fn counts(&self, entry: &Entry) -> Result<Vec<Record>, LabError> {
         let mut run = Run::new(self, entry, true)?;
         let mut counts = Vec::new();
         if run.subject.counts().is_none() {
@@ -262,7 +266,9 @@ impl Driver<'_> {
                 self.workers.each(move |thread, stream| subject.run(task.on(stream, thread)))?;
             }
             if step.reported {
-                counts.push(run.subject.counts().unwrap_or_default().since(before));
+                let mut record = self.record(run, step);
+                record.count(run.subject.counts().unwrap_or_default().since(before));
+                counts.push(record);
             }
             Ok(())
         })?;

@@ -2,6 +2,8 @@
 
 use crate::LabError;
 
+mod allocation;
+pub(crate) mod counts;
 mod definition;
 mod hikv;
 pub mod killed;
@@ -29,6 +31,7 @@ pub use settings::{Setting, Settings, speed_called};
 /// Every experiment, in the order in which `all` runs them.
 pub const EXPERIMENTS: &[Experiment] = &[
     words::MICRO,
+    counts::COUNTS,
     words::SCALE,
     words::DATASET_SIZE,
     words::VARIABLE_KEYS,
@@ -51,6 +54,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     model::MODEL,
     recovery::RECOVERY,
     recovery::AFTER_RECOVERY,
+    allocation::ALLOCATION,
 ];
 
 /// Returns the experiment called `name`.

@@ -289,6 +289,7 @@ impl Settings {
             batch: self.batch.unwrap_or(config.batch),
             lengths: self.lengths(),
             presize: self.presize,
+            populate: false,
             quiet: self.quiet(),
             limits: !self.no_limits,
             counts: !self.no_counts,

@@ -18,5 +18,5 @@ pub mod record;
 
 pub use model::{Figure, Grid, Marks, Plot, Point, Report, Row, Series};
 pub(crate) use number::{counted, duration, grouped, significant};
-pub use output::{Format, Lines, Output, Terminal};
+pub use output::{Format, Lines, Markdown, Output, Terminal};
 pub use record::{Origin, Record};

@@ -163,6 +163,15 @@ impl Grid {
         self.rows.push((name.into(), cells));
     }
 
+    /// Returns the columns and rows as a table of Markdown, without the title.
+    pub fn markdown(&self) -> String {
+        let line = |name: &str, cells: &[String]| format!("| {name} | {} |\n", cells.join(" | "));
+        let mut text = line("", &self.columns).replacen("|  |", "| |", 1);
+        text.push_str(&format!("|---|{}\n", "---|".repeat(self.columns.len())));
+        self.rows.iter().for_each(|(name, cells)| text.push_str(&line(name, cells)));
+        text
+    }
+
     /// Returns the title and aligned columns.
     pub fn text(&self) -> String {
         let width = |at: usize| {

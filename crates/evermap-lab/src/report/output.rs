@@ -158,6 +158,26 @@ fn csv(value: &Value) -> String {
     }
 }
 
+/// Writes the tables of every experiment as Markdown.
+pub struct Markdown<W>(W);
+
+impl<W: Write> Markdown<W> {
+    /// Creates an output that writes to `out`.
+    pub fn new(out: W) -> Self {
+        Markdown(out)
+    }
+}
+
+impl<W: Write> Output for Markdown<W> {
+    fn report(&mut self, report: &Report) -> Result<(), LabError> {
+        for grid in report.tables.iter().chain(&report.figures_table()) {
+            let text = format!("\n## {}\n\n{}", grid.title, grid.markdown());
+            self.0.write_all(text.as_bytes()).map_err(cannot_write)?;
+        }
+        self.0.flush().map_err(cannot_write)
+    }
+}
+
 /// Shows on standard error what is being done, and tables for people at the end.
 pub struct Terminal<W> {
     tables: W,

@@ -309,6 +309,16 @@ impl Record {
         }
     }
 
+    /// Sets what was counted for `other`.
+    pub(crate) fn copy_counts(&mut self, other: &Record) {
+        self.flushes_per_op = other.flushes_per_op;
+        self.fences_per_op = other.fences_per_op;
+        self.lines_read_per_op = other.lines_read_per_op;
+        self.lines_written_per_op = other.lines_written_per_op;
+        self.blocks_read_per_op = other.blocks_read_per_op;
+        self.blocks_written_per_op = other.blocks_written_per_op;
+    }
+
     /// Sets what was counted during all operations.
     pub(crate) fn count(&mut self, counts: Counts) {
         let per_op = |count: u64| Some(count as f64 / self.ops as f64);

@@ -17,7 +17,7 @@ use evermap_lab::experiments::{serve_engine, speed_called};
 use evermap_lab::machine::Portrait;
 use evermap_lab::report::changes;
 use evermap_lab::report::html::Html;
-use evermap_lab::report::{Format, Lines, Origin, Terminal};
+use evermap_lab::report::{Format, Lines, Markdown, Origin, Terminal};
 use evermap_lab::subject::MediumKind;
 use evermap_lab::workload::bytes::KeyValueLengths;
 use evermap_lab::workload::{Distribution, Lengths, Mix, Phase};
@@ -195,6 +195,9 @@ struct Run {
     /// Write the same as lines of CSV, which spreadsheets read
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// Write the tables as Markdown
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
     /// Write a page with plots, tables and facts about the machine; it needs no network.
     /// With `all`, the terminal then gets the first table of each experiment only
     #[arg(long, value_name = "FILE")]
@@ -340,30 +343,33 @@ impl Run {
     /// Creates the outputs that were requested, for all experiments or some.
     fn output(&self, everything: bool) -> Result<Box<dyn Output>, Failure> {
         let portrait = Portrait::take(REVISION);
-        let lines = |path: &Option<PathBuf>, format| match path {
-            None => Ok::<_, Failure>(None),
-            Some(path) => {
-                let out: Box<dyn Write> = if path.as_os_str() == "-" {
-                    Box::new(io::stdout())
-                } else {
-                    let what = path.display().to_string();
-                    Box::new(File::create(path).map_err(|source| Failure::Io { what, source })?)
-                };
-                Ok(Some(Lines::new(out, format, Origin::of(&portrait))))
-            }
-        };
-        let json = lines(&self.json, Format::Json)?;
-        let csv = lines(&self.csv, Format::Csv)?;
+        let lines = |out, format| Lines::new(out, format, Origin::of(&portrait));
+        let json = create_file(&self.json)?.map(|out| lines(out, Format::Json));
+        let csv = create_file(&self.csv)?.map(|out| lines(out, Format::Csv));
+        let markdown = create_file(&self.markdown)?.map(Markdown::new);
         // If the lines go to standard output, only the progress is shown; tables would be mixed
         // with the lines.
-        let is_taken =
-            [&self.json, &self.csv].into_iter().flatten().any(|path| path.as_os_str() == "-");
+        let files = [&self.json, &self.csv, &self.markdown];
+        let is_taken = files.into_iter().flatten().any(|path| path.as_os_str() == "-");
         let tables: Box<dyn Write> =
             if is_taken { Box::new(io::sink()) } else { Box::new(io::stdout()) };
         let terminal = Terminal::new(tables, everything && self.html.is_some());
         let create = |path| Html::create(path, command(), portrait.clone());
         let html = self.html.clone().map(create).transpose()?;
-        Ok(Box::new((terminal, ((json, csv), html))))
+        Ok(Box::new((terminal, ((json, csv), (markdown, html)))))
+    }
+}
+
+/// Creates the file at a path, if there is one; `-` stands for standard output.
+fn create_file(path: &Option<PathBuf>) -> Result<Option<Box<dyn Write>>, Failure> {
+    match path {
+        None => Ok(None),
+        Some(path) if path.as_os_str() == "-" => Ok(Some(Box::new(io::stdout()))),
+        Some(path) => {
+            let what = path.display().to_string();
+            let file = File::create(path).map_err(|source| Failure::Io { what, source })?;
+            Ok(Some(Box::new(file)))
+        }
     }
 }
 

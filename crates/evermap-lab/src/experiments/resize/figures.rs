@@ -232,8 +232,9 @@ impl Everything<'_> {
             // The sequence counter: each lookup reads it once, and each node that is moved changes
             // it twice.
             let waits = record.grace_periods.unwrap_or(0.0) * grace.as_secs_f64();
-            let seconds = self.resizing_seconds()? / record.resizes? as f64 + waits;
-            Line::Read { loads: 1.0, stores: 2.0 * record.keys as f64 / seconds }
+            let measured = self.resizing_seconds()? / record.resizes? as f64;
+            let rate = |seconds: f64| 2.0 * record.keys as f64 / seconds;
+            Line::Read { loads: 1.0, stores: rate(measured + waits), measured: rate(measured) }
         } else {
             Line::None
         };
