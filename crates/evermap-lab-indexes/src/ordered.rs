@@ -8,7 +8,7 @@ use evermap_index::ordered::art::Art;
 use evermap_index::ordered::bplus::BPlus;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_papers::bwtree::BwTree;
-use evermap_papers::fast_fair::FastFair;
+use evermap_papers::fast_fair::{FastFair, Paper};
 use evermap_papers::hot::Hot;
 use evermap_papers::masstree::Masstree;
 use evermap_papers::names;
@@ -40,8 +40,11 @@ macro_rules! persistent {
     };
 }
 
+/// FAST & FAIR with the nodes and the searches of its paper.
+type FastFairPaper<M> = FastFair<M, Paper>;
+
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 6] = [
+pub static ENTRIES: [Entry; 7] = [
     Entry {
         name: "bplus",
         about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
@@ -62,6 +65,12 @@ pub static ENTRIES: [Entry; 6] = [
         about: "FAST & FAIR: a B+tree whose nodes are changed in place, lookups wait for writers",
         rival: true,
         factory: persistent!(FastFair),
+    },
+    Entry {
+        name: "fast-fair-paper",
+        about: "FAST & FAIR with nodes of 512 bytes and searches record by record, as published",
+        rival: true,
+        factory: persistent!(FastFairPaper),
     },
     Entry {
         name: names::P_BWTREE,

@@ -6,9 +6,9 @@ use evermap_index::node_lock::{self, Lock};
 use evermap_index::ordered::leaf::LeafRef;
 use evermap_pm::{Error, Medium, Result};
 
-use super::FastFair;
 use super::copies::{Copies, WHOLE};
-use super::layout::{self, Header, LINE_RECORDS, Meta, RECORDS, RECORDS_MAX, Record, Rest, VACANT};
+use super::layout::{self, Header, LINE_RECORDS, Meta, NodeBlock, Record, Rest, VACANT};
+use super::{FastFair, Form};
 
 /// A key to search for.
 #[derive(Clone, Copy)]
@@ -41,33 +41,46 @@ impl<'k> Search<'k> {
 }
 
 /// A node.
-#[derive(Clone, Copy)]
-pub(super) struct NodeRef<'m> {
+pub(super) struct NodeRef<'m, F: Form> {
     pub(super) offset: u64,
-    pub(super) node: &'m layout::Node,
+    pub(super) node: &'m F::Node,
     pub(super) level: u8,
 }
 
-impl<'m> NodeRef<'m> {
+impl<F: Form> Clone for NodeRef<'_, F> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: Form> Copy for NodeRef<'_, F> {}
+
+impl<'m, F: Form> NodeRef<'m, F> {
+    /// The number of records that the node has space for.
+    pub(super) const RECORDS: usize = F::Node::RECORDS;
+
+    #[inline]
     pub(super) fn header(&self) -> &'m Header {
-        &self.node.header
+        self.node.header()
     }
 
-    pub(super) fn records(&self) -> &'m [Record; RECORDS] {
+    #[inline]
+    pub(super) fn records(&self) -> &'m [Record] {
         self.node.records()
     }
 
     /// Returns the reference before the record at `position`.
     #[inline(always)]
     pub(super) fn left_of<M: Medium>(&self, m: &M, position: usize) -> u64 {
-        m.load(&self.node.low_and_records[position].at)
+        m.load(&self.node.low_and_records()[position].at)
     }
 
-    /// Returns the number of records of a node in which none is being changed, or [`RECORDS`] if
-    /// it has no end.
+    /// Returns the number of records of a node in which none is being changed, or
+    /// [`RECORDS`](Self::RECORDS) if it has no end.
     #[inline(always)]
     pub(super) fn count<M: Medium>(&self, m: &M) -> usize {
-        (m.load(&self.header().count) as usize).min(RECORDS)
+        (m.load(&self.header().count) as usize).min(Self::RECORDS)
     }
 
     /// Sets the number of records of a node that this thread has locked.
@@ -93,21 +106,33 @@ impl<'m> NodeRef<'m> {
     /// lines are read, without a branch, which processors would often mispredict.
     #[inline(always)]
     fn less<M: Medium>(&self, m: &M, prefix: u64) -> usize {
-        const LINES: usize = RECORDS / LINE_RECORDS;
         const LAST: usize = LINE_RECORDS - 1;
+        if F::PLAIN {
+            return self.less_one_by_one(m, prefix);
+        }
+        let lines = Self::RECORDS / LINE_RECORDS;
         let less = |at: usize| usize::from(m.load(&self.records()[at].prefix) < prefix);
         let line_is_less = |line: &usize| less(line * LINE_RECORDS + LAST) == 1;
         let lines = match self.level {
-            0 => (0..LINES - 1).take_while(line_is_less).count(),
-            _ => (0..LINES - 1).map(|line| less(line * LINE_RECORDS + LAST)).sum(),
+            0 => (0..lines - 1).take_while(line_is_less).count(),
+            _ => (0..lines - 1).map(|line| less(line * LINE_RECORDS + LAST)).sum(),
         };
         let start = lines * LINE_RECORDS;
         start + (start..start + LAST).map(less).sum::<usize>()
     }
+
+    /// Returns the same, as the paper finds it: compares one record after the other, to the end of
+    /// the node.
+    #[inline]
+    fn less_one_by_one<M: Medium>(&self, m: &M, prefix: u64) -> usize {
+        let is_less = |record: &&Record| m.load(&record.at) != 0 && m.load(&record.prefix) < prefix;
+        // The last place is for the end.
+        self.records()[..Self::RECORDS - 1].iter().take_while(is_less).count()
+    }
 }
 
 /// A node that this thread has locked.
-pub(super) type Locked<'m> = node_lock::Locked<'m, NodeRef<'m>>;
+pub(super) type Locked<'m, F> = node_lock::Locked<'m, NodeRef<'m, F>>;
 
 /// Where a key belongs in a node.
 #[derive(Clone, Copy, Debug)]
@@ -123,9 +148,9 @@ pub(super) struct Place {
 }
 
 /// Where a search ended.
-pub(super) struct End<'m> {
+pub(super) struct End<'m, F: Form> {
     /// The node into which the key belongs.
-    pub(super) node: NodeRef<'m>,
+    pub(super) node: NodeRef<'m, F>,
     pub(super) place: Place,
     /// The last node that was found by going right: the node above does not refer to it yet.
     pub(super) passed: Option<u64>,
@@ -139,14 +164,17 @@ pub(super) enum Step {
     Here(Place),
 }
 
-impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+impl<M: Medium, F: Form> FastFair<M, F> {
+    /// The most records that a node has space for besides its end.
+    pub(super) const RECORDS_MAX: usize = F::Node::RECORDS - 1;
+
     /// Returns the node at an offset. Recovers it if no thread has used it since the index was
     /// opened.
     ///
     /// # Errors
     /// `Damaged`, `Poisoned`.
     #[inline(always)]
-    pub(super) fn node(&self, offset: u64, level: Option<u8>) -> Result<NodeRef<'_>> {
+    pub(super) fn node(&self, offset: u64, level: Option<u8>) -> Result<NodeRef<'_, F>> {
         let node = self.node_as_it_is(offset, level)?;
         if !Lock(self.medium().load(&node.header().lock)).is_of(self.memory.generation) {
             self.recover(&node)?;
@@ -156,10 +184,10 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
 
     /// Returns the same without recovering it. Its least key can be read.
     #[inline(always)]
-    pub(super) fn node_as_it_is(&self, offset: u64, level: Option<u8>) -> Result<NodeRef<'_>> {
+    pub(super) fn node_as_it_is(&self, offset: u64, level: Option<u8>) -> Result<NodeRef<'_, F>> {
         let m = self.medium();
-        let found = m.at::<layout::Node>(offset).filter(|_| offset != 0).and_then(|node| {
-            let level = Meta(m.load(&node.header.meta)).level()?;
+        let found = m.at::<F::Node>(offset).filter(|_| offset != 0).and_then(|node| {
+            let level = Meta(m.load(&node.header().meta)).level()?;
             Some(NodeRef { offset, node, level })
         });
         found
@@ -169,7 +197,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
 
     /// Returns the root node.
     #[inline(always)]
-    pub(super) fn root_node(&self) -> Result<NodeRef<'_>> {
+    pub(super) fn root_node(&self) -> Result<NodeRef<'_, F>> {
         self.node(self.medium().load(&self.root_block()?.tree), None)
     }
 
@@ -178,21 +206,21 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// # Errors
     /// Those of `read`; `Poisoned` and `Damaged` if the node stays locked.
     #[inline(always)]
-    pub(super) fn read<T>(&self, node: &NodeRef<'_>, read: impl Fn() -> Result<T>) -> Result<T> {
+    pub(super) fn read<T>(&self, node: &NodeRef<'_, F>, read: impl Fn() -> Result<T>) -> Result<T> {
         Ok(node_lock::read(&self.memory.region, &node.header().lock, read)?.1)
     }
 
     /// Returns the lock word of a node as soon as it is not locked. Recovers the node if no thread
     /// has used it since the index was opened.
     #[inline(always)]
-    pub(super) fn version(&self, node: &NodeRef<'_>) -> Result<Lock> {
+    pub(super) fn version(&self, node: &NodeRef<'_, F>) -> Result<Lock> {
         let lock = Lock(self.medium().load(&node.header().lock));
         if lock.is_free_of(self.memory.generation) { Ok(lock) } else { self.wait_for(node) }
     }
 
     /// Recovers a node, or waits until it is not locked.
     #[cold]
-    fn wait_for(&self, node: &NodeRef<'_>) -> Result<Lock> {
+    fn wait_for(&self, node: &NodeRef<'_, F>) -> Result<Lock> {
         let lock = &node.header().lock;
         if !Lock(self.medium().load(lock)).is_of(self.memory.generation) {
             self.recover(node)?;
@@ -202,7 +230,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
 
     /// Finds the place for a key in a node that is locked or [read](Self::read).
     #[inline(always)]
-    pub(super) fn place(&self, node: &NodeRef<'_>, search: &Search<'_>) -> Result<Place> {
+    pub(super) fn place(&self, node: &NodeRef<'_, F>, search: &Search<'_>) -> Result<Place> {
         let m = self.medium();
         let first = node.less(m, search.prefix);
         let record = &node.records()[first];
@@ -210,14 +238,14 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         if m.load(&record.prefix) == search.prefix && at != 0 {
             return self.place_among_equal(node, search, first);
         }
-        if first == RECORDS_MAX && at != 0 {
+        if first == Self::RECORDS_MAX && at != 0 {
             return Err(Self::endless(node));
         }
         Ok(Place { position: first, found: None, child: node.left_of(m, first), at_end: at == 0 })
     }
 
     #[cold]
-    fn endless(node: &NodeRef<'_>) -> Error {
+    fn endless(node: &NodeRef<'_, F>) -> Error {
         Error::damaged(node.offset, "a node of a tree has no end")
     }
 
@@ -225,17 +253,21 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// prefix.
     fn place_among_equal(
         &self,
-        node: &NodeRef<'_>,
+        node: &NodeRef<'_, F>,
         search: &Search<'_>,
         first: usize,
     ) -> Result<Place> {
         let (m, count) = (self.medium(), node.count(self.medium()));
-        if count > RECORDS_MAX {
+        if count > Self::RECORDS_MAX {
             return Err(Self::endless(node));
         }
         let is_equal = |record: &Record| m.load(&record.prefix) == search.prefix;
         let behind = &node.records()[first..count.max(first)];
-        let (mut start, mut end) = (first, first + behind.partition_point(is_equal));
+        let equal = match F::PLAIN {
+            true => behind.iter().take_while(|record| is_equal(record)).count(),
+            false => behind.partition_point(is_equal),
+        };
+        let (mut start, mut end) = (first, first + equal);
         let mut found = None;
         while start < end {
             let middle = start.midpoint(end);
@@ -260,7 +292,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Compares the key of a record with one that has the same prefix.
-    fn compare(&self, node: &NodeRef<'_>, at: u64, key: &[u8]) -> Result<Ordering> {
+    fn compare(&self, node: &NodeRef<'_, F>, at: u64, key: &[u8]) -> Result<Ordering> {
         match node.level {
             0 => Ok(LeafRef::at(self.medium(), at)?.compare(self.medium(), key)),
             level => self.compare_rest(&self.node_as_it_is(at, Some(level - 1))?, key),
@@ -268,7 +300,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Compares the least key of a node with a key that has the same prefix.
-    fn compare_rest(&self, node: &NodeRef<'_>, key: &[u8]) -> Result<Ordering> {
+    fn compare_rest(&self, node: &NodeRef<'_, F>, key: &[u8]) -> Result<Ordering> {
         let m = self.medium();
         match Rest::from_word(m.load(&node.header().low_rest)) {
             Rest::None => Ok(Ordering::Less),
@@ -278,7 +310,11 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Compares the least key of a node with another key.
-    pub(super) fn compare_low(&self, node: &NodeRef<'_>, search: &Search<'_>) -> Result<Ordering> {
+    pub(super) fn compare_low(
+        &self,
+        node: &NodeRef<'_, F>,
+        search: &Search<'_>,
+    ) -> Result<Ordering> {
         let m = self.medium();
         match m.load(&node.node.low().prefix).cmp(&search.prefix) {
             Ordering::Equal => self.compare_rest(node, search.key),
@@ -287,7 +323,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Returns the least key of a node, or `None` if it is the first of its level.
-    pub(super) fn low(&self, node: &NodeRef<'_>) -> Result<Option<Vec<u8>>> {
+    pub(super) fn low(&self, node: &NodeRef<'_, F>) -> Result<Option<Vec<u8>>> {
         let m = self.medium();
         let prefix = m.load(&node.node.low().prefix).to_be_bytes();
         Ok(match Rest::from_word(m.load(&node.header().low_rest)) {
@@ -301,10 +337,11 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// [read](Self::read). The next node of the level is looked at only if no record of this one is
     /// after the key.
     #[inline(always)]
-    pub(super) fn step(&self, node: &NodeRef<'_>, search: &Search<'_>) -> Result<Step> {
+    pub(super) fn step(&self, node: &NodeRef<'_, F>, search: &Search<'_>) -> Result<Step> {
         let m = self.medium();
         let place = self.place(node, search)?;
-        if search.prefix < m.load(&node.header().next_prefix) || !place.at_end {
+        let is_before_next = || !F::PLAIN && search.prefix < m.load(&node.header().next_prefix);
+        if !place.at_end || is_before_next() {
             return Ok(Step::Here(place));
         }
         match self.next_admits(node, search)? {
@@ -315,7 +352,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
 
     /// Returns the offset of the next node of the level if that can have what is searched for.
     #[cold]
-    fn next_admits(&self, node: &NodeRef<'_>, search: &Search<'_>) -> Result<Option<u64>> {
+    fn next_admits(&self, node: &NodeRef<'_, F>, search: &Search<'_>) -> Result<Option<u64>> {
         let sibling = self.medium().load(&node.header().sibling);
         if sibling == 0 {
             return Ok(None);
@@ -325,7 +362,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Follows a reference to the next node of a level.
-    pub(super) fn next_node(&self, node: &NodeRef<'_>, offset: u64) -> Result<NodeRef<'_>> {
+    pub(super) fn next_node(&self, node: &NodeRef<'_, F>, offset: u64) -> Result<NodeRef<'_, F>> {
         let next = self.node(offset, Some(node.level))?;
         self.ensure_after(node, &next)?;
         Ok(next)
@@ -333,7 +370,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
 
     /// Returns an error unless `next` has a greater least key than `node`. Otherwise damaged
     /// references could lead a search round and round.
-    pub(super) fn ensure_after(&self, node: &NodeRef<'_>, next: &NodeRef<'_>) -> Result<()> {
+    pub(super) fn ensure_after(&self, node: &NodeRef<'_, F>, next: &NodeRef<'_, F>) -> Result<()> {
         let low = self.low(next)?;
         let follows = low.as_deref().map(|low| self.compare_low(node, &Search::new(low)));
         match follows.transpose()? {
@@ -347,7 +384,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
 
     /// Searches from the root down to a level.
     #[inline(always)]
-    pub(super) fn descend(&self, search: &Search<'_>, level: u8) -> Result<End<'_>> {
+    pub(super) fn descend(&self, search: &Search<'_>, level: u8) -> Result<End<'_, F>> {
         let (mut node, mut passed) = (self.root_node()?, None);
         loop {
             // Not by `read`, whose closure the compiler does not inline.
@@ -373,6 +410,9 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Returns the word that a key is bound to. The caller has a guard.
     #[inline(always)]
     pub(super) fn find(&self, search: &Search<'_>) -> Result<Option<u64>> {
+        if F::PLAIN {
+            return self.find_among_equal(search);
+        }
         let m = self.medium();
         let end = self.descend(search, 1)?;
         let node = match end.node.level {
@@ -380,7 +420,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
             level => self.node_as_it_is(end.place.child, Some(level - 1))?,
         };
         // Which lines are needed is known too late: each would be waited for in turn.
-        m.prefetch_bytes(node.offset, (size_of::<layout::Node>() + size_of::<Copies>()) as u64);
+        m.prefetch_bytes(node.offset, (size_of::<F::Node>() + size_of::<Copies>()) as u64);
         let version = self.version(&node)?;
         let position = node.less(m, search.prefix);
         let record = &node.records()[position];
@@ -420,9 +460,9 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Locks the node of a level into which a key belongs, beginning at one that is not after it.
     pub(super) fn lock<'m>(
         &'m self,
-        mut node: NodeRef<'m>,
+        mut node: NodeRef<'m, F>,
         search: &Search<'_>,
-    ) -> Result<(Locked<'m>, Place)> {
+    ) -> Result<(Locked<'m, F>, Place)> {
         let m = self.medium();
         loop {
             let locked = Locked::acquire(&self.memory.region, node, &node.header().lock, false)?;

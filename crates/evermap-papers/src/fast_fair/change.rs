@@ -5,11 +5,11 @@ use evermap_index::index::{Action, Change, MutateMode};
 use evermap_index::ordered::leaf::{LeafRef, leaf_bytes};
 use evermap_pm::{Guard, Medium, Result};
 
-use super::FastFair;
 use super::access::{Locked, Place, Search};
 use super::copies::WHOLE;
+use super::{FastFair, Form};
 
-impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+impl<M: Medium, F: Form> FastFair<M, F> {
     /// Carries out what `decide` returns for a key.
     pub(super) fn change_under(
         &self,
@@ -44,7 +44,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     fn add(
         &self,
         search: &Search<'_>,
-        locked: Locked<'_>,
+        locked: Locked<'_, F>,
         place: &Place,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<(Change, Option<u64>)> {
@@ -52,7 +52,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         let mut blocks = Fresh::new(&self.memory.pool);
         let mut allocate = || {
             let leaf = blocks.allocate_fixed(leaf_bytes(search.key.len()))?;
-            let is_full = node.count(m) >= FULL;
+            let is_full = node.count(m) >= F::FULL;
             let space = is_full.then(|| self.space_for_split(&node, &mut blocks));
             Ok((leaf, space.transpose()?))
         };
@@ -93,7 +93,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Carries out what `decide` returns for a key that is present.
     fn change_leaf(
         &self,
-        locked: Locked<'_>,
+        locked: Locked<'_, F>,
         place: &Place,
         leaf: u64,
         guard: &Guard<'_>,

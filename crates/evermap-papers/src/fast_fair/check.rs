@@ -4,12 +4,12 @@ use evermap_index::node_lock::Lock;
 use evermap_index::ordered::leaf::LeafRef;
 use evermap_pm::{Medium, Result};
 
-use super::FastFair;
 use super::access::{NodeRef, Search};
-use super::layout::{NO_CHILD, RECORDS_MAX, prefix};
+use super::layout::{NO_CHILD, prefix};
 use super::walk::Snapshot;
+use super::{FastFair, Form};
 
-impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+impl<M: Medium, F: Form> FastFair<M, F> {
     /// Describes what is wrong. Each leaf has to be found by its key.
     pub(super) fn check_parts(&self, problems: &mut Vec<String>) -> Result<()> {
         self.each_node(&mut |node, snapshot| {
@@ -22,7 +22,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
 
     fn check_node(
         &self,
-        node: &NodeRef<'_>,
+        node: &NodeRef<'_, F>,
         snapshot: &Snapshot,
         problems: &mut Vec<String>,
     ) -> Result<()> {
@@ -31,7 +31,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         if Lock(m.load(&node.header().lock)).is_locked() {
             wrong("it is locked");
         }
-        if snapshot.records.len() > RECORDS_MAX {
+        if snapshot.records.len() > Self::RECORDS_MAX {
             wrong("it has too many records");
         }
         let low = self.low(node)?;

@@ -8,9 +8,9 @@
 use evermap_index::ordered::leaf::LeafRef;
 use evermap_pm::{Medium, PmU64, Result, pod};
 
-use super::FastFair;
 use super::access::NodeRef;
-use super::layout::{Node, RECORDS};
+use super::layout::RECORDS;
+use super::{FastFair, Form};
 
 /// The number of bytes of a key whose word is copied.
 pub(super) const WHOLE: usize = 8;
@@ -104,20 +104,21 @@ fn below(position: usize) -> u64 {
     (1 << position) - 1
 }
 
-impl<'m> NodeRef<'m> {
-    /// Returns the copies of a leaf node. Returns `None` for other nodes.
+impl<'m, F: Form> NodeRef<'m, F> {
+    /// Returns the copies of a leaf node. Returns `None` for other nodes, and in the paper's form.
     #[inline(always)]
     pub(super) fn copies<M: Medium>(&self, m: &'m M) -> Option<CopiesRef<'m>> {
-        let at = self.offset + size_of::<Node>() as u64;
-        let Copies { copied, words } = m.at::<Copies>(at).filter(|_| self.level == 0)?;
+        let at = self.offset + size_of::<F::Node>() as u64;
+        let Copies { copied, words } =
+            m.at::<Copies>(at).filter(|_| !F::PLAIN && self.level == 0)?;
         Some(CopiesRef { copied, words })
     }
 }
 
-impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+impl<M: Medium, F: Form> FastFair<M, F> {
     /// Copies the words of all leaves of a node that no other thread uses. Leaves that cannot be
     /// read are left to those who look for them.
-    pub(super) fn copy_words(&self, node: &NodeRef<'_>) {
+    pub(super) fn copy_words(&self, node: &NodeRef<'_, F>) {
         let m = self.medium();
         let Some(copies) = node.copies(m) else { return };
         copies.set_copied(m, 0);

@@ -1,12 +1,13 @@
 //! The structures of FAST & FAIR in the region.
 
-use evermap_pm::{Medium, PmU64, Pool, pod};
+use evermap_pm::{Medium, PmU64, Pod, Pool, pod};
 
+use super::Form;
 use super::copies::Copies;
 pub use evermap_index::ordered::leaf::prefix;
 
-/// The number of records that a node has space for. The last one is never used: a node ends with a
-/// reference that is 0.
+/// The number of records that a node has space for, in the [improved](super::Improved) form. The
+/// last one is never used: a node ends with a reference that is 0.
 ///
 /// More of them make fewer nodes, of which more stay in a cache, and longer shifts.
 pub const RECORDS: usize = 44;
@@ -14,7 +15,7 @@ pub const RECORDS: usize = 44;
 /// The number of records in a cache line.
 pub const LINE_RECORDS: usize = 64 / size_of::<Record>();
 
-/// The most records that a node holds.
+/// The most records that a node holds, in that form.
 pub const RECORDS_MAX: usize = RECORDS - 1;
 
 pod! {
@@ -61,7 +62,8 @@ pod! {
 }
 
 pod! {
-    /// A node: twelve cache lines. Behind a leaf node, its block has [`Copies`].
+    /// A node: twelve cache lines, or eight in the paper's form. Behind a leaf node, its block has
+    /// [`Copies`], but not in the paper's form.
     ///
     /// ```text
     /// byte  0  lock         see `Lock`; never flushed
@@ -81,37 +83,66 @@ pod! {
     /// The records begin with a line. If they did not, the halves of some records would be in two
     /// lines, and could become durable in any order. The count, `next_prefix` and prefixes behind
     /// the last record follow from the rest: they are never flushed, and computed again by the
-    /// thread that recovers the node.
-    pub struct Node: 768 {
+    /// thread that recovers the node. In the paper's form nothing relies on the last two.
+    pub struct Node<const PLACES: usize> {
         /// The header.
         pub header: Header,
         /// What is before the first record: the least key, and the child for it. And the records.
-        pub low_and_records: [Record; 45],
+        pub low_and_records: [Record; PLACES],
     }
 }
 
-impl Node {
+const _: () = assert!(size_of::<Node<45>>() == 768 && size_of::<Node<29>>() == 512);
+
+/// A node of any form.
+pub trait NodeBlock: Pod {
+    /// The number of records that the node has space for.
+    const RECORDS: usize;
+
+    /// Returns the header.
+    fn header(&self) -> &Header;
+
+    /// Returns what is before the first record, and the records.
+    fn low_and_records(&self) -> &[Record];
+
     /// Returns the least key's prefix and the child for keys before the first record.
     #[inline(always)]
-    pub fn low(&self) -> &Record {
-        &self.low_and_records[0]
+    fn low(&self) -> &Record {
+        &self.low_and_records()[0]
     }
 
     /// Returns the records.
     #[inline(always)]
-    pub fn records(&self) -> &[Record; RECORDS] {
-        self.low_and_records.last_chunk().expect("there is one more")
+    fn records(&self) -> &[Record] {
+        &self.low_and_records()[1..]
+    }
+}
+
+impl<const PLACES: usize> NodeBlock for Node<PLACES> {
+    const RECORDS: usize = PLACES - 1;
+
+    #[inline]
+    fn header(&self) -> &Header {
+        &self.header
+    }
+
+    #[inline]
+    fn low_and_records(&self) -> &[Record] {
+        &self.low_and_records
     }
 }
 
 /// Returns the size of the block of a node of this level, in bytes, which begins with a line.
 ///
 /// Nodes above the lowest ones, which every search passes, are few. Blocks of another size put
-/// them into pages of their own, which are few too: so the processor knows where they are.
-pub fn node_bytes<M: Medium>(pool: &Pool<M>, level: u8) -> u64 {
+/// them into pages of their own, which are few too: so the processor knows where they are. In the
+/// paper's form all nodes are alike.
+pub fn node_bytes<M: Medium, F: Form>(pool: &Pool<M>, level: u8) -> u64 {
+    let node = size_of::<F::Node>() as u64;
     let bytes = match level {
-        0 => (size_of::<Node>() + size_of::<Copies>()).next_multiple_of(64) as u64,
-        _ => size_of::<Node>() as u64 + 64,
+        _ if F::PLAIN => node,
+        0 => (node + size_of::<Copies>() as u64).next_multiple_of(64),
+        _ => node + 64,
     };
     // Very small extents have blocks of sizes of their own.
     let is_aligned = pool.block_size(bytes).is_multiple_of(64);
@@ -188,9 +219,10 @@ mod tests {
 
     #[test]
     fn a_record_is_never_in_two_lines() {
-        let start = std::mem::offset_of!(Node, low_and_records) + size_of::<Record>();
+        let start = std::mem::offset_of!(Node<45>, low_and_records) + size_of::<Record>();
         assert!(start.is_multiple_of(64) && 64_usize.is_multiple_of(size_of::<Record>()));
-        assert_eq!(start + RECORDS * size_of::<Record>(), size_of::<Node>());
+        assert_eq!(start + RECORDS * size_of::<Record>(), size_of::<Node<45>>());
+        assert_eq!(<Node<45> as NodeBlock>::RECORDS, RECORDS);
     }
 
     #[test]

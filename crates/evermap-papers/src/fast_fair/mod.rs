@@ -42,7 +42,11 @@
 //!   compares one record after the other, and looks at the next node if it comes to the end.
 //! * **Locks contain the generation**, so none is held after a crash.
 //! * **Any byte string is a key.** Records have the first eight bytes.
+//!
+//! What only makes it faster is in the form [`Improved`]; [`Paper`] has nodes of the published
+//! size, and searches them as published. Both have the repairs.
 
+use std::marker::PhantomData;
 use std::ops::Bound;
 
 use evermap_index::fresh::Fresh;
@@ -57,6 +61,7 @@ mod access;
 mod change;
 mod check;
 mod copies;
+mod form;
 pub mod layout;
 pub mod mistakes;
 mod scan;
@@ -67,16 +72,17 @@ mod tests;
 mod walk;
 
 use access::{NodeRef, Search};
-use layout::{NO_CHILD, RECORDS_MAX, Rest, Root};
+pub use form::{Form, Improved, Paper};
+use layout::{NO_CHILD, NodeBlock, Rest, Root};
 pub use mistakes::MUTANTS;
 
-/// FAST & FAIR in medium `M`, with up to `FULL` records in a node, which is from 4 to
-/// [`RECORDS_MAX`]. See the [module](self).
-pub struct FastFair<M: Medium, const FULL: usize = RECORDS_MAX> {
+/// FAST & FAIR in medium `M`. See the [module](self).
+pub struct FastFair<M: Medium, F: Form = Improved> {
     memory: TreeMemory<M>,
+    form: PhantomData<fn() -> F>,
 }
 
-impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+impl<M: Medium, F: Form> FastFair<M, F> {
     #[inline(always)]
     fn medium(&self) -> &M {
         self.memory.medium()
@@ -89,18 +95,18 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
 
     /// Recovers a node that an earlier process used.
     #[cold]
-    fn recover(&self, node: &NodeRef<'_>) -> Result<()> {
+    fn recover(&self, node: &NodeRef<'_, F>) -> Result<()> {
         self.memory.recover(&node.header().lock, || self.repair(node))
     }
 }
 
-impl<M: Medium, const FULL: usize> PersistentTree for FastFair<M, FULL> {
+impl<M: Medium, F: Form> PersistentTree for FastFair<M, F> {
     type Medium = M;
     type Root = Root;
 
     const KIND: u64 = {
-        assert!(4 <= FULL && FULL <= RECORDS_MAX);
-        u64::from_le_bytes(*b"FASTFAI\x04")
+        assert!(4 <= F::FULL && F::FULL <= Self::RECORDS_MAX);
+        F::KIND
     };
     const PAGE: usize = scan::PAGE;
 
@@ -109,12 +115,12 @@ impl<M: Medium, const FULL: usize> PersistentTree for FastFair<M, FULL> {
     }
 
     fn assemble(memory: TreeMemory<M>) -> Result<Self> {
-        Ok(FastFair { memory })
+        Ok(FastFair { memory, form: PhantomData })
     }
 
     fn write_empty(memory: TreeMemory<M>, root: &Root, fresh: &mut Fresh<'_, M>) -> Result<Self> {
-        let node = fresh.allocate_fixed(layout::node_bytes(&memory.pool, 0))?;
-        let tree = FastFair { memory };
+        let node = fresh.allocate_fixed(layout::node_bytes::<_, F>(&memory.pool, 0))?;
+        let tree = FastFair { memory, form: PhantomData };
         let m = tree.medium();
         m.flush(tree.write_node(node, 0, (0, Rest::None.word()), NO_CHILD).node);
         m.store(&root.tree, node);
@@ -138,7 +144,7 @@ impl<M: Medium, const FULL: usize> PersistentTree for FastFair<M, FULL> {
                 refers(m.load(&node.header().sibling), node.level);
                 if let Some(below) = node.level.checked_sub(1) {
                     let children =
-                        node.node.low_and_records.iter().map(|record| m.load(&record.at));
+                        node.node.low_and_records().iter().map(|record| m.load(&record.at));
                     children.take_while(|&at| at != 0).for_each(|at| refers(at, below));
                 }
             },

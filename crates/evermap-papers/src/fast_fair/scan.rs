@@ -7,14 +7,13 @@ use evermap_index::ordered::Page;
 use evermap_index::ordered::leaf::{self, LeafRef};
 use evermap_pm::{Error, Medium, Result};
 
-use super::FastFair;
 use super::access::{NodeRef, Search};
-use super::layout::RECORDS;
+use super::{FastFair, Form};
 
 /// A page ends with the node in which it has this many pairs.
 pub(super) const PAGE: usize = 64;
 
-impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+impl<M: Medium, F: Form> FastFair<M, F> {
     /// Reads a page of some nodes. Returns their locks, or `None` if they have changed meanwhile.
     pub(super) fn try_ascending(
         &self,
@@ -30,12 +29,13 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         };
         let search = Search::new(key);
         let mut node = self.descend(&search, 0)?.node;
-        let (mut leaves, mut seen) = (Vec::with_capacity(most + RECORDS), Seen::default());
+        let (mut leaves, mut seen) =
+            (Vec::with_capacity(most + NodeRef::<F>::RECORDS), Seen::default());
         seen.add(&node.header().lock, self.version(&node)?);
         let place = self.place(&node, &search)?;
         let mut start = place.position + usize::from(excluded && place.found.is_some());
         let next = loop {
-            leaves.extend(self.leaves(&node, start..RECORDS));
+            leaves.extend(self.leaves(&node, start..NodeRef::<F>::RECORDS));
             let sibling = m.load(&node.header().sibling);
             if sibling == 0 {
                 break None;
@@ -79,7 +79,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         let mut seen = Seen::default();
         seen.add(&node.header().lock, self.version(&node)?);
         let end = match search {
-            None => RECORDS,
+            None => NodeRef::<F>::RECORDS,
             Some(search) => {
                 let place = self.place(&node, &search)?;
                 place.position + usize::from(search.after_equal && place.found.is_some())
@@ -106,7 +106,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Returns the last node of the lowest level.
-    fn last_node(&self) -> Result<NodeRef<'_>> {
+    fn last_node(&self) -> Result<NodeRef<'_, F>> {
         let m = self.medium();
         let mut node = self.root_node()?;
         loop {
@@ -124,7 +124,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// Returns the offsets of the leaves of some records, and asks the memory for them.
     fn leaves<'m>(
         &'m self,
-        node: &NodeRef<'m>,
+        node: &NodeRef<'m, F>,
         positions: std::ops::Range<usize>,
     ) -> impl Iterator<Item = u64> + 'm {
         let m = self.medium();

@@ -17,7 +17,7 @@ use evermap_pm::medium::Note;
 
 use super::access::NodeRef;
 use super::layout::{LINE_RECORDS, VACANT};
-use super::{FastFair, mistakes};
+use super::{FastFair, Form, mistakes};
 
 /// Why a crash seldom shows that the end of a node was not durable: recovery removes what the next
 /// node has too, but has to read leaves for that.
@@ -29,10 +29,16 @@ fn begins_line(position: usize) -> bool {
     position.is_multiple_of(LINE_RECORDS)
 }
 
-impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+impl<M: Medium, F: Form> FastFair<M, F> {
     /// Inserts a record at `position` into a node that this thread has locked, and that has room.
     /// What the record refers to is flushed already.
-    pub(super) fn insert_record(&self, node: &NodeRef<'_>, position: usize, prefix: u64, at: u64) {
+    pub(super) fn insert_record(
+        &self,
+        node: &NodeRef<'_, F>,
+        position: usize,
+        prefix: u64,
+        at: u64,
+    ) {
         let (m, records) = (self.medium(), node.records());
         let count = node.count(m);
         // The node has to end behind the last record before that is moved.
@@ -69,7 +75,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Removes the record at `position` from a node that this thread has locked.
-    pub(super) fn remove_record(&self, node: &NodeRef<'_>, position: usize) {
+    pub(super) fn remove_record(&self, node: &NodeRef<'_, F>, position: usize) {
         let (m, records) = (self.medium(), node.records());
         if position + 1 < node.count(m) {
             m.store(&records[position].at, node.left_of(m, position));
@@ -78,7 +84,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Removes a record that does not count, or that is the last.
-    pub(super) fn close_gap(&self, node: &NodeRef<'_>, position: usize) {
+    pub(super) fn close_gap(&self, node: &NodeRef<'_, F>, position: usize) {
         let (m, records) = (self.medium(), node.records());
         let last = node.count(m) - 1;
         for to in position..last {

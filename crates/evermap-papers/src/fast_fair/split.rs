@@ -17,9 +17,9 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, Result};
 
 use super::access::{Locked, NodeRef, Search};
-use super::layout::{self, Meta, NO_CHILD, RECORDS, Record, Rest, VACANT};
+use super::layout::{self, Meta, NO_CHILD, NodeBlock, Record, Rest, VACANT};
 use super::shift::BEHIND_THE_END;
-use super::{FastFair, mistakes};
+use super::{FastFair, Form, mistakes};
 
 /// The blocks for a split.
 pub(super) struct Space {
@@ -28,9 +28,12 @@ pub(super) struct Space {
     low: Option<u64>,
 }
 
-impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+/// A node and a position in it.
+type Position<'m, F> = (NodeRef<'m, F>, usize);
+
+impl<M: Medium, F: Form> FastFair<M, F> {
     /// The position of the record at which a full node is split.
-    const MIDDLE: usize = FULL / 2;
+    const MIDDLE: usize = F::FULL / 2;
 
     /// Allocates what a split of a node needs, which this thread has locked.
     ///
@@ -38,7 +41,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// `NoSpace`, `Damaged`.
     pub(super) fn space_for_split(
         &self,
-        node: &NodeRef<'_>,
+        node: &NodeRef<'_, F>,
         blocks: &mut Fresh<'_, M>,
     ) -> Result<Space> {
         let m = self.medium();
@@ -50,7 +53,8 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         };
         let low = (low > 8).then(|| blocks.allocate_fixed(leaf_bytes(low))).transpose()?;
         Ok(Space {
-            node: blocks.allocate_fixed(layout::node_bytes(&self.memory.pool, node.level))?,
+            node: blocks
+                .allocate_fixed(layout::node_bytes::<_, F>(&self.memory.pool, node.level))?,
             low,
         })
     }
@@ -63,10 +67,10 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// `Damaged`; nothing has changed then.
     pub(super) fn split<'m>(
         &'m self,
-        locked: &Locked<'m>,
+        locked: &Locked<'m, F>,
         position: usize,
         space: Space,
-    ) -> Result<(NodeRef<'m>, (NodeRef<'m>, usize))> {
+    ) -> Result<(NodeRef<'m, F>, Position<'m, F>)> {
         let (m, old) = (self.medium(), locked.node);
         let (middle, at) = (&old.records()[Self::MIDDLE], m.load(&old.records()[Self::MIDDLE].at));
         let (rest, leftmost, first) = match old.level {
@@ -117,10 +121,10 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         level: u8,
         (low_prefix, low_rest): (u64, u64),
         leftmost: u64,
-    ) -> NodeRef<'_> {
+    ) -> NodeRef<'_, F> {
         let m = self.medium();
-        let node = m.at::<layout::Node>(offset).expect("just allocated");
-        let header = &node.header;
+        let node = m.at::<F::Node>(offset).expect("just allocated");
+        let header = node.header();
         m.store(&header.lock, Lock::fresh(self.memory.generation).0);
         m.store(&header.meta, Meta::new(level).0);
         m.store(&header.sibling, 0);
@@ -164,7 +168,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
                 return Ok(());
             }
             let prefix = search.prefix;
-            if above.count(m) < FULL {
+            if above.count(m) < F::FULL {
                 self.insert_record(&above, place.position, prefix, offset);
                 locked.changed(m);
                 return Ok(());
@@ -188,7 +192,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Puts a new root above a root that was split. Returns `false` if there is no space.
-    fn grow(&self, root: &NodeRef<'_>) -> Result<bool> {
+    fn grow(&self, root: &NodeRef<'_, F>) -> Result<bool> {
         let m = self.medium();
         let cell = &self.root_block()?.tree;
         let (locked, _) = self.lock(*root, &Search::before(b""))?;
@@ -201,8 +205,10 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
         let grown = self.node_as_it_is(sibling, Some(root.level)).and_then(|sibling| {
             let level = root.level.checked_add(1);
             let level = level.ok_or_else(|| Error::damaged(root.offset, "a tree is too high"))?;
-            let block =
-                self.memory.pool.allocate_fixed(layout::node_bytes(&self.memory.pool, level))?;
+            let block = self
+                .memory
+                .pool
+                .allocate_fixed(layout::node_bytes::<_, F>(&self.memory.pool, level))?;
             let new = self.write_node(block, level, (0, Rest::None.word()), root.offset);
             m.store(&new.records()[0].prefix, m.load(&sibling.node.low().prefix));
             m.store(&new.records()[0].at, sibling.offset);
@@ -225,20 +231,20 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
 
     /// Repairs a node that an earlier process used: makes durable what that has stored, and
     /// completes what it was doing.
-    pub(super) fn repair(&self, node: &NodeRef<'_>) {
+    pub(super) fn repair(&self, node: &NodeRef<'_, F>) {
         let m = self.medium();
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(node.node);
         self.derive(node);
         let mut left = m.load(&node.node.low().at);
-        for position in 0..RECORDS {
+        for position in 0..NodeRef::<F>::RECORDS {
             let at = m.load(&node.records()[position].at);
             if at == 0 {
                 break;
             }
             // A record was being inserted or removed: at most one.
             if at == left && !m.mutant(mistakes::LEAVE_SHIFT) {
-                if node.count(m) < RECORDS {
+                if node.count(m) < NodeRef::<F>::RECORDS {
                     self.close_gap(node, position);
                 }
                 break;
@@ -254,10 +260,10 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Computes the words of a node that follow from others.
-    fn derive(&self, node: &NodeRef<'_>) {
+    fn derive(&self, node: &NodeRef<'_, F>) {
         let m = self.medium();
         let ends = |record: &Record| m.load(&record.at) == 0;
-        node.end_at(m, node.records().iter().position(ends).unwrap_or(RECORDS));
+        node.end_at(m, node.records().iter().position(ends).unwrap_or(NodeRef::<F>::RECORDS));
         let next_prefix = match m.load(&node.header().sibling) {
             0 => u64::MAX,
             // If it is damaged, a search that comes to the end of this node returns that.
@@ -269,7 +275,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     }
 
     /// Completes a split: removes the records that the next node has too.
-    fn end_before_sibling(&self, node: &NodeRef<'_>) {
+    fn end_before_sibling(&self, node: &NodeRef<'_, F>) {
         let m = self.medium();
         let sibling = m.load(&node.header().sibling);
         // If it is damaged, the search that goes there returns that.

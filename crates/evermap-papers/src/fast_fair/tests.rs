@@ -12,8 +12,8 @@ use evermap_index::{OrderedIndex, Persistent};
 use evermap_pm::sim::{Mutation, Sim};
 use evermap_pm::{ErrorKind, Medium, Pool};
 
-use super::layout::{Node, RECORDS_MAX, node_bytes};
-use super::{FastFair, mistakes};
+use super::layout::{Node, NodeBlock, RECORDS_MAX, node_bytes};
+use super::{FastFair, Improved, mistakes};
 
 type Tree = InOrder<u64, FastFair<Sim>>;
 
@@ -65,8 +65,8 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
     insert(&index, 0..FULL + 1);
     let root = sim.load(&index.index.root_block().unwrap().tree);
-    let left = sim.load(&sim.at::<Node>(root).unwrap().low().at);
-    let node = sim.at::<Node>(left).unwrap();
+    let left = sim.load(&sim.at::<Node<45>>(root).unwrap().low().at);
+    let node = sim.at::<Node<45>>(left).unwrap();
     let records = node.records();
     let words = [&node.header.sibling, &records[3].prefix, &records[3].at, &records[9].at];
     let words = words.map(|word| sim.offset_of(word));
@@ -83,7 +83,7 @@ fn a_split_is_completed_after_a_crash() {
     insert(&index, FULL..FULL + 1);
     sim.mutate(None);
     let root = sim.load(&index.index.root_block().unwrap().tree);
-    let left = sim.load(&sim.at::<Node>(root).unwrap().low().at);
+    let left = sim.load(&sim.at::<Node<45>>(root).unwrap().low().at);
     let left = index.index.node_as_it_is(left, Some(0)).unwrap();
     assert_eq!(left.count(&sim), RECORDS_MAX);
     let offset = left.offset;
@@ -117,7 +117,7 @@ fn a_root_that_was_split_gets_one_above() {
 fn a_split_without_space_for_a_root_is_complete() {
     let (_sim, pool, index): (_, _, Tree) = created(1 << 20, ());
     insert(&index, 0..FULL);
-    let sizes = [1, 0].map(|level| node_bytes(&pool, level));
+    let sizes = [1, 0].map(|level| node_bytes::<_, Improved>(&pool, level));
     let mut taken: Vec<u64> = sizes
         .into_iter()
         .flat_map(|bytes| {
@@ -139,7 +139,7 @@ fn a_node_without_a_beginning_is_damaged() {
     let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
     insert(&index, 0..3);
     let root = sim.load(&index.index.root_block().unwrap().tree);
-    sim.store(&sim.at::<Node>(root).unwrap().low().at, 0);
+    sim.store(&sim.at::<Node<45>>(root).unwrap().low().at, 0);
     let key = 0u64.to_be_bytes();
     let error = index.index.remove(&key).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Damaged { .. }), "{error}");

@@ -4,9 +4,9 @@ use evermap_index::ordered::leaf::LeafRef;
 use evermap_index::ordered::tree::{Part, Show};
 use evermap_pm::{Medium, Result};
 
-use super::FastFair;
 use super::access::NodeRef;
-use super::layout::{self, Rest};
+use super::layout::{self, NodeBlock, Rest};
+use super::{FastFair, Form};
 
 /// What a node refers to, at one moment.
 pub(super) struct Snapshot {
@@ -15,9 +15,9 @@ pub(super) struct Snapshot {
     pub(super) sibling: u64,
 }
 
-impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
+impl<M: Medium, F: Form> FastFair<M, F> {
     /// Returns what a node refers to.
-    pub(super) fn snapshot(&self, node: &NodeRef<'_>) -> Result<Snapshot> {
+    pub(super) fn snapshot(&self, node: &NodeRef<'_, F>) -> Result<Snapshot> {
         let m = self.medium();
         self.read(node, || {
             let records = node.records().iter().map(|record| m.load(&record.at));
@@ -38,7 +38,7 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     /// guard only for the leaves.
     pub(super) fn each_node(
         &self,
-        each: &mut dyn FnMut(&NodeRef<'_>, &Snapshot) -> Result<bool>,
+        each: &mut dyn FnMut(&NodeRef<'_, F>, &Snapshot) -> Result<bool>,
     ) -> Result<()> {
         let mut first = self.root_node()?;
         loop {
@@ -66,7 +66,8 @@ impl<M: Medium, const FULL: usize> FastFair<M, FULL> {
     pub(super) fn show_parts(&self, each: &mut Show<'_>) -> Result<()> {
         let m = self.medium();
         self.each_node(&mut |node, snapshot| {
-            let (offset, bytes) = (node.offset, layout::node_bytes(&self.memory.pool, node.level));
+            let (offset, bytes) =
+                (node.offset, layout::node_bytes::<_, F>(&self.memory.pool, node.level));
             let mut goes_on = each(Part::Node { offset, bytes, height: u32::from(node.level) + 1 });
             if node.level > 0 {
                 return Ok(goes_on);

@@ -69,7 +69,16 @@ impl<K: Numbered> PoolSubject<K> for Tranche {
 pub struct FastFair;
 
 impl<K: Numbered> PoolSubject<K> for FastFair {
-    type Index = InOrder<K, fast_fair::FastFair<Sim, 9>>;
+    type Index = InOrder<K, fast_fair::FastFair<Sim, fast_fair::Improved<9>>>;
+
+    fn config(&self) {}
+}
+
+/// The same in the paper's form.
+pub struct FastFairPaper;
+
+impl<K: Numbered> PoolSubject<K> for FastFairPaper {
+    type Index = InOrder<K, fast_fair::FastFair<Sim, fast_fair::Paper<9>>>;
 
     fn config(&self) {}
 }

@@ -8,7 +8,7 @@ use evermap_index::testkit::ordered::trees::{
 };
 use evermap_index::testkit::{Coarse, Plain};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
-use evermap_papers::fast_fair::{FastFair, MUTANTS};
+use evermap_papers::fast_fair::{FastFair, MUTANTS, Paper};
 use evermap_papers::testkit::tiny;
 use evermap_pm::sim::{Sim, mutants::Fate};
 
@@ -16,6 +16,10 @@ ordered_conformance!(ordered, Make::<FastFair<Sim>>::new());
 // Words are not records to the tree, so it cannot tell a damaged one from another.
 conformance!(numbers, tiny::FastFair, [u64, Plain, Coarse]);
 crash_campaign!(fast_fair, tiny::FastFair);
+
+ordered_conformance!(ordered_paper, Make::<FastFair<Sim, Paper>>::new());
+conformance!(numbers_paper, tiny::FastFairPaper, [u64]);
+crash_campaign!(variant fast_fair_paper, tiny::FastFairPaper);
 
 #[test]
 fn nodes_of_an_opener_that_died_are_recovered() {
@@ -80,6 +84,16 @@ fn inserts_flush_what_they_shift() {
     assert_eq!((found.lines_flushed, found.fences, found.stores, found.cas), (0, 0, 0, 0));
     let (lines, _) = Costs::of_each("removal", &costs.removed);
     assert!(lines <= 5.0, "{:?}", costs.removed);
+}
+
+/// Nodes of the paper's size have fewer records to shift.
+#[test]
+fn inserts_in_the_form_of_the_paper_shift_less() {
+    let costs = Costs::of::<FastFair<Sim, Paper>>();
+    let (lines, fences) = Costs::of_each("insert", &costs.inserted);
+    assert!(lines <= 5.4 && fences <= 4.8, "{:?}", costs.inserted);
+    let found = costs.found;
+    assert_eq!((found.lines_flushed, found.fences, found.stores, found.cas), (0, 0, 0, 0));
 }
 
 #[test]
