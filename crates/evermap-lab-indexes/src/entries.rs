@@ -59,7 +59,7 @@ pub static ENTRIES: [Entry; 15] = [
     },
     Entry {
         name: "level-paper",
-        about: "Level hashing as in its paper: operations wait while a level is emptied",
+        about: "Level hashing as published: lookups share locks, and all wait for a resize",
         rival: false,
         factory: |name, setup| build::<Levels<true>>(name, Guards::PerOperation, setup),
     },

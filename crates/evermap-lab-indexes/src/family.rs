@@ -114,10 +114,10 @@ fn initial_depth(setup: &Setup, pairs_per_segment: u64) -> u32 {
     segments.next_power_of_two().ilog2().max(1)
 }
 
-/// Level hashing that resizes all at once (as in the paper) or incrementally.
-pub(super) struct Levels<const BLOCKING: bool>;
+/// Level hashing that resizes all at once and whose lookups share locks (as in the paper), or not.
+pub(super) struct Levels<const PAPER: bool>;
 
-impl<const BLOCKING: bool> Family for Levels<BLOCKING> {
+impl<const PAPER: bool> Family for Levels<PAPER> {
     type On<K: Quotient, M: Medium> = Level<K, M>;
 
     fn create<K: Quotient, M: Medium>(
@@ -127,9 +127,13 @@ impl<const BLOCKING: bool> Family for Levels<BLOCKING> {
         /// Pairs for each bucket of the top level when both levels are four fifths full.
         const PAIRS_PER_BUCKET: u64 = 7;
         let mut config = level::Config::default();
-        if BLOCKING {
+        if PAPER {
             // As in the runs of the paper and the released benchmark.
-            config = level::Config { top_level: 13, resize: level::Resize::Blocking };
+            config = level::Config {
+                top_level: 13,
+                resize: level::Resize::Blocking,
+                locking: level::Locking::Striped,
+            };
         }
         if setup.presize {
             let level = (setup.keys / PAIRS_PER_BUCKET).next_power_of_two().ilog2();

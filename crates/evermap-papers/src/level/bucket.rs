@@ -1,10 +1,11 @@
 //! A single bucket: its lock, and finding, writing and erasing records.
 
 use evermap_index::{Key, fingerprint};
-use evermap_pm::Medium;
+use evermap_pm::{Medium, PmU64};
 
 use super::layout::{Bucket, LINE_SLOTS, Meta, Slot, Version};
 use super::levels::Site;
+use super::stripe;
 
 /// The two hashes of a key that choose its buckets, and its fingerprint.
 ///
@@ -58,7 +59,7 @@ pub(super) struct LockedBucket<'a> {
 }
 
 /// The result of an attempt to lock a bucket.
-pub(super) enum Locking<'a> {
+pub(super) enum Taking<'a> {
     Locked(LockedBucket<'a>),
     /// Another thread holds the lock.
     Busy,
@@ -67,14 +68,14 @@ pub(super) enum Locking<'a> {
 }
 
 #[inline(always)]
-pub(super) fn try_lock<'a, M: Medium>(m: &M, bucket: &'a Bucket, generation: u64) -> Locking<'a> {
+pub(super) fn try_lock<'a, M: Medium>(m: &M, bucket: &'a Bucket, generation: u64) -> Taking<'a> {
     let version = Version(m.load(&bucket.version));
     if version.is_readable(generation)
         && m.cas_transient(&bucket.version, version.0, version.locked().0).is_ok()
     {
-        return Locking::Locked(LockedBucket { bucket, version });
+        return Taking::Locked(LockedBucket { bucket, version });
     }
-    if version.is_of(generation) { Locking::Busy } else { Locking::Stale }
+    if version.is_of(generation) { Taking::Busy } else { Taking::Stale }
 }
 
 /// The locks of one operation. They are released together; until then the operation must not wait
@@ -84,6 +85,8 @@ pub(super) struct Locks<'a> {
     few: [Option<LockedBucket<'a>>; Locks::FEW],
     /// Further locks: emptying a bucket takes up to 13.
     more: Vec<LockedBucket<'a>>,
+    /// The locks of stripes, if lookups share these.
+    stripes: Vec<&'a PmU64>,
     /// `true` if anything was changed that readers must notice.
     pub(super) changed: bool,
     /// A bucket that another thread holds, because of which a possible slot was skipped.
@@ -96,7 +99,13 @@ impl<'a> Locks<'a> {
 
     #[inline(always)]
     pub(super) fn new() -> Self {
-        Locks { few: [const { None }; Locks::FEW], more: Vec::new(), changed: false, skipped: None }
+        Locks {
+            few: [const { None }; Locks::FEW],
+            more: Vec::new(),
+            stripes: Vec::new(),
+            changed: false,
+            skipped: None,
+        }
     }
 
     #[inline(always)]
@@ -114,6 +123,16 @@ impl<'a> Locks<'a> {
         all.into_iter().find(|locked| std::ptr::eq(locked.bucket, bucket))
     }
 
+    /// Adds the lock of a stripe.
+    pub(super) fn add_stripe(&mut self, cell: &'a PmU64) {
+        self.stripes.push(cell);
+    }
+
+    /// Returns `true` if the lock of this stripe is among these locks.
+    pub(super) fn has_stripe(&self, cell: &PmU64) -> bool {
+        self.stripes.iter().any(|held| std::ptr::eq(*held, cell))
+    }
+
     /// Releases all buckets, with new versions if anything was changed.
     #[inline(always)]
     pub(super) fn release<M: Medium>(self, m: &M) {
@@ -122,6 +141,7 @@ impl<'a> Locks<'a> {
                 if self.changed { locked.version.advanced() } else { locked.version.released() };
             m.store_transient(&locked.bucket.version, version.0);
         }
+        self.stripes.into_iter().for_each(|cell| stripe::unlock(m, cell));
     }
 }
 

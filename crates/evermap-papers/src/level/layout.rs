@@ -29,7 +29,7 @@ pod! {
     /// byte   8  meta      see `Meta`; its store commits changes of slots 0 to 2
     /// byte  16  slots 0 to 2
     /// byte  64  tokens    of slots 3 to 5, one bit each; its store commits changes of these slots
-    /// byte  72  reserved
+    /// byte  72  stripe    see `Locking::Striped`; only used in some buckets, void after a crash
     /// byte  80  slots 3 to 5
     /// ```
     ///
@@ -44,7 +44,8 @@ pod! {
         pub near: [Slot; LINE_SLOTS],
         /// The tokens of slots 3 to 5, which recovery uses.
         pub tokens: PmU64,
-        reserved: PmU64,
+        /// The lock of the neighbouring buckets that share one, in the first of these.
+        pub stripe: PmU64,
         /// Slots 3 to 5.
         pub far: [Slot; LINE_SLOTS],
     }
@@ -57,8 +58,9 @@ pod! {
     pub struct Root: 384 {
         /// The kind of the index, its key format and its geometry.
         pub kind: PmU64,
-        /// How the table grows: see [`Resize`](super::Resize).
-        pub resize: PmU64,
+        /// Bit 0: [how the table grows](super::Resize). Bit 1: [which locks](super::Locking)
+        /// lookups take.
+        pub options: PmU64,
         reserved: [PmU64; 4],
         /// Entry `n` names the table of the level of `2^n` buckets, or is 0 if there is none; see
         /// [`CheckedOffset`].

@@ -30,6 +30,7 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
 use super::bucket::KeyHashes;
 use super::geometry::Geometry;
 use super::layout::{BUCKET_BYTES, Bucket, CheckedOffset, OFFSET, Root, SIZES, Version};
+use super::stripe::{STRIPE_LOG, Stripe};
 
 /// The smallest top level: four buckets, so that the bottom has two.
 pub(super) const SMALLEST: u32 = 2;
@@ -292,6 +293,18 @@ impl<M: Medium, G: Geometry> Levels<M, G> {
         Ok([self.site(level, first)?, self.site(level, second)?])
     }
 
+    /// Returns the index of the bucket with the lock of the stripe of a bucket. It is in the same
+    /// chunk.
+    pub(super) fn stripe_start(index: u64) -> u64 {
+        let bits = if G::CHUNK_LOG < STRIPE_LOG { G::CHUNK_LOG } else { STRIPE_LOG };
+        index >> bits << bits
+    }
+
+    /// Returns the lock of the stripe of a bucket.
+    pub(super) fn stripe(&self, site: Site<'_>) -> Result<&PmU64> {
+        Ok(&self.site(site.level, Self::stripe_start(site.index))?.bucket.stripe)
+    }
+
     /// Prefetches what a search for a record with these hashes reads.
     #[inline(always)]
     pub(super) fn prefetch(&self, view: View, hashes: KeyHashes) -> Result<()> {
@@ -424,6 +437,9 @@ impl<M: Medium, G: Geometry> Levels<M, G> {
             m.store_transient(&bucket.version, Version::fresh(self.region.generation()).0);
             m.store(&bucket.meta, 0);
             m.store(&bucket.tokens, 0);
+            if index == Self::stripe_start(index) {
+                m.store_transient(&bucket.stripe, Stripe::free(self.region.generation()).0);
+            }
             m.flush(&bucket.meta);
             m.note(NEEDED);
             m.flush(&bucket.tokens);

@@ -28,7 +28,7 @@
 //!   table grows a little earlier.
 //! * **A record's home is the first bucket that it can be in**, and every change to it is made
 //!   under the lock of that bucket, wherever the record is stored. So a lookup validates one
-//!   version word, and stores nothing.
+//!   version word, and stores nothing. With [`Locking::Striped`] it shares locks, as published.
 //! * **Incremental growth** ([`Resize::Incremental`]): the next level is written in parts when
 //!   buckets begin to be full, and each mutation empties three buckets of the bottom: the two of
 //!   its key, and the next in turn. Meanwhile lookups search three levels. The paper's method is
@@ -67,13 +67,14 @@ mod levels;
 mod placement;
 mod recover;
 mod resize;
+mod stripe;
 #[cfg(test)]
 mod tests;
 mod walk;
 
 pub use geometry::{Geometry, Sizes};
 
-use bucket::{KeyHashes, Locking, Locks, Probe, Record, find, meta_of, try_lock};
+use bucket::{KeyHashes, Locks, Probe, Record, Taking, find, meta_of, try_lock};
 use layout::{LINE_SLOTS, Root, Version};
 use levels::{LARGEST, Levels, SMALLEST, Site, View, first_index};
 use placement::SlotSearch;
@@ -88,12 +89,14 @@ pub struct Config {
     pub top_level: u32,
     /// How the table grows.
     pub resize: Resize,
+    /// Which locks lookups take.
+    pub locking: Locking,
 }
 
 impl Default for Config {
     /// 768 buckets: 96 KiB.
     fn default() -> Self {
-        Config { top_level: 9, resize: Resize::Incremental }
+        Config { top_level: 9, resize: Resize::Incremental, locking: Locking::Optimistic }
     }
 }
 
@@ -107,6 +110,37 @@ pub enum Resize {
     Blocking,
 }
 
+/// Which locks lookups take. Writers of one bucket always exclude each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Locking {
+    /// None: lookups store nothing, and search again if the version of the key's home has changed.
+    #[default]
+    Optimistic,
+    /// While it searches a bucket, a lookup shares a lock of 128 neighbouring ones, which writers
+    /// hold alone: as in the program that the authors of Dash measured. So a lookup stores to a
+    /// line of persistent memory for each bucket that it searches, and returns `Forked` in a forked
+    /// child.
+    ///
+    /// There, a lookup can miss a record that moves from a bucket that it will search to one that
+    /// it has searched. So the version is compared here, too.
+    Striped,
+}
+
+impl Config {
+    /// Encodes the options for the root.
+    fn options(self) -> u64 {
+        u64::from(self.resize == Resize::Blocking)
+            | u64::from(self.locking == Locking::Striped) << 1
+    }
+
+    /// Decodes the options of the root. Returns `None` if there are others.
+    fn decode(options: u64) -> Option<(Resize, Locking)> {
+        let resize = if options & 1 == 0 { Resize::Incremental } else { Resize::Blocking };
+        let locking = if options & 2 == 0 { Locking::Optimistic } else { Locking::Striped };
+        (options < 4).then_some((resize, locking))
+    }
+}
+
 /// Level hashing over keys `K` in medium `M`.
 ///
 /// See the [module](self). The default geometry is for production use; [`Tiny`] is for tests.
@@ -115,6 +149,7 @@ pub struct Level<K: Key, M: Medium, G: Geometry = Sizes> {
     levels: Levels<M, G>,
     root: u64,
     resize: Resize,
+    locking: Locking,
     /// A reference to the pool's region, which every operation needs, to save an indirection.
     region: Arc<Region<M>>,
     generation: u64,
@@ -219,7 +254,12 @@ impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
         &self.pool
     }
 
-    fn assemble(pool: Arc<Pool<M>>, root: u64, resize: Resize, levels: Levels<M, G>) -> Self {
+    fn assemble(
+        pool: Arc<Pool<M>>,
+        root: u64,
+        (resize, locking): (Resize, Locking),
+        levels: Levels<M, G>,
+    ) -> Self {
         let view = levels.view();
         Level {
             region: pool.share_region(),
@@ -238,6 +278,7 @@ impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
             levels,
             root,
             resize,
+            locking,
         }
     }
 
@@ -290,7 +331,7 @@ impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
         let version = Version(self.medium().load(&home.bucket.version));
         if version.is_home(self.generation) {
             // The records of a key whose home is here cannot be in a level above.
-            return Ok(self.search_buckets(&[home, second, third, fourth], version, probe));
+            return self.search_buckets(&[home, second, third, fourth], version, probe);
         }
         self.search_above(view, home, version, probe)
     }
@@ -317,7 +358,7 @@ impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
         let version = Version(self.medium().load(&above[0].bucket.version));
         Ok(if version.is_home(self.generation) {
             let sites = [above[0], above[1], middle[0], middle[1], below[0], below[1]];
-            self.search_buckets(&sites, version, probe)
+            return self.search_buckets(&sites, version, probe);
         } else if version.is_of(self.generation) {
             SearchResult::Retry(above[0])
         } else {
@@ -333,25 +374,47 @@ impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
         sites: &[Site<'a>],
         version: Version,
         probe: &Probe<'_, K>,
-    ) -> SearchResult<'a> {
+    ) -> Result<SearchResult<'a>> {
         let m = self.medium();
         let mut found = None;
         for &site in sites {
             if !Version(m.load(&site.bucket.version)).is_of(self.generation) {
-                return SearchResult::Stale(site);
+                return Ok(SearchResult::Stale(site));
             }
-            found = find(m, site.bucket, probe);
+            found = match self.locking {
+                Locking::Optimistic => find(m, site.bucket, probe),
+                Locking::Striped => match self.find_sharing(site, probe)? {
+                    Some(found) => found,
+                    None => return Ok(SearchResult::Retry(site)),
+                },
+            };
             if found.is_some() {
                 break;
             }
         }
-        match found {
+        Ok(match found {
             // Also checked if nothing was found: a record may have moved to a bucket that was
             // searched already.
             _ if !self.is_unchanged(sites[0], version) => SearchResult::Retry(sites[0]),
             Some((_, word)) => SearchResult::Found(word),
             None => SearchResult::Absent,
+        })
+    }
+
+    /// Searches for a key in a bucket, which was recovered, while sharing the lock of its stripe.
+    /// Returns `None` if a writer has that.
+    fn find_sharing(
+        &self,
+        site: Site<'_>,
+        probe: &Probe<'_, K>,
+    ) -> Result<Option<Option<(usize, u64)>>> {
+        let (m, cell) = (self.medium(), self.levels.stripe(site)?);
+        if !stripe::share(m, cell, self.generation) {
+            return Ok(None);
         }
+        let found = find(m, site.bucket, probe);
+        stripe::leave(m, cell);
+        Ok(Some(found))
     }
 
     /// Returns `true` if no record with this home has changed since the version word was read.
@@ -365,6 +428,10 @@ impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
 
     #[inline(always)]
     fn lookup(&self, probe: &Probe<'_, K>, guard: &Guard<'_>) -> Result<Option<u64>> {
+        if self.locking == Locking::Striped {
+            // Sharing a lock stores, which is not allowed in a forked child.
+            self.region.ensure_writable()?;
+        }
         if self.resize == Resize::Blocking && self.levels.view().growing {
             self.finish_growth(guard)?;
         }
@@ -418,20 +485,45 @@ impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
     /// Adds the lock of a bucket to `locks`, and recovers the bucket if necessary. Returns `false`
     /// if another thread holds it.
     #[inline(always)]
-    fn lock_bucket<'a>(&self, site: Site<'a>, locks: &mut Locks<'a>) -> Result<bool> {
+    fn lock_bucket<'a>(&'a self, site: Site<'a>, locks: &mut Locks<'a>) -> Result<bool> {
         if locks.of(site.bucket).is_some() {
             return Ok(true);
         }
+        if self.locking == Locking::Striped && !self.lock_stripe(site, locks)? {
+            return Ok(false);
+        }
         loop {
             match try_lock(self.medium(), site.bucket, self.generation) {
-                Locking::Locked(locked) => {
+                Taking::Locked(locked) => {
                     locks.add(locked);
                     return Ok(true);
                 }
-                Locking::Busy => return Ok(false),
-                Locking::Stale => self.recover(site)?,
+                Taking::Busy => return Ok(false),
+                Taking::Stale => self.recover(site)?,
             }
         }
+    }
+
+    /// Adds the lock of a bucket's stripe to `locks`. Returns `false` if another writer has it.
+    ///
+    /// Waits for readers while it holds other locks. They do not wait while they share one.
+    #[inline(never)]
+    fn lock_stripe<'a>(&'a self, site: Site<'a>, locks: &mut Locks<'a>) -> Result<bool> {
+        // Nothing is stored to a chunk before it is known to be undamaged.
+        self.ensure_recovered(site)?;
+        let (m, cell) = (self.medium(), self.levels.stripe(site)?);
+        if locks.has_stripe(cell) {
+            return Ok(true);
+        }
+        if !stripe::try_lock(m, cell, self.generation) {
+            return Ok(false);
+        }
+        locks.add_stripe(cell);
+        let mut lock_wait = LockWait::default();
+        while stripe::has_readers(m, cell) {
+            lock_wait.wait_at(&self.region, m.offset_of(cell))?;
+        }
+        Ok(true)
     }
 
     /// Searches for a key whose home is locked, and recovers the buckets in which it can be.
@@ -689,7 +781,7 @@ impl<K: Key, M: Medium, G: Geometry> Persistent<M> for Level<K, M, G> {
         let block = fresh.allocate(size_of::<Root>() as u64)?;
         let header = m.at::<Root>(block).expect("just allocated");
         header.levels.iter().for_each(|entry| m.store(entry, 0));
-        m.store(&header.resize, config.resize as u64);
+        m.store(&header.options, config.options());
         m.store(&header.kind, Self::kind());
         let levels = Levels::create(pool.clone(), block, config.top_level)?;
         fresh.keep();
@@ -697,7 +789,7 @@ impl<K: Key, M: Medium, G: Geometry> Persistent<M> for Level<K, M, G> {
         m.fence();
         m.store(root, block);
         m.persist(root);
-        Ok(Self::assemble(pool, block, config.resize, levels))
+        Ok(Self::assemble(pool, block, (config.resize, config.locking), levels))
     }
 
     fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
@@ -718,16 +810,12 @@ impl<K: Key, M: Medium, G: Geometry> Persistent<M> for Level<K, M, G> {
         // decide where records are stored and which blocks are free.
         m.note(Note::Harmless(FOUND_LATE));
         m.persist(header);
-        let resize = match m.load(&header.resize) {
-            0 => Resize::Incremental,
-            1 => Resize::Blocking,
-            other => {
-                return Err(Error::damaged(block, format!("impossible resize mode {other:#x}")));
-            }
-        };
+        let options = m.load(&header.options);
+        let options = Config::decode(options)
+            .ok_or_else(|| Error::damaged(block, format!("impossible options {options:#x}")))?;
         let levels = Levels::open(pool.clone(), block)?;
         let everything = pool.region().must_recover_all();
-        let index = Self::assemble(pool, block, resize, levels);
+        let index = Self::assemble(pool, block, options, levels);
         if everything {
             // Generations of an earlier opener could equal the current one: makes all buckets
             // stale.

@@ -102,7 +102,7 @@ impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
 
     /// Finds a free slot in the emptier of two buckets, or in the first if they are equally full.
     fn free_slot_in_pair<'a>(
-        &self,
+        &'a self,
         pair: [Site<'a>; 2],
         locks: &mut Locks<'a>,
     ) -> Result<Option<SlotSearch<'a>>> {

@@ -13,7 +13,7 @@ use evermap_pm::{Medium, PmU64, Pool};
 use super::bucket::{KeyHashes, Probe, Record, write};
 use super::layout::{BUCKET_BYTES, Bucket, CheckedOffset, OFFSET, Root};
 use super::levels::{first_index, home_index, region_bits, second_index};
-use super::{Config, Geometry, Resize, Sizes, Tiny};
+use super::{Config, Geometry, Locking, Resize, Sizes, Tiny, stripe};
 
 const CAPACITY: u64 = 128 << 10;
 const GARBAGE: u64 = u64::MAX;
@@ -26,7 +26,7 @@ type Parts = (Sim, Arc<Pool<Sim>>, Tiny<u64, Sim>);
 
 /// Creates an index in memory that does not record yet.
 fn created() -> Parts {
-    let config = Config { top_level: NEXT - 1, resize: Resize::Incremental };
+    let config = Config { top_level: NEXT - 1, resize: Resize::Incremental, ..Config::default() };
     crash_states::created(CAPACITY, config)
 }
 
@@ -209,13 +209,40 @@ fn both_buckets_of_a_key_are_in_its_region() {
     }
 }
 
+/// L7: a process dies while its threads hold and share the locks of stripes, and the next one finds
+/// these words.
+#[test]
+fn locks_of_stripes_end_with_their_process() {
+    const KEYS: u64 = 10;
+    let config = Config { top_level: 2, resize: Resize::Blocking, locking: Locking::Striped };
+    let parts: Parts = crash_states::created(CAPACITY, config);
+    let (sim, pool, index) = &parts;
+    (0..KEYS).for_each(|key| assert!(index.insert(key, key, &pool.pin()).unwrap().inserted()));
+    let view = index.levels.view();
+    for level in view.lowest()..=view.highest() {
+        for at in 0..1 << level {
+            let cell = index.levels.stripe(index.levels.site(level, at).unwrap()).unwrap();
+            // The first bucket of each stripe comes first.
+            assert!(!stripe::share(sim, cell, pool.generation()) || stripe::has_readers(sim, cell));
+            stripe::try_lock(sim, cell, pool.generation());
+        }
+    }
+    let sim = parts.0.clone();
+    drop(parts);
+    let (_sim, pool, index) = reopen(sim);
+    for key in 0..KEYS {
+        assert_eq!(index.get(key, &pool.pin()).unwrap(), Some(key));
+        assert!(index.remove(key, &pool.pin()).unwrap().removed());
+    }
+}
+
 /// Walks over the index while records move and the table grows concurrently. Returns the number of
 /// schedules in which the walk did not show exactly once each record that was present throughout.
 fn walk_beside_growth(mistake: Option<Mutation>) -> usize {
     const ORDERS: u64 = 200;
     const THERE: u64 = 150;
     let is_wrong = |&seed: &u64| {
-        let config = Config { top_level: 2, resize: Resize::Incremental };
+        let config = Config { top_level: 2, resize: Resize::Incremental, ..Config::default() };
         let (sim, pool, index): (_, _, Tiny<u64, Sim>) = crash_states::created(1 << 20, config);
         (0..THERE).for_each(|key| {
             index.insert(key, key, &pool.pin()).unwrap();

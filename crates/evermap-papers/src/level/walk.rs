@@ -25,6 +25,7 @@ use evermap_pm::{Guard, Medium, Result, region};
 use super::bucket::{KeyHashes, Locks, Record};
 use super::layout::Version;
 use super::levels::{Site, View, region_bits, top_bits};
+use super::stripe::Stripe;
 use super::{Geometry, Level};
 
 /// A deliberate mistake that tests can enable: a record moves past a walk, which misses it or shows
@@ -260,13 +261,17 @@ impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
     }
 
     /// Waits for the lock of a bucket, while holding no other.
-    fn wait_for<'a>(&self, site: Site<'a>) -> Result<Locks<'a>> {
+    fn wait_for<'a>(&'a self, site: Site<'a>) -> Result<Locks<'a>> {
         let mut lock_wait = LockWait::default();
         loop {
             let mut locks = Locks::new();
-            if self.lock_bucket(site, &mut locks)? {
+            let locked = self.lock_bucket(site, &mut locks);
+            if let Ok(true) = locked {
                 return Ok(locks);
             }
+            // That of its stripe may be among them.
+            locks.release(self.medium());
+            locked?;
             self.wait_for_bucket(site, &mut lock_wait)?;
         }
     }
@@ -280,6 +285,8 @@ impl<K: Key, M: Medium, G: Geometry> Level<K, M, G> {
                 let site = self.levels.site(level, index)?;
                 self.levels.ensure_named(site)?;
                 m.store_transient(&site.bucket.version, stale.0);
+                // Where there is no stripe's lock, the word is not used.
+                m.store_transient(&site.bucket.stripe, Stripe::free(stale.0).0);
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use evermap_pm::sim::battery::Battery;
 
 use super::tiny;
 use crate::cceh::{Locking, Recovery};
-use crate::level::Resize;
+use crate::level::{self, Resize};
 use crate::{bwtree, dash_lh, fast_fair, hot, masstree, names, tranche};
 
 /// An index that can be crashed, in its smallest form.
@@ -56,7 +56,7 @@ pub static CRASHABLE: [Crashable; 12] = [
         names::LEVEL,
         "Level hashing with levels of four and two buckets, incremental resizing",
         &[],
-        tiny::Level(Resize::Incremental)
+        tiny::Level(Resize::Incremental, level::Locking::Optimistic)
     ),
     crashable!(names::P_CLHT, "P-CLHT with four buckets", &[], kit::PClht),
     crashable!(names::LINE_HASH, "the line hash, beginning with one segment", &[], tiny::Line),

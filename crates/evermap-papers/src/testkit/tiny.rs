@@ -33,13 +33,13 @@ impl<K: Numbered> PoolSubject<K> for Cceh {
 }
 
 /// Level hashing, beginning with levels of four and two buckets.
-pub struct Level(pub level::Resize);
+pub struct Level(pub level::Resize, pub level::Locking);
 
 impl<K: Numbered> PoolSubject<K> for Level {
     type Index = level::Tiny<K, Sim>;
 
     fn config(&self) -> level::Config {
-        level::Config { top_level: 2, resize: self.0 }
+        level::Config { top_level: 2, resize: self.0, locking: self.1 }
     }
 }
 

@@ -39,13 +39,13 @@ impl<K: Numbered> PoolSubject<K> for TinyCceh {
 conformance!(cceh_optimistic, TinyCceh(Locking::Optimistic));
 conformance!(cceh_pessimistic, TinyCceh(Locking::Pessimistic));
 /// Level hashing with two levels of four and two buckets to begin with.
-struct TinyLevel(Resize);
+struct TinyLevel(Resize, level::Locking);
 
 impl<K: Numbered> PoolSubject<K> for TinyLevel {
     type Index = level::Tiny<K, Sim>;
 
     fn config(&self) -> level::Config {
-        level::Config { top_level: 2, resize: self.0 }
+        level::Config { top_level: 2, resize: self.0, locking: self.1 }
     }
 
     /// What the four buckets of a key hold.
@@ -54,8 +54,8 @@ impl<K: Numbered> PoolSubject<K> for TinyLevel {
     }
 }
 
-conformance!(level_hashing, TinyLevel(Resize::Incremental));
-conformance!(level_hashing_paper, TinyLevel(Resize::Blocking));
+conformance!(level_hashing, TinyLevel(Resize::Incremental, level::Locking::Optimistic));
+conformance!(level_hashing_paper, TinyLevel(Resize::Blocking, level::Locking::Striped));
 
 struct TinyLine;
 
@@ -195,13 +195,13 @@ fn cceh_costs() -> Result<(), Failure> {
 }
 
 /// The default geometry of Level hashing.
-struct FullLevel;
+struct FullLevel(level::Locking);
 
 impl<K: Numbered> PoolSubject<K> for FullLevel {
     type Index = evermap_papers::Level<K, Sim>;
 
     fn config(&self) -> level::Config {
-        level::Config::default()
+        level::Config { locking: self.0, ..level::Config::default() }
     }
 
     fn extent_size(&self) -> u64 {
@@ -210,12 +210,23 @@ impl<K: Numbered> PoolSubject<K> for FullLevel {
 }
 
 /// Lookups store nothing, a change of one word flushes one line, and so does an insert into any
-/// bucket.
+/// bucket. Lookups that share locks store to one line for each bucket that they search, and changes
+/// to two more.
 #[test]
 fn level_costs() -> Result<(), Failure> {
-    let promise = |kind, lines_read, persists, percent| {
+    level_promises(level::Locking::Optimistic)?;
+    level_promises(level::Locking::Striped)
+}
+
+fn level_promises(locking: level::Locking) -> Result<(), Failure> {
+    let [for_lookups, for_changes] = match locking {
+        level::Locking::Optimistic => [0, 0],
+        level::Locking::Striped => [4, 2],
+    };
+    let promise = |kind, lines_read: u64, persists, percent| {
         // Its bucket's lock and its home's, two lines of the bucket.
-        let lines_written = if persists == 0 { 0 } else { 4 };
+        let lines_written = if persists == 0 { for_lookups } else { 4 + for_changes };
+        let lines_read = lines_read.saturating_add(for_lookups);
         let most = Cost { lines_read, lines_written, lines_flushed: persists, fences: persists };
         Promise { kind, most, percent }
     };
@@ -233,8 +244,9 @@ fn level_costs() -> Result<(), Failure> {
         ]
     };
     let config = &testkit::Config::default();
-    counters::<u64, _>(&FullLevel, config, 10_000, &promises(0))?;
-    counters::<Bytes, _>(&FullLevel, config, 10_000, &promises(4))
+    let subject = FullLevel(locking);
+    counters::<u64, _>(&subject, config, 10_000, &promises(0))?;
+    counters::<Bytes, _>(&subject, config, 10_000, &promises(4))
 }
 
 /// The default geometry.
@@ -344,7 +356,7 @@ fn cceh_orders() -> Result<(), Failure> {
 /// A region is full before another one has a record, and a larger table would not help at first.
 #[test]
 fn level_orders() -> Result<(), Failure> {
-    orders(&FullLevel, OrderOfPlaces::Leave)
+    orders(&FullLevel(level::Locking::Optimistic), OrderOfPlaces::Leave)
 }
 
 #[test]

@@ -4,7 +4,7 @@ use evermap_index::crash_campaign;
 use evermap_index::testkit::crash::{assert_replays, battery};
 use evermap_index::testkit::{Tier, tier};
 use evermap_papers::cceh::{Locking, Recovery};
-use evermap_papers::level::Resize;
+use evermap_papers::level::{Locking as LevelLocking, Resize};
 use evermap_papers::testkit::CRASHABLE;
 use evermap_papers::testkit::tiny::{Cceh, DashLh, Level, Line, Tranche};
 use evermap_papers::tranche::MUTANTS;
@@ -13,8 +13,8 @@ use evermap_pm::sim::mutants::Fate;
 crash_campaign!(dash_lh, DashLh);
 crash_campaign!(cceh, Cceh(Locking::Optimistic, Recovery::Lazy));
 crash_campaign!(variant cceh_paper, Cceh(Locking::Pessimistic, Recovery::Eager));
-crash_campaign!(level, Level(Resize::Incremental));
-crash_campaign!(variant level_paper, Level(Resize::Blocking));
+crash_campaign!(level, Level(Resize::Incremental, LevelLocking::Optimistic));
+crash_campaign!(variant level_paper, Level(Resize::Blocking, LevelLocking::Striped));
 crash_campaign!(line_hash, Line);
 crash_campaign!(tranche_256, Tranche);
 
@@ -23,7 +23,7 @@ crash_campaign!(tranche_256, Tranche);
 fn replays_of_earlier_failures_pass() {
     let paper = [
         battery("cceh-paper", &[], Cceh(Locking::Pessimistic, Recovery::Eager)),
-        battery("level-paper", &[], Level(Resize::Blocking)),
+        battery("level-paper", &[], Level(Resize::Blocking, LevelLocking::Striped)),
     ];
     let batteries: Vec<_> = CRASHABLE.iter().map(|index| (index.battery)()).chain(paper).collect();
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/papers/crashes");

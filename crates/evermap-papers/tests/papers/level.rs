@@ -10,7 +10,7 @@ use std::sync::Arc;
 use evermap_index::testkit::crash::{Workload, assert_survives};
 use evermap_index::testkit::{Coarse, PoolSubject, beside_readers};
 use evermap_index::{Action, Change, Guard, Index, MutateMode, Persistent, Result, Stats, Visitor};
-use evermap_papers::level::{Config, Level, Resize, Tiny};
+use evermap_papers::level::{Config, Level, Locking, Resize, Tiny};
 use evermap_pm::medium::{Counter, Note};
 use evermap_pm::region::{Identity, OnSuspect, ROOTS, RegionConfig};
 use evermap_pm::sim::{Image, ImageConfig, Model, Sim, for_each_image};
@@ -26,7 +26,7 @@ fn dram(capacity: u64, extent_size: u64) -> Arc<Pool<Sim>> {
 }
 
 fn tiny(resize: Resize) -> Config {
-    Config { top_level: 2, resize }
+    Config { top_level: 2, resize, locking: Locking::Optimistic }
 }
 
 /// Keys with equal hashes fill their four buckets, and growing the table would not separate them.
@@ -70,7 +70,7 @@ fn costliest_insert(resize: Resize) -> (u64, u64) {
     let counter = Arc::new(Counter::default());
     let medium = Sim::in_memory(1 << 28).unwrap().observed_by(counter.clone());
     let pool = pool(medium, 2 << 20);
-    let config = Config { top_level: 9, resize };
+    let config = Config { resize, ..Config::default() };
     let index = Level::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
     let mut most = 0;
     for key in 0..100_000 {
@@ -232,10 +232,16 @@ fn a_paused_walk_prevents_nothing() {
 #[test]
 fn l8_no_lookup_misses_a_record_that_moves() {
     const KEPT: u64 = 200;
-    for resize in [Resize::Incremental, Resize::Blocking] {
+    for (resize, locking) in [
+        (Resize::Incremental, Locking::Optimistic),
+        (Resize::Incremental, Locking::Striped),
+        (Resize::Blocking, Locking::Optimistic),
+        (Resize::Blocking, Locking::Striped),
+    ] {
         for _ in 0..4 {
             let pool = dram(1 << 28, 4096);
-            let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), tiny(resize)).unwrap();
+            let config = Config { locking, ..tiny(resize) };
+            let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
             for key in 0..KEPT {
                 index.insert(key, key + 1, &pool.pin()).unwrap();
             }
@@ -252,6 +258,32 @@ fn l8_no_lookup_misses_a_record_that_moves() {
             });
             assert!(index.stats(&pool.pin()).unwrap().splits >= 5);
             assert_eq!(index.check(), Vec::<String>::new());
+        }
+    }
+}
+
+/// A lookup that shares locks stores to a line of persistent memory, twice, for each bucket that it
+/// searches. Another one stores nothing.
+#[test]
+fn lookups_store_where_they_share_locks() {
+    for (locking, least, most) in [(Locking::Optimistic, 0, 0), (Locking::Striped, 2, 8)] {
+        let counter = Arc::new(Counter::default());
+        let medium = Sim::in_memory(1 << 26).unwrap().observed_by(counter.clone());
+        let pool = pool(medium, 2 << 20);
+        let config = Config { locking, ..Config::default() };
+        let index = Level::<u64, _>::create(pool.clone(), pool.root(0), config).unwrap();
+        (0..2000).for_each(|key| {
+            index.insert(key, key, &pool.pin()).unwrap();
+        });
+        for key in 0..4000 {
+            counter.reset();
+            let found = index.get(key, &pool.pin()).unwrap();
+            assert_eq!(found, (key < 2000).then_some(key));
+            let counts = counter.counts();
+            let stores = counts.stores + counts.cas;
+            let least = if key < 2000 { least } else { most };
+            assert!((least..=most).contains(&stores), "{locking:?}, key {key}: {stores}");
+            assert_eq!((counts.lines_flushed, counts.fences), (0, 0));
         }
     }
 }
@@ -291,7 +323,7 @@ fn walks_show_each_record_once_while_the_table_grows() {
         let index = Tiny::<u64, _>::create(
             pool.clone(),
             pool.root(0),
-            Config { top_level: 8, resize: Resize::Incremental },
+            Config { top_level: 8, ..Config::default() },
         )
         .unwrap();
         let stable = 1200;
