@@ -4,9 +4,10 @@ use std::collections::HashSet;
 
 use evermap_pm::Result;
 
-use super::page::{Hash, Record};
+use super::header::damaged;
+use super::page::{Hash, Record, STRIP_BYTES};
 use super::write::{Portion, steps_to};
-use super::{GROUP, STRIP_BYTES, TrancheFile, damaged};
+use super::{GROUP, TrancheFile};
 
 /// The records of a table, as counted by a walk.
 #[derive(Default)]

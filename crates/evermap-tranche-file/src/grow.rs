@@ -1,4 +1,4 @@
-//! Growth: a round in which every group is split, in portions of several groups.
+//! Growth: rounds in which every group is split, in portions of several groups.
 
 use evermap_pm::{Error, Result};
 
@@ -12,20 +12,41 @@ struct Moved {
     payload: Vec<u8>,
 }
 
-impl<const T: usize> TrancheFile<T> {
-    /// Groups that are split in one portion, each of which then is two.
-    const SPLITS: u64 = Self::JOURNAL / (2 * GROUP);
+/// The fill below which chance does not fill a group.
+const FULL_LEAST: f64 = 0.2;
 
-    /// Splits all groups that were there when the round began. Continues a round that was
-    /// interrupted.
+impl<const T: usize> TrancheFile<T> {
+    /// Returns how full the groups are that wait for their split in the current round, on average.
+    /// Those that were split are half as full.
+    pub(super) fn waiting_fill(&self) -> f64 {
+        self.header.bytes as f64 / (self.groups().before() * Self::CAPACITY) as f64
+    }
+
+    /// Notes that the group of keys with this hash is full, so that it is split before anything
+    /// else is written.
+    ///
+    /// # Errors
+    /// `NoSpace` if the table is so empty that this is not by chance: then splits do not help.
+    pub(super) fn note_full(&mut self, hash: Hash) -> Result<()> {
+        // What other groups have got and what they are still to get: changes are written group
+        // after group, so this one may have got all of its own.
+        let bytes = self.header.bytes + self.changes.payloads();
+        if (bytes as f64) < FULL_LEAST * (self.header.groups * Self::CAPACITY) as f64 {
+            return Err(Error::no_space("a group of tranches", Self::CAPACITY));
+        }
+        self.pace.note_full(self.groups(), hash.first);
+        Ok(())
+    }
+
+    /// Splits the next groups of the round, as many as a portion has room for. Each then is two.
     ///
     /// # Errors
     /// `NoSpace`, `Damaged`.
     pub(super) fn grow(&mut self) -> Result<()> {
         let end = 2 * self.groups().before();
-        while self.header.groups < end {
-            let splits = Self::SPLITS.min(end - self.header.groups);
-            self.split(splits)?;
+        self.split((self.portion / (2 * GROUP)).min(end - self.header.groups))?;
+        if self.header.groups == end {
+            self.pace.end_round();
         }
         Ok(())
     }

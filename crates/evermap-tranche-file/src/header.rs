@@ -5,7 +5,6 @@ use std::path::Path;
 use evermap_pm::{Error, ErrorKind, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::damaged;
 use super::queue::Buffer;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"EVTRFILE");
@@ -120,6 +119,13 @@ impl Header {
 
 pub(super) fn not_a_store(path: &Path, why: &str) -> Error {
     ErrorKind::NotAStore { path: path.to_owned(), why: why.to_owned() }.into()
+}
+
+/// Returns an error for what is impossible at `offset` of one of the files.
+#[cold]
+pub(super) fn damaged(offset: u64, what: impl Into<String>) -> Error {
+    let advice = "`TrancheFile::verify` describes all that is damaged";
+    ErrorKind::Damaged { offset, what: what.into(), advice }.into()
 }
 
 fn words_of(page: &[u8]) -> Option<[u64; WORDS]> {

@@ -19,20 +19,30 @@
 //!
 //! The layout of a tranche is drawn at `Page`, that of the header at `Header`.
 //!
-//! Changes are collected in memory, and written tranche by tranche when there are enough of them or
-//! [`sync`](TrancheFile::sync) is called. The table belongs to one thread, as in the talk; shards
-//! are several tables.
+//! Changes are collected in memory. When there are enough of them, each further one writes a
+//! *portion*: some of them, tranche by tranche, or a step of growth. [`sync`](TrancheFile::sync)
+//! writes all of them. The table belongs to one thread, as in the talk; shards are several tables.
 //!
-//! Memory is what the cache and the collected changes may have, and up to 2048 tranches (64 MiB)
-//! while changes are written. The space of long records that were replaced or removed is not used
-//! again: walk over the table with [`for_each`](TrancheFile::for_each) and load another one to get
-//! it back.
+//! Memory is what the cache and the collected changes may have, and up to two portions while
+//! one is written. The space of long records that were replaced or removed is not used again:
+//! walk over the table with [`for_each`](TrancheFile::for_each) and load another one to get it
+//! back.
 //!
 //! # Growth
 //!
-//! When the tranches are 0.9 full, or a group has no room for a record, every group is split, one
-//! after the other: linear hashing in rounds, as in memory, except that a round is not spread over
-//! later changes. It reads and writes the table once, in the order of the file.
+//! Linear hashing in rounds. A round begins when the tranches are 0.9 full, or a group is nearly
+//! full, and splits every group, one after the other in the order of the file, some in a portion.
+//! It is spread over the changes that come meanwhile, and ends when they have made the groups that
+//! wait by a fiftieth of their space fuller; so these do not become full. If one of them does all
+//! the same, its changes stay in memory, and the portions that follow split all groups up to it.
+//!
+//! # The longest operation
+//!
+//! [`put`](TrancheFile::put) and [`remove`](TrancheFile::remove) write at most one portion: they
+//! read at most twice as many tranches as [it may have](Options::portion_bytes), write each of
+//! these to the journal and in place, and append as many bytes of long records and one record more.
+//! `sync` takes as long as the changes that were collected, and if a group is full before its turn,
+//! as the rest of the round up to it.
 //!
 //! # What survives a crash
 //!
@@ -46,7 +56,6 @@
 //! * A tranche that is torn or damaged all the same has a wrong checksum. Lookups that read it
 //!   return `Damaged`, others are not affected.
 
-use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -56,9 +65,11 @@ use std::path::{Path, PathBuf};
 use evermap_pm::{Error, ErrorKind, Result};
 
 mod cache;
+mod changes;
 mod check;
 mod grow;
 mod header;
+mod pace;
 mod page;
 mod queue;
 mod read;
@@ -69,24 +80,23 @@ mod tests;
 mod write;
 
 use cache::Cache;
-use header::{Groups, Header, not_a_store};
-use page::{Hash, Page};
+use changes::{Changes, Order};
+use header::{Groups, Header, damaged, not_a_store};
+use pace::Pace;
+use page::{Hash, Page, STRIP_BYTES};
 use queue::{Buffer, Direction, Queue, Target, Transfer};
 
 /// Tranches in a group.
 const GROUP: u64 = 8;
-/// The share of the space at which the table grows.
-const FILL_MAX: f64 = 0.9;
 /// The fill that a new table is expected to reach.
 const FILL_EXPECTED: f64 = 0.86;
-/// Bytes that a record takes besides its payload.
-const STRIP_BYTES: u64 = 3;
 
 /// How a [`TrancheFile`] is used. The file does not depend on it, except for `expected`.
 #[derive(Clone, Debug)]
 pub struct Options {
     cache_bytes: usize,
     buffer_bytes: usize,
+    portion_bytes: usize,
     queue_depth: usize,
     io_uring: bool,
     expected: (u64, u64),
@@ -97,6 +107,7 @@ impl Default for Options {
         Options {
             cache_bytes: 4 << 20,
             buffer_bytes: 64 << 20,
+            portion_bytes: 4 << 20,
             queue_depth: 32,
             io_uring: true,
             expected: (0, 0),
@@ -115,10 +126,19 @@ impl Options {
         Options { cache_bytes, ..self }
     }
 
-    /// Sets how many bytes of memory collected changes may take before they are written: 64 MiB by
+    /// Sets how many bytes of memory collected changes may take before some are written: 64 MiB by
     /// default. The larger it is, the more of them meet in one tranche.
     pub fn buffer_bytes(self, buffer_bytes: usize) -> Self {
         Options { buffer_bytes, ..self }
+    }
+
+    /// Sets how many bytes of tranches are written as a whole, and so how long a single change can
+    /// take: 4 MiB by default, at least 16 tranches, and at most what the journal has (32 MiB with
+    /// tranches of 32 KiB, 2 MiB with 4 KiB). With less, the longest change takes less time, and
+    /// all of them may take more, because each portion waits several times until the disk has
+    /// written it.
+    pub fn portion_bytes(self, portion_bytes: usize) -> Self {
+        Options { portion_bytes, ..self }
     }
 
     /// Sets the greatest number of transfers at a time: 32 by default.
@@ -164,13 +184,6 @@ pub struct Counters {
     pub splits: u64,
 }
 
-/// Changes that are not written yet: the new value of a key, or `None` if it was removed.
-#[derive(Default)]
-struct Changes {
-    of: HashMap<Box<[u8]>, Option<Box<[u8]>>>,
-    bytes: usize,
-}
-
 /// A map from byte strings to byte strings in a file of tranches of `T` bytes, a multiple of 4096
 /// up to 32 KiB.
 ///
@@ -186,10 +199,13 @@ pub struct TrancheFile<const T: usize = { 32 << 10 }> {
     queue: Queue,
     header: Header,
     buffer_bytes: usize,
+    /// The most tranches that are written in a portion.
+    portion: u64,
     cache: Cache<T>,
     /// Buffers of tranches that are not used.
     spare: Vec<Buffer>,
-    changes: Changes,
+    changes: Changes<T>,
+    pace: Pace,
     /// Until the first `sync`, which tranches were written.
     written: Option<Vec<bool>>,
     counters: Counters,
@@ -284,9 +300,11 @@ impl<const T: usize> TrancheFile<T> {
             queue: Queue::new(table, long, options.queue_depth, options.io_uring),
             header,
             buffer_bytes: options.buffer_bytes,
+            portion: ((options.portion_bytes / T) as u64).clamp(2 * GROUP, Self::JOURNAL),
             cache: Cache::new(options.cache_bytes / T),
             spare: Vec::new(),
             changes: Changes::default(),
+            pace: Pace::default(),
             written: None,
             counters: Counters::default(),
             direct,
@@ -324,7 +342,7 @@ impl<const T: usize> TrancheFile<T> {
         self.counters
     }
 
-    /// Stores a value for a key, in memory at first. Amortised O(1).
+    /// Stores a value for a key, in memory at first. Writes at most one portion.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         if key.len() + value.len() >= 1 << 28 {
             let bytes = (key.len() + value.len()) as u64;
@@ -333,20 +351,16 @@ impl<const T: usize> TrancheFile<T> {
         self.change(key, Some(value.into()))
     }
 
-    /// Removes a key, in memory at first. Amortised O(1).
+    /// Removes a key, in memory at first. Writes at most one portion.
     pub fn remove(&mut self, key: &[u8]) -> Result<()> {
         self.change(key, None)
     }
 
     fn change(&mut self, key: &[u8], value: Option<Box<[u8]>>) -> Result<()> {
         self.ensure_whole()?;
-        /// What a change takes beside its key and value, about, when it is written: two
-        /// allocations, a place in the map, which may just have grown, and one in the list that is
-        /// sorted.
-        const ENTRY: usize = 192;
-        self.changes.bytes += ENTRY + key.len() + value.as_ref().map_or(0, |value| value.len());
-        self.changes.of.insert(key.into(), value);
-        if self.changes.bytes > self.buffer_bytes { self.flush() } else { Ok(()) }
+        let order = self.order(self.hash(key));
+        self.changes.insert(order, key, value);
+        if self.changes.bytes() > self.buffer_bytes { self.step() } else { Ok(()) }
     }
 
     /// Makes all changes durable.
@@ -366,6 +380,10 @@ impl<const T: usize> TrancheFile<T> {
 
     fn hash(&self, key: &[u8]) -> Hash {
         Hash::of(key, self.header.seed)
+    }
+
+    fn order(&self, hash: Hash) -> Order {
+        Order::of(hash, self.header.base)
     }
 
     /// Returns the tranche at which a search arrives after `step` steps.
@@ -429,13 +447,6 @@ impl<const T: usize> TrancheFile<T> {
     fn sync_file(&mut self, target: Target) -> Result<()> {
         self.queue.sync(target).map_err(|error| self.io("synchronising", error))
     }
-}
-
-/// Returns an error for what is impossible at `offset` of one of the files.
-#[cold]
-fn damaged(offset: u64, what: impl Into<String>) -> Error {
-    let advice = "`TrancheFile::verify` describes all that is damaged";
-    ErrorKind::Damaged { offset, what: what.into(), advice }.into()
 }
 
 /// Returns the path of the file for long records.

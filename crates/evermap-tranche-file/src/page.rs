@@ -5,7 +5,7 @@ use std::ops::Range;
 use evermap_pm::Result;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
-use super::damaged;
+use super::header::damaged;
 use super::queue::Buffer;
 
 /// The number of records in a block of the strip.
@@ -24,6 +24,8 @@ const PASS: Range<usize> = 16..20;
 const FOLLOWS: u8 = 15;
 /// The half byte for the length of a value that says that the record is elsewhere.
 const ELSEWHERE: u8 = 14;
+/// Bytes that a record takes besides its payload.
+pub(super) const STRIP_BYTES: u64 = 3;
 /// Bytes of the payload of a record that is elsewhere.
 pub(super) const ELSEWHERE_BYTES: usize = 29;
 

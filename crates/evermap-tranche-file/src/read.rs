@@ -5,9 +5,10 @@ use std::collections::{HashMap, VecDeque};
 use evermap_pm::Result;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::header::damaged;
 use super::page::{Elsewhere, Hash, Page, Record};
 use super::queue::{ALIGNMENT, Buffer, Direction, Done, Target, Transfer};
-use super::{GROUP, TrancheFile, damaged};
+use super::{GROUP, TrancheFile};
 
 /// Bytes before key and value in the file for long records: their lengths, 4 bytes each, and a
 /// checksum.
@@ -91,10 +92,11 @@ impl<const T: usize> TrancheFile<T> {
                 if let Some(next) = batch.ready.pop_front() {
                     self.start(&mut batch, next, keys, each)?;
                 } else if let Some((at, key)) = all.next() {
-                    match self.changes.of.get(*key) {
-                        Some(value) => each(at, value.as_deref()),
+                    let hash = self.hash(key);
+                    match self.changes.get(self.order(hash), key) {
+                        Some(value) => each(at, value),
                         None => {
-                            let search = Search { at, hash: self.hash(key), step: 0 };
+                            let search = Search { at, hash, step: 0 };
                             self.start(&mut batch, Next::Tranche(search), keys, each)?;
                         }
                     }
@@ -196,7 +198,7 @@ impl<const T: usize> TrancheFile<T> {
         start: usize,
         elsewhere: Elsewhere,
     ) -> Result<(&'b [u8], &'b [u8])> {
-        let damaged = |what| super::damaged(elsewhere.offset, what);
+        let damaged = |what| damaged(elsewhere.offset, what);
         let record = bytes.get(start..start + elsewhere.bytes as usize);
         let record = record.ok_or_else(|| damaged("a long record ends outside its file"))?;
         let (header, body) = record.split_at(LONG_HEADER);

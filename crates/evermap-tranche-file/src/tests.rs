@@ -18,7 +18,17 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("tranches-{name}-{}", std::process::id()));
+        Self::below(&std::env::temp_dir(), name)
+    }
+
+    /// In memory if the system has a place for such files: for tests that synchronise very often.
+    fn in_memory(name: &str) -> Self {
+        let memory = Path::new("/dev/shm");
+        if memory.is_dir() { Self::below(memory, name) } else { Self::new(name) }
+    }
+
+    fn below(parent: &Path, name: &str) -> Self {
+        let path = parent.join(format!("tranches-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
     }
@@ -428,6 +438,218 @@ fn every_crash_leaves_what_was_synchronised() {
         assert_eq!(file.get(b"after").unwrap().as_deref(), Some(&b"the crash"[..]));
     }
     assert!(old > new && new > 300 && repaired > 20, "{old} {new} {repaired}");
+}
+
+/// Compares the answers for all keys of a model, without writing what was collected.
+fn assert_answers(file: &mut Small, model: &Model) {
+    let keys: Vec<&[u8]> = model.keys().map(Vec::as_slice).collect();
+    let mut found = vec![None; keys.len()];
+    file.get_many(&keys, |at, value| found[at] = value.map(<[u8]>::to_vec)).unwrap();
+    for ((key, value), found) in model.iter().zip(found) {
+        assert_eq!(found.as_ref(), Some(value), "{key:?}");
+    }
+}
+
+fn is_in_round(file: &Small) -> bool {
+    file.header.groups > file.groups().before()
+}
+
+/// Returns the pair with this number.
+fn pair(number: u64) -> (Vec<u8>, Vec<u8>) {
+    (number.to_le_bytes().to_vec(), (!number).to_le_bytes().to_vec())
+}
+
+/// Puts pairs, and checks for each that no more tranches were read and written than a portion can
+/// have, and that no more changes wait than should. Returns the most splits of one of them.
+fn put_all(file: &mut Small, model: &mut Model, numbers: impl IntoIterator<Item = u64>) -> u64 {
+    let (mut answers, mut splits) = (0, 0);
+    for number in numbers {
+        let (key, value) = pair(number);
+        let before = file.counters();
+        file.put(&key, &value).unwrap();
+        let after = file.counters();
+        model.insert(key, value);
+        assert!(after.tranche_reads - before.tranche_reads < 2 * file.portion);
+        assert!(after.tranche_writes - before.tranche_writes <= file.portion);
+        assert!(after.journal_writes - before.journal_writes <= file.portion + 1);
+        splits = splits.max(after.splits - before.splits);
+        // A group that is full before its turn waits for others, one portion a change.
+        assert!(file.changes.bytes() < file.buffer_bytes + 200 * 40, "{}", file.changes.bytes());
+        if after.splits > before.splits && is_in_round(file) && answers < 20 {
+            assert_answers(file, model);
+            answers += 1;
+        }
+    }
+    splits
+}
+
+/// While a table grows from nothing, whatever the order of the keys, each change does a bounded
+/// part of the work, and every answer is right between any two of them.
+#[test]
+fn no_change_does_more_than_a_portion() {
+    let folder = Folder::in_memory("pause");
+    // Keys are multiples of these: ascending, descending, far apart, and random.
+    let steps = [1, u64::MAX, 1 << 40, 0x9e37_79b9_7f4a_7c15];
+    for (step, portion) in steps.into_iter().zip([16, 40, 128, 100_000]) {
+        let order = |at: u64| at.wrapping_mul(step);
+        let name = step.to_string();
+        let options = Options::new().buffer_bytes(30_000).portion_bytes(portion << 12);
+        let options = options.io_uring(portion == 40);
+        let mut file = Small::create(&folder.file(&name), options).unwrap();
+        let mut model = Model::new();
+        put_all(&mut file, &mut model, (0..1000).map(&order));
+        file.sync().unwrap();
+        let splits = put_all(&mut file, &mut model, (1000..20_000).map(&order));
+        assert!((1..=file.portion / 16).contains(&splits), "{name}: {splits}");
+        assert!(file.header.groups > 12, "{name}: {} groups", file.header.groups);
+        let absent: Vec<_> = (40_000..40_100).map(|at| pair(order(at)).0).collect();
+        assert_equal(&mut file, &model, &absent);
+    }
+}
+
+/// Returns numbers whose keys have such hashes.
+fn numbers_with(file: &Small, wanted: impl Fn(u64) -> bool) -> impl Iterator<Item = u64> {
+    let seed = file.header.seed;
+    (1 << 50..)
+        .filter(move |number: &u64| wanted(super::Hash::of(&number.to_le_bytes(), seed).first))
+}
+
+/// The last group of a round is full before its turn: it is split all the same, and no change pays
+/// for the whole round.
+#[test]
+fn a_group_that_is_full_before_its_turn_waits_for_its_split() {
+    let folder = Folder::in_memory("full");
+    let options = Options::new().buffer_bytes(30_000).portion_bytes(16 << 12).io_uring(false);
+    let mut file = Small::create(&folder.file("t"), options.expected(20_000, 320_000)).unwrap();
+    let (base, mut model) = (file.header.base, Model::new());
+    put_all(&mut file, &mut model, 0..12_000);
+    file.sync().unwrap();
+    assert_eq!(file.header.groups, base);
+    let full: Vec<u64> = numbers_with(&file, |hash| hash % base == base - 1).take(1500).collect();
+    let splits = put_all(&mut file, &mut model, full.iter().copied());
+    assert_eq!(splits, 1);
+    file.sync().unwrap();
+    assert_eq!(file.header.groups, 2 * base, "{}", file.fill());
+    assert_equal(&mut file, &model, &[]);
+    // And one that was split in this round already: it waits for the next one.
+    let again: Vec<u64> = numbers_with(&file, |hash| hash % (2 * base) == base - 1)
+        .filter(|number| !full.contains(number))
+        .take(1500)
+        .collect();
+    put_all(&mut file, &mut model, again);
+    file.sync().unwrap();
+    assert_eq!(file.header.groups, 3 * base);
+    assert_equal(&mut file, &model, &[]);
+}
+
+/// Keys that no split separates do not make the table grow without limit.
+#[test]
+fn keys_that_cannot_be_separated_are_refused() {
+    let folder = Folder::new("adversary");
+    let mut file = Small::create(&folder.file("t"), Options::new().buffer_bytes(30_000)).unwrap();
+    let numbers: Vec<u64> =
+        numbers_with(&file, |hash| hash.is_multiple_of(256)).take(2000).collect();
+    let put = |&number: &u64| {
+        let (key, value) = pair(number);
+        file.put(&key, &value)
+    };
+    let error = numbers.iter().try_for_each(put).unwrap_err().to_string();
+    assert!(error.contains("a group of tranches"), "{error}");
+    assert!(file.header.groups <= 8, "{}", file.header.groups);
+    assert!(file.put(b"key", b"value").is_err());
+}
+
+/// More changes than the table has room for are collected, and written group after group.
+#[test]
+fn a_small_table_takes_many_changes_at_once() {
+    let folder = Folder::new("bulk");
+    let mut file = Small::create(&folder.file("t"), Options::new()).unwrap();
+    let mut model = Model::new();
+    put_all(&mut file, &mut model, 0..30_000);
+    assert_eq!(file.written_records(), 0);
+    file.sync().unwrap();
+    assert_equal(&mut file, &model, &[]);
+}
+
+/// A table that is closed in the middle of a round has the same content afterwards, and goes on.
+#[test]
+fn a_round_goes_on_after_an_opening() {
+    let folder = Folder::in_memory("halfway");
+    let path = folder.file("t");
+    let options = || Options::new().buffer_bytes(20_000).portion_bytes(16 << 12).io_uring(false);
+    let mut file = Small::create(&path, options().expected(40_000, 640_000)).unwrap();
+    let (mut model, mut openings, mut at) = (Model::new(), 0, 0);
+    let base = file.header.base;
+    while file.header.groups < 2 * base {
+        put_all(&mut file, &mut model, at..at + 100);
+        at += 100;
+        if is_in_round(&file) {
+            file.sync().unwrap();
+            let groups = file.header.groups;
+            drop(file);
+            file = Small::open(&path, options()).unwrap();
+            assert_eq!(file.header.groups, groups);
+            assert_answers(&mut file, &model);
+            openings += u64::from(is_in_round(&file));
+        }
+    }
+    assert!(openings > 1, "{openings}");
+    assert!(file.fill() < 0.5, "{}", file.fill());
+    assert_equal(&mut file, &model, &[]);
+}
+
+/// A crash at each write of changes that grow a table loses nothing that was synchronised, and the
+/// table goes on growing.
+#[test]
+fn every_write_of_a_change_that_grows_is_crashed() {
+    let folder = Folder::in_memory("growing");
+    let path = folder.file("recorded");
+    let options = || Options::new().buffer_bytes(8_000).portion_bytes(16 << 12).io_uring(false);
+    let mut file = Small::create(&path, options().expected(3_000, 48_000)).unwrap();
+    let mut content = Model::new();
+    put_all(&mut file, &mut content, 0..4_300);
+    file.sync().unwrap();
+    let read = |path: &Path| std::fs::read(path).unwrap();
+    let start = Image { table: read(&path), long: read(&long_path(&path)) };
+    file.queue.events = Some(Vec::new());
+    let mut chapter = Chapter { begin: 0, content, changes: BTreeMap::new() };
+    let mut growing = Vec::new();
+    for number in 4_300..5_200 {
+        let (key, value) = pair(number);
+        let (begin, splits) = (file.queue.events.as_ref().unwrap().len(), file.counters().splits);
+        file.put(&key, &value).unwrap();
+        chapter.changes.insert(key, vec![Some(value)]);
+        let end = file.queue.events.as_ref().unwrap().len();
+        if file.counters().splits > splits {
+            growing.push(begin..end);
+        }
+    }
+    let events = file.queue.events.take().unwrap();
+    assert!(growing.len() > 2, "{} changes grow the table", growing.len());
+    let changes = if tier() == Tier::Full { growing.len() } else { 3 };
+    let (random, crashed) = (&mut Rng::new(31), folder.file("crashed"));
+    let mut in_round = 0;
+    for count in growing.into_iter().take(changes).flatten() {
+        let image = crash(&start, &events, count + 1, random);
+        std::fs::write(&crashed, &image.table).unwrap();
+        std::fs::write(long_path(&crashed), &image.long).unwrap();
+        let mut file = Small::open(&crashed, options()).unwrap();
+        in_round += u64::from(is_in_round(&file));
+        assert_eq!(file.verify(), Vec::<String>::new(), "{count}");
+        let mut model = Model::new();
+        file.for_each(|key, value| model.insert(key.to_vec(), value.to_vec()).is_none()).unwrap();
+        for key in chapter.content.keys().chain(chapter.changes.keys()) {
+            assert!(chapter.permits(key, model.get(key)), "{count}: {key:?}");
+        }
+        if count.is_multiple_of(10) {
+            let groups = file.header.groups;
+            put_all(&mut file, &mut model, 20_000..25_000);
+            file.sync().unwrap();
+            assert!(file.header.groups > groups);
+            assert_equal(&mut file, &model, &[]);
+        }
+    }
+    assert!(in_round > 20, "{in_round}");
 }
 
 /// A crash before the first synchronisation leaves a file that says so.

@@ -6,28 +6,29 @@
 //! table is opened. Until the first synchronisation there is nothing to be protected, and tranches
 //! are written in place only.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::path::Path;
 
-use evermap_pm::{Error, Result};
+use evermap_pm::Result;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::header::Header;
-use super::page::{ELSEWHERE_BYTES, Elsewhere, Hash, Page, payload_of};
+use super::changes::Changes;
+use super::header::{Header, damaged};
+use super::page::{ELSEWHERE_BYTES, Elsewhere, Hash, Page, STRIP_BYTES, payload_of};
 use super::queue::{ALIGNMENT, Buffer, Direction, Target, Transfer};
 use super::read::{LONG_HEADER, long_checksum};
-use super::{FILL_MAX, GROUP, STRIP_BYTES, TrancheFile, damaged, home};
+use super::{GROUP, TrancheFile, home};
 
-/// The fill below which chance does not fill a group: growth would not help.
-const FILL_LEAST: f64 = 0.2;
+/// The most changes in a portion for each of its tranches, so that applying them does not take
+/// longer than writing it.
+const CHANGES_MAX: u64 = 64;
 
-/// A change, and where the search for its key begins.
-struct Change {
-    place: u64,
+/// A change, and the hash of its key.
+struct Change<'c> {
     hash: Hash,
-    key: Box<[u8]>,
-    value: Option<Box<[u8]>>,
+    key: &'c [u8],
+    value: Option<&'c [u8]>,
 }
 
 /// Tranches that are in memory, to be written as a whole or not at all, with what else changes.
@@ -91,68 +92,78 @@ impl<const T: usize> Portion<T> {
 impl<const T: usize> TrancheFile<T> {
     /// Writes all changes.
     pub(super) fn flush(&mut self) -> Result<()> {
-        if self.changes.of.is_empty() {
-            return Ok(());
+        while !self.changes.is_empty() {
+            self.step()?;
         }
-        // Until all is well: what was taken out of memory may not be in the file.
+        Ok(())
+    }
+
+    /// Writes one portion: a step of growth if that is due, else changes.
+    pub(super) fn step(&mut self) -> Result<()> {
+        // Until all is well: the header in memory may not be the one in the file.
         self.failed = true;
-        let changes = std::mem::take(&mut self.changes).of;
-        let mut changes: Vec<Change> = changes
-            .into_iter()
-            .map(|(key, value)| Change { place: 0, hash: self.hash(&key), key, value })
-            .collect();
-        self.sort(&mut changes);
-        let mut done = 0;
-        while done < changes.len() {
-            if self.fill() > FILL_MAX {
-                self.grow()?;
-                self.sort(&mut changes[done..]);
-            }
-            let (applied, full) = self.write_portion(&changes[done..])?;
-            done += applied;
-            if full {
-                if self.fill() < FILL_LEAST {
-                    return Err(Error::no_space("a group of tranches", Self::CAPACITY));
-                }
-                self.grow()?;
-                self.sort(&mut changes[done..]);
+        if self.pace.is_due(self.groups(), self.waiting_fill()) {
+            self.grow()?;
+        } else {
+            // So that they can be borrowed while tranches are read.
+            let mut changes = std::mem::take(&mut self.changes);
+            let result = self.write_portion(&mut changes);
+            self.changes = changes;
+            if let Some(full) = result? {
+                self.note_full(full)?;
             }
         }
         self.failed = false;
         Ok(())
     }
 
-    /// Sorts changes by the tranches in which the searches for their keys begin.
-    fn sort(&self, changes: &mut [Change]) {
-        for change in changes.iter_mut() {
-            change.place = self.place(change.hash, 0);
+    /// Applies as many changes as fit into a portion, and writes it. Returns the hash of the first
+    /// change that has no room in its group.
+    fn write_portion(&mut self, changes: &mut Changes<T>) -> Result<Option<Hash>> {
+        if changes.next().next().is_none() {
+            changes.rewind();
         }
-        changes.sort_unstable_by_key(|change| change.place);
-    }
-
-    /// Applies as many changes as fit into a portion, and writes it. Returns their number, and
-    /// whether the next one has no room in its group.
-    fn write_portion(&mut self, changes: &[Change]) -> Result<(usize, bool)> {
         // A change can reach all tranches of its group.
-        let most = (Self::JOURNAL - GROUP) as usize;
-        let mut places: Vec<u64> = changes.iter().map(|change| change.place).collect();
-        places.dedup();
-        places.truncate(most);
+        let most = (self.portion - GROUP) as usize;
+        let (next, places) = self.choose(changes, most);
         let mut portion = self.load(&places)?;
-        let (mut applied, mut full) = (0, false);
-        for change in changes {
-            let begun = portion.pages.contains_key(&change.place);
-            if !begun || portion.changed >= most {
+        let (mut applied, mut full) = (0, None);
+        for change in &next {
+            if portion.changed >= most || portion.pages.len() >= 2 * most {
                 break;
             }
             if !self.apply(&mut portion, change)? {
-                full = true;
+                full = Some(change.hash);
                 break;
             }
             applied += 1;
         }
         self.commit(portion)?;
-        Ok((applied, full))
+        changes.written(applied);
+        Ok(full)
+    }
+
+    /// Chooses the changes of a portion, with up to `most` tranches in which the searches for their
+    /// keys begin, in the order of the file.
+    fn choose<'c>(&self, changes: &'c Changes<T>, most: usize) -> (Vec<Change<'c>>, Vec<u64>) {
+        let (mut chosen, mut places, mut long) = (Vec::new(), HashSet::new(), 0);
+        for (key, value) in changes.next().take((CHANGES_MAX * self.portion) as usize) {
+            let hash = self.hash(key);
+            let place = self.place(hash, 0);
+            if places.len() == most && !places.contains(&place) {
+                break;
+            }
+            places.insert(place);
+            chosen.push(Change { hash, key, value });
+            let bytes = key.len() + value.map_or(0, <[u8]>::len);
+            long += if bytes > Page::<T>::RECORD_MAX { bytes } else { 0 };
+            if long >= self.portion as usize * T {
+                break;
+            }
+        }
+        let mut places: Vec<u64> = places.into_iter().collect();
+        places.sort_unstable();
+        (chosen, places)
     }
 
     /// Returns an empty portion.
@@ -202,16 +213,16 @@ impl<const T: usize> TrancheFile<T> {
 
     /// Applies a change to a portion. Returns `false` if there is no room for the record; then
     /// nothing has changed.
-    fn apply(&mut self, portion: &mut Portion<T>, change: &Change) -> Result<bool> {
+    fn apply(&mut self, portion: &mut Portion<T>, change: &Change<'_>) -> Result<bool> {
         let old = self.find_in(portion, change)?;
-        let Some(value) = &change.value else {
+        let Some(value) = change.value else {
             if let Some((step, at)) = old {
                 self.take_out(portion, change.hash, step, at)?;
             }
             return Ok(true);
         };
         let direct = change.key.len() + value.len() <= Page::<T>::RECORD_MAX;
-        let payload = direct.then(|| payload_of(&change.key, value));
+        let payload = direct.then(|| payload_of(change.key, value));
         let bytes = payload.as_ref().map_or(ELSEWHERE_BYTES, Vec::len);
         let mut without = None;
         if let Some((step, at)) = old {
@@ -221,6 +232,9 @@ impl<const T: usize> TrancheFile<T> {
         let Some(step) = self.room(portion, change.hash, bytes, without)? else {
             return Ok(false);
         };
+        if step + 2 >= GROUP {
+            self.pace.note_crowded(self.waiting_fill());
+        }
         let payload = match payload {
             Some(payload) => payload,
             None => self.append_long(portion, change, value).payload(),
@@ -247,13 +261,13 @@ impl<const T: usize> TrancheFile<T> {
     fn find_in(
         &mut self,
         portion: &mut Portion<T>,
-        change: &Change,
+        change: &Change<'_>,
     ) -> Result<Option<(u64, usize)>> {
         for step in 0..GROUP {
             let place = self.place(change.hash, step);
             self.ensure(portion, place)?;
             let page = portion.page(place);
-            if let Some(at) = page.find(change.hash, &change.key)? {
+            if let Some(at) = page.find(change.hash, change.key)? {
                 return Ok(Some((step, at)));
             }
             if page.pass() == 0 {
@@ -303,11 +317,16 @@ impl<const T: usize> TrancheFile<T> {
     }
 
     /// Appends a long record to a portion. Returns where it will be.
-    fn append_long(&self, portion: &mut Portion<T>, change: &Change, value: &[u8]) -> Elsewhere {
+    fn append_long(
+        &self,
+        portion: &mut Portion<T>,
+        change: &Change<'_>,
+        value: &[u8],
+    ) -> Elsewhere {
         let start = portion.long.len();
         let mut lengths = (change.key.len() as u32).to_le_bytes().to_vec();
         lengths.extend_from_slice(&(value.len() as u32).to_le_bytes());
-        let body = [&change.key, value].concat();
+        let body = [change.key, value].concat();
         let checksum = long_checksum(&lengths, &body, self.header.seed);
         portion.long.extend_from_slice(&lengths);
         portion.long.extend_from_slice(&checksum.to_le_bytes());
