@@ -47,6 +47,7 @@ impl Setting {
     pub const FROM: Setting = Setting("from");
     pub const TO: Setting = Setting("to");
     pub const SAMPLES: Setting = Setting("samples");
+    pub const SHARDS: Setting = Setting("shards");
 
     /// The parts of a speed of the emulated medium.
     const SPEEDS: [Setting; 5] = [
@@ -143,6 +144,8 @@ pub struct Settings {
     /// The number of keys at the last sample.
     pub to: Option<u64>,
     pub samples: Option<u64>,
+    /// The number of tables among which the keys are divided.
+    pub shards: Option<usize>,
 }
 
 /// The default sizes of an experiment.
@@ -185,6 +188,7 @@ impl Settings {
             (Setting::FROM, self.from.is_some()),
             (Setting::TO, self.to.is_some()),
             (Setting::SAMPLES, self.samples.is_some()),
+            (Setting::SHARDS, self.shards.is_some()),
         ];
         all.into_iter().filter(|one| one.1).map(|one| one.0).collect()
     }

@@ -279,6 +279,10 @@ struct Run {
     /// Number of samples
     #[arg(long, value_name = "N")]
     samples: Option<u64>,
+    /// Number of tables of on-disk among which the keys are divided, each with one owner [default:
+    /// 1]
+    #[arg(long, value_name = "N")]
+    shards: Option<usize>,
 }
 
 impl Run {
@@ -337,6 +341,7 @@ impl Run {
             from: self.from,
             to: self.to,
             samples: self.samples,
+            shards: self.shards,
         }
     }
 
