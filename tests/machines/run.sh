@@ -1,103 +1,41 @@
 #!/usr/bin/env bash
-# Virtual machines with emulated persistent memory, which are killed while Evermap changes a file
-# in it: `tests/machines/run.sh [KILLS]`, so many for each index and for the store (8 by default).
+# Virtual machines with emulated persistent memory, which lose their power while Evermap changes a
+# file in it: `tests/machines/run.sh [KILLS [PATTERN]]`, so many (44 by default), divided among all
+# subjects, or those that match the pattern.
 #
-# Needs, on Debian as root: qemu-system-x86 busybox-static cpio kmod e2fsprogs xfsprogs. The kernel
-# of the guests is downloaded with apt-get and not installed. No module of this machine is used.
+# Some are killed by the host, at any time. The others end themselves, at a step of a moment: the
+# creation of a file, its growth, a compaction, an opening, the recovery after it, a sweep.
+#
 # The emulated memory keeps every store of a guest, so nothing is said about what a cache can lose;
-# the crash simulator is there for that.
+# the crash simulator is there for that. SEED repeats the choices, PROGRAMS is a folder with what
+# else is built. See guests.sh for what is needed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-kills=${1-8}
+# shellcheck source=tests/machines/guests.sh
+. tests/machines/guests.sh
+kills=${1-44}
+pattern=${2-.}
 seed=${SEED-$RANDOM}
-flavour=cloud-amd64
-indexes=(dash-eh dash-lh cceh level p-clht line-hash tranche p-art fast-fair p-bwtree p-masstree p-hot)
-stores=(dash-eh level tranche)
-
-target=${CARGO_TARGET_DIR:-target}
-work=$target/machines
-declare -A megabytes=([ext4]=256 [xfs]=400)
 failed=0
 RANDOM=$seed
 
-# Unpacks a kernel, and packs what a guest starts with: modules, busybox and the program.
-prepare() {
-    mkdir -p "$work"
-    local package=("$work"/linux-image-*.deb)
-    if [ ! -e "${package[0]}" ]; then
-        local name
-        name=$(apt-cache depends "linux-image-$flavour" | awk '/Depends: linux-image/ {print $2; exit}')
-        (cd "$work" && apt-get download -qq "$name")
-        package=("$work"/linux-image-*.deb)
-    fi
-    local root=$work/root kernel=$work/kernel
-    rm -rf "$root" "$kernel"
-    mkdir -p "$kernel" "$root"/{bin,modules,proc,sys,dev,mnt}
-    dpkg-deb -x "${package[0]}" "$kernel"
-    local version
-    version=$(ls "$kernel/lib/modules")
-    depmod -b "$kernel" "$version"
-    local module file
-    for module in nfit nd_pmem virtio_pci virtio_blk virtio_pmem device_dax dax_pmem ext4 xfs; do
-        modprobe -C /dev/null -d "$kernel" -S "$version" --show-depends "$module" |
-            awk '/^insmod/ {print $2}'
-    done | awk '!seen[$0]++' | while read -r file; do
-        cp "$file" "$root/modules/"
-        basename "$file" >>"$root/modules/order"
-    done
-    install -m 755 tests/machines/init "$root/init"
-    cp "$(command -v busybox)" "$root/bin/busybox"
-    local program=evermap-machines library
-    strip -o "$root/bin/$program" "$target/release/$program"
-    for library in $(ldd "$root/bin/$program" | grep -o '/[^ ]*'); do
-        mkdir -p "$root$(dirname "$library")"
-        cp -L "$library" "$root$library"
-    done
-    (cd "$root" && find . | cpio -o -H newc --quiet | gzip -1 >../initrd.gz)
-    cp "$kernel"/boot/vmlinuz-* "$work/vmlinuz"
-}
-
-# Makes an empty file system of a kind, for the memory of the kind of device.
-format() { # DEVICE FS
-    local image=$work/$1.img size=${megabytes[$2]} begin=0
-    # Before it is a superblock of the namespace.
-    [ "$1" != nvdimm ] || begin=2
-    rm -f "$image" "$work/fs.img"
-    truncate -s "$((size - begin))M" "$work/fs.img"
-    case $2 in
-    ext4) mkfs.ext4 -q -F -b 4096 "$work/fs.img" ;;
-    xfs) mkfs.xfs -q -f -m reflink=0 "$work/fs.img" ;;
-    esac
-    truncate -s "${size}M" "$image"
-    dd if="$work/fs.img" of="$image" bs=1M seek="$begin" conv=notrunc,sparse status=none
-}
-
-# Runs a command in a guest until it ends or is killed.
-guest() { # DEVICE FS DOMAIN COMMAND...
-    local device=$1 fs=$2 domain=$3 size=${megabytes[$2]}
-    shift 3
-    local run memory=()
-    run=$(IFS=,; echo "$*")
-    case $device in
-    nvdimm)
-        memory=(-object "memory-backend-file,id=m,share=on,mem-path=$work/nvdimm.img,size=${size}M,align=2M"
-            -device nvdimm,id=n,memdev=m)
-        ;;
-    virtio)
-        memory=(-object "memory-backend-file,id=m,share=on,mem-path=$work/virtio.img,size=${size}M"
-            -device virtio-pmem-pci,memdev=m,id=v)
-        ;;
-    disk)
-        memory=(-drive "file=$work/disk.img,if=none,id=d,format=raw,cache=writeback"
-            -device virtio-blk-pci,drive=d)
-        ;;
-    esac
-    exec qemu-system-x86_64 -accel tcg -cpu max -smp 1 -m 512M,slots=4,maxmem=4G \
-        -machine "pc,nvdimm=on,nvdimm-persistence=$domain" "${memory[@]}" \
-        -nodefaults -display none -serial stdio -monitor none -no-reboot \
-        -kernel "$work/vmlinuz" -initrd "$work/initrd.gz" \
-        -append "console=ttyS0 quiet panic=-1 tsc=reliable guest_fs=$fs guest_device=$device guest_run=$run"
-}
+# File system, level, domain, and what is changed.
+subjects=(
+    "ext4 adr mem-ctrl index "{dash-eh,dash-lh,cceh,level,p-clht,line-hash,tranche}
+    "ext4 adr mem-ctrl index "{p-art,fast-fair,p-bwtree,p-masstree,p-hot}
+    "ext4 adr mem-ctrl store "{dash-eh,level,tranche}
+    "ext4 adr mem-ctrl server "{dash-eh,level}
+    "xfs adr mem-ctrl index p-art"
+    "xfs adr mem-ctrl store dash-eh"
+    "xfs adr mem-ctrl server dash-eh"
+    "ext4 eadr cpu store dash-lh"
+    "ext4 eadr cpu server cceh"
+)
+# How machines end one after another: at a moment, when the first answer is given, or at any time.
+ways=(growth recovery time compaction opening sweep first growth compaction recovery time sweep)
+way=0
+# How many machines have ended at each moment, and the last step of each that was seen.
+declare -A ended steps
 
 # Runs a guest to its end, and compares what it says with what is wanted.
 expect() { # WANTED DEVICE FS DOMAIN COMMAND...
@@ -131,55 +69,121 @@ grants() {
     expect "GRANTED process" disk ext4 mem-ctrl "${grant[@]}" process /mnt/file
 }
 
-# The last number behind a word in what a guest has said.
-last() { # WORD FILE
-    tr -d '\r' <"$2" | awk -v word="$1" '$1 == word {number = $2} END {print number}'
+# The last word of the last line that begins so, of what a guest has said.
+last() { # BEGINNING FILE
+    tr -d '\r' <"$2" | grep -a "^$1 " | tail -1 | awk '{print $NF}'
 }
 
-# Kills guests that change a file, each at another moment; the next one checks what it finds.
-kills() { # FS SUBJECT...
-    local fs=$1 round acknowledged=0 log=$work/guest.log
-    shift
+# Chooses a step of a moment of a subject, up to the last one that was seen of it.
+step_of() { # MOMENT
+    local most=${steps[$1]:-40}
+    # Of the other moments there will be more.
+    [ "$1" != growth ] || most=96
+    echo $((RANDOM % most + 1))
+}
+
+# Chooses the next way to end a machine of the current subject.
+choose() { # KIND
+    chosen=${ways[way++ % ${#ways[@]}]}
+    case $1:$chosen in
+    # Where and when a server is, is not known from outside of it.
+    server:growth | server:compaction | server:sweep) chosen=time ;;
+    server:recovery | server:opening) chosen=first ;;
+    index:compaction) chosen=growth ;;
+    esac
+}
+
+# Waits until a guest has ended itself, or until it is to be killed. Sets `moment` to what it did
+# then, or leaves it empty.
+await() { # MACHINE LOG WAY
+    local machine=$1 log=$2 way=$3 wanted=$((RANDOM % 30)) end=$((SECONDS + 300))
+    moment=""
+    while [ $SECONDS -lt $end ]; do
+        local runs=1
+        kill -0 "$machine" 2>/dev/null || runs=""
+        grep -aq '^WRONG\|^DONE' "$log" && return
+        if [ -z "$runs" ]; then
+            ! grep -aq '^DIED' "$log" || moment=$way
+            return
+        fi
+        local acknowledged
+        acknowledged=$(grep -ac '^ACK' "$log") || true
+        case $way in
+        first) grep -aq '^FIRST' "$log" && moment=first ;;
+        checked) grep -aq '^CHECKED' "$log" && moment=checked ;;
+        time) grep -aq '^CHECKED' "$log" && [ "$acknowledged" -ge "$wanted" ] && moment=time ;;
+        # The step that was chosen did not come.
+        *) [ "$acknowledged" -lt 150 ] || moment=time ;;
+        esac
+        if [ -n "$moment" ]; then
+            [ "$moment" = checked ] || sleep "0.$((RANDOM % 10))"
+            return
+        fi
+        sleep 0.05
+    done
+}
+
+# Runs guests that change a file and lose their power; each checks what the one before has left.
+kills() { # KILLS FS LEVEL DOMAIN KIND NAME
+    local count=$1 fs=$2 level=$3 domain=$4 kind=$5 name=$6 round acknowledged=0 firsts=""
+    local log=$work/guest.log chosen moment said found more
+    steps=()
     format nvdimm "$fs"
-    for round in $(seq "$kills"); do
-        guest nvdimm "$fs" mem-ctrl evermap-machines "$@" adr /mnt/file >"$log" 2>&1 </dev/null &
-        local machine=$! wanted=$((RANDOM % 40))
-        # Every fourth one is killed while it opens the file and looks at it.
-        local sign=CHECKED
-        [ $((round % 4)) != 0 ] || sign=FIRST wanted=0
-        local moment="" end=$((SECONDS + 300))
-        while kill -0 "$machine" 2>/dev/null && [ $SECONDS -lt $end ]; do
-            grep -aq '^WRONG\|^DONE' "$log" && break
-            if grep -aq "^$sign" "$log" && [ "$(grep -ac '^ACK' "$log")" -ge "$wanted" ]; then
-                sleep "0.$((RANDOM % 10))"
-                moment=reached
-                break
-            fi
-            sleep 0.05
-        done
+    for round in $(seq $((count + 1))); do
+        choose "$kind"
+        # Every other file is not completely created by the first guest.
+        [ "$round" != 1 ] || chosen=time
+        [ "$round" != 1 ] || [ "$kind" = server ] || [ $((way % 2)) = 0 ] || chosen=creation
+        # The last one only checks.
+        [ "$round" -le "$count" ] || chosen=checked
+        local die=()
+        case $chosen in
+        first | checked | time) ;;
+        *) die=("DIE=$chosen:$(step_of "$chosen")") ;;
+        esac
+        guest nvdimm "$fs" "$domain" "${die[@]}" evermap-machines "$kind" "$name" "$level" /mnt/file \
+            >"$log" 2>&1 </dev/null &
+        local machine=$!
+        await "$machine" "$log" "$chosen"
         kill -9 "$machine" 2>/dev/null || true
         wait "$machine" 2>/dev/null || true
-        local found said
-        found=$(last CHECKED "$log")
+        found=$(last CHECKED "$log") || true
         said=$(tr -d '\r' <"$log" | grep -a -m 1 '^WRONG\|^DONE' || true)
         # A guest that ended or hung before it was to be killed has shown nothing.
         if [ -z "$moment" ] || [ -n "$said" ] || [ "${found:-$acknowledged}" -lt "$acknowledged" ]; then
-            echo "FAILED: $fs $*, kill $round: $acknowledged acknowledged, ${found:-none} found; $said"
+            echo "FAILED: $*, kill $round at $chosen ${die[*]}: $acknowledged acknowledged," \
+                "${found:-none} found; ${said:-$(tail -c 2000 "$log")}"
+            cp "$log" "$work/failed.log"
             failed=1
             return
         fi
-        local more
-        more=$(last ACK "$log")
+        [ "$moment" = checked ] || ended[$moment]=$((${ended[$moment]:-0} + 1))
+        more=$(last ACK "$log") || true
         acknowledged=${more:-${found:-$acknowledged}}
+        firsts+=" $(tr -d '\r' <"$log" | sed -n 's/^FIRST answer after \([0-9]*\).*/\1/p')"
+        local seen
+        for seen in creation opening recovery sweep compaction; do
+            more=$(last "STEPS $seen" "$log") || true
+            [ "${more:-0}" = 0 ] || steps[$seen]=$more
+        done
     done
-    echo "ok: $fs $*: $kills kills, $acknowledged steps acknowledged, $(tr -d '\r' <"$log" | grep -a '^FIRST' || true)"
+    echo "ok: ${*:2}: $count kills, $acknowledged steps acknowledged, first answers after" \
+        "$(xargs <<<"$firsts") ms"
 }
 
-cargo build --release --quiet -p evermap-machines
-prepare
+build
 echo "seed $seed"
-grants
-for index in "${indexes[@]}"; do kills ext4 index "$index"; done
-for index in "${stores[@]}"; do kills ext4 store "$index"; done
-kills xfs store dash-eh
+chosen_subjects=()
+for subject in "${subjects[@]}"; do
+    [[ $subject =~ $pattern ]] && chosen_subjects+=("$subject")
+done
+[ "$pattern" != . ] || grants
+each=$(((kills + ${#chosen_subjects[@]} - 1) / ${#chosen_subjects[@]}))
+for subject in "${chosen_subjects[@]}"; do
+    # shellcheck disable=SC2086 # the words of a subject
+    kills $each $subject
+done
+for moment in "${!ended[@]}"; do
+    echo "kills at the moment $moment: ${ended[$moment]}"
+done | sort
 exit $failed

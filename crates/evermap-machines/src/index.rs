@@ -12,46 +12,48 @@ use evermap_papers::hot::Hot;
 use evermap_papers::masstree::Masstree;
 use evermap_papers::{Cceh, DashLh, Level, LineHash, Tranche, names};
 use evermap_pm::Pool;
-use evermap_pm::medium::{Mapped, MappedOptions};
+use evermap_pm::medium::MappedOptions;
 use evermap_pm::region::{OnSuspect, Region, RegionConfig};
 
-use crate::subject::{self, Result, Subject, expect};
+use crate::moment::{self, Moment};
+use crate::mortal::Mortal;
+use crate::subject::{self, Result};
+use crate::words::{Keys, Words};
 
 const CAPACITY: u64 = 1 << 30;
-/// A step changes a key that was inserted this many steps before, and removes one that was inserted
-/// twice as many steps before.
-const AGE: u64 = 200;
 
 /// Opens or creates the index `name` in a file, checks it and changes it.
 pub(crate) fn run(name: &str, level: &str, file: &str) -> Result<()> {
     let began = Instant::now();
     let pool = open(level, file)?;
     match names::canonical(name) {
-        names::DASH_EH => hashed::<DashEh<u64, Mapped>>(pool, began),
-        names::DASH_LH => hashed::<DashLh<u64, Mapped>>(pool, began),
-        names::CCEH => hashed::<Cceh<u64, Mapped>>(pool, began),
-        names::LEVEL => hashed::<Level<u64, Mapped>>(pool, began),
-        names::P_CLHT => hashed::<Clht<u64, Mapped>>(pool, began),
-        names::LINE_HASH => hashed::<LineHash<u64, Mapped>>(pool, began),
-        names::TRANCHE_256 => hashed::<Tranche<u64, Mapped>>(pool, began),
-        names::P_ART => ordered::<Art<Mapped>>(pool, began),
-        names::FAST_FAIR => ordered::<FastFair<Mapped>>(pool, began),
-        names::P_BWTREE => ordered::<BwTree<Mapped>>(pool, began),
-        names::P_MASSTREE => ordered::<Masstree<Mapped>>(pool, began),
-        names::P_HOT => ordered::<Hot<Mapped>>(pool, began),
+        names::DASH_EH => hashed::<DashEh<u64, Mortal>>(pool, file, began),
+        names::DASH_LH => hashed::<DashLh<u64, Mortal>>(pool, file, began),
+        names::CCEH => hashed::<Cceh<u64, Mortal>>(pool, file, began),
+        names::LEVEL => hashed::<Level<u64, Mortal>>(pool, file, began),
+        names::P_CLHT => hashed::<Clht<u64, Mortal>>(pool, file, began),
+        names::LINE_HASH => hashed::<LineHash<u64, Mortal>>(pool, file, began),
+        names::TRANCHE_256 => hashed::<Tranche<u64, Mortal>>(pool, file, began),
+        names::P_ART => ordered::<Art<Mortal>>(pool, file, began),
+        names::FAST_FAIR => ordered::<FastFair<Mortal>>(pool, file, began),
+        names::P_BWTREE => ordered::<BwTree<Mortal>>(pool, file, began),
+        names::P_MASSTREE => ordered::<Masstree<Mortal>>(pool, file, began),
+        names::P_HOT => ordered::<Hot<Mortal>>(pool, file, began),
         _ => Err(format!("there is no index {name}").into()),
     }
 }
 
-fn open(level: &str, file: &str) -> Result<Arc<Pool<Mapped>>> {
+pub(crate) fn open(level: &str, file: &str) -> Result<Arc<Pool<Mortal>>> {
     let flush = level.parse()?;
     let options = MappedOptions { flush, create: true, capacity: CAPACITY, ..Default::default() };
-    let medium = Mapped::open(file, &options)?;
+    let medium = Mortal::open(file, &options)?;
     let identity = medium.identity();
     if Region::is_blank(&medium) {
+        moment::enter(Moment::Creation);
         let config = RegionConfig { capacity: CAPACITY, extent_size: 1 << 18, seed: Some(1) };
         return Ok(Pool::create(medium, &config, identity)?);
     }
+    moment::enter(Moment::Opening);
     let (pool, opened) = Pool::open(medium, identity, OnSuspect::Refuse)?;
     match opened.recover_all {
         // Opening would not be instant.
@@ -60,7 +62,11 @@ fn open(level: &str, file: &str) -> Result<Arc<Pool<Mapped>>> {
     }
 }
 
-fn hashed<I: Index<u64> + Persistent<Mapped>>(pool: Arc<Pool<Mapped>>, began: Instant) -> Result<()>
+fn hashed<I: Index<u64> + Persistent<Mortal>>(
+    pool: Arc<Pool<Mortal>>,
+    file: &str,
+    began: Instant,
+) -> Result<()>
 where
     I::Config: Default,
 {
@@ -69,18 +75,34 @@ where
         true => I::open(pool.clone(), root)?,
         false => I::create(pool.clone(), root, I::Config::default())?,
     };
-    let sweep = |mark: &mut dyn FnMut(u64)| index.visit(&mut Blocks(mark));
-    subject::run(&Keys { pool: &pool, index: &Hashed(&index, &pool), sweep }, began)
+    let sweep = || sweep(&pool, |mark| index.visit(&mut Blocks(mark)));
+    subject::run(&Keys { words: &Hashed(&index, &pool), finish: sweep }, file, began)
 }
 
-fn ordered<I: PersistentOrdered<Mapped>>(pool: Arc<Pool<Mapped>>, began: Instant) -> Result<()> {
+fn ordered<I: PersistentOrdered<Mortal>>(
+    pool: Arc<Pool<Mortal>>,
+    file: &str,
+    began: Instant,
+) -> Result<()> {
     let root = pool.root(0);
     let index = match I::is_at(&pool, root) {
         true => I::open(pool.clone(), root)?,
         false => I::create(pool.clone(), root)?,
     };
-    let sweep = |mark: &mut dyn FnMut(u64)| index.visit(&mut Blocks(mark));
-    subject::run(&Keys { pool: &pool, index: &Ordered(&index), sweep }, began)
+    let sweep = || sweep(&pool, |mark| index.visit(&mut Blocks(mark)));
+    subject::run(&Keys { words: &Ordered(&index), finish: sweep }, file, began)
+}
+
+/// Finds out which blocks are in use: what was allocated and never bound is free again.
+fn sweep(
+    pool: &Pool<Mortal>,
+    visit: impl FnOnce(&mut dyn FnMut(u64)) -> evermap_pm::Result<()>,
+) -> Result<()> {
+    if !pool.is_swept() {
+        moment::enter(Moment::Sweep);
+        pool.sweep(visit)?;
+    }
+    Ok(())
 }
 
 /// Marks the blocks of an index, whose words name none.
@@ -94,15 +116,7 @@ impl Visitor for Blocks<'_> {
     fn word(&mut self, _word: u64) {}
 }
 
-/// Keys that are numbers, in any index.
-trait Words {
-    fn get(&self, key: u64) -> Result<Option<u64>>;
-    fn insert(&self, key: u64, word: u64) -> Result<()>;
-    fn update(&self, key: u64, word: u64) -> Result<()>;
-    fn remove(&self, key: u64) -> Result<()>;
-}
-
-struct Hashed<'i, I>(&'i I, &'i Pool<Mapped>);
+struct Hashed<'i, I>(&'i I, &'i Pool<Mortal>);
 
 impl<I: Index<u64>> Words for Hashed<'_, I> {
     fn get(&self, key: u64) -> Result<Option<u64>> {
@@ -144,76 +158,6 @@ impl<I: OrderedIndex> Words for Ordered<'_, I> {
 
     fn remove(&self, key: u64) -> Result<()> {
         self.0.remove(&key.to_be_bytes())?;
-        Ok(())
-    }
-}
-
-/// Step `n` inserts the key that `n` stands for, updates every third key when it is `AGE` steps
-/// old, and removes every fourth one when it is twice as old.
-struct Keys<'i, W, S> {
-    pool: &'i Pool<Mapped>,
-    index: &'i W,
-    sweep: S,
-}
-
-/// Returns the key of a step. Its neighbours in the order of keys are from all times.
-fn key_of(step: u64) -> u64 {
-    step.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) | 1 << 63
-}
-
-fn word_of(step: u64, version: u64) -> u64 {
-    (step << 8 | version) & ((1 << 48) - 1) | 1 << 47
-}
-
-fn is_updated(step: u64) -> bool {
-    step.is_multiple_of(3)
-}
-
-fn is_removed(step: u64) -> bool {
-    step.is_multiple_of(4)
-}
-
-/// Returns what the key of `step` is bound to when the steps before `next` are done.
-fn wanted(step: u64, next: u64) -> Option<u64> {
-    let age = next.checked_sub(step + 1)?;
-    if is_removed(step) && age >= 2 * AGE {
-        return None;
-    }
-    Some(word_of(step, u64::from(is_updated(step) && age >= AGE)))
-}
-
-impl<W: Words, S: Fn(&mut dyn FnMut(u64)) -> evermap_pm::Result<()>> Subject for Keys<'_, W, S> {
-    fn is_present(&self, step: u64) -> Result<bool> {
-        Ok(self.index.get(key_of(step))?.is_some())
-    }
-
-    fn check(&self, next: u64) -> Result<()> {
-        for step in 0..next + 8 {
-            let found = self.index.get(key_of(step))?;
-            let states = [wanted(step, next), wanted(step, next.saturating_sub(1))];
-            // The last step has begun, and may have ended after its first part.
-            let states = if step + 1 == next { [states[0]; 2] } else { states };
-            expect(format!("the word of step {step} of {next}"), found, &states)?;
-        }
-        // What was allocated and never bound is free again.
-        match self.pool.is_swept() {
-            true => Ok(()),
-            false => Ok(self.pool.sweep(|mark| (self.sweep)(mark))?),
-        }
-    }
-
-    fn step(&self, step: u64) -> Result<()> {
-        self.index.insert(key_of(step), word_of(step, 0))?;
-        if let Some(old) = step.checked_sub(AGE)
-            && is_updated(old)
-        {
-            self.index.update(key_of(old), word_of(old, 1))?;
-        }
-        if let Some(old) = step.checked_sub(2 * AGE)
-            && is_removed(old)
-        {
-            self.index.remove(key_of(old))?;
-        }
         Ok(())
     }
 }

@@ -2,8 +2,12 @@
 
 use std::time::Instant;
 
-use evermap::{Batch, Durability, Evermap, IndexKind, Map, MapOptions, Options, Order};
+use evermap::{Batch, Evermap, IndexKind, Map, MapOptions, Options, Order};
+use evermap_pm::medium::MappedOptions;
+use evermap_pm::region::Region;
 
+use crate::moment::{self, Moment};
+use crate::mortal::Mortal;
 use crate::subject::{self, Result, STEPS, Subject, expect};
 
 /// A batch changes a key that was stored this many steps before; one that was stored twice as many
@@ -13,23 +17,32 @@ const AGE: u64 = 150;
 const TIDY: u64 = 5;
 /// The name of the second map.
 const SECONDS: &str = "seconds";
+/// The name of the map that comes and goes.
+const PASSING: &str = "passing";
 
 /// Opens or creates a store, checks it and changes it.
-pub(crate) fn run(index: IndexKind, level: Durability, file: &str) -> Result<()> {
+pub(crate) fn run(index: IndexKind, level: &str, file: &str) -> Result<()> {
     let began = Instant::now();
-    let options =
-        Options::new().index(index).durability(level).ordered(Order::Persistent).capacity(1 << 30);
-    let db = Evermap::open(file, options.extent_size(1 << 18))?;
+    let (flush, capacity) = (level.parse()?, 1 << 32);
+    let mapped = MappedOptions { flush, create: true, capacity, ..Default::default() };
+    let medium = Mortal::open(file, &mapped)?;
+    let identity = medium.identity();
+    moment::enter(match Region::is_blank(&medium) {
+        true => Moment::Creation,
+        false => Moment::Opening,
+    });
+    let options = Options::new().index(index).ordered(Order::Persistent).capacity(capacity);
+    let db = Evermap::open_medium(medium, identity, options.extent_size(1 << 18))?;
     let (map, seconds) = (db.default_map(), db.map(SECONDS, MapOptions::new())?);
-    subject::run(&Store { db, map, seconds }, began)
+    subject::run(&Store { db, map, seconds }, file, began)
 }
 
 /// Step `n` stores a record. A batch puts another value in its place, and the same one into the
 /// second map, for every third of them; every fourth is removed from both.
 struct Store {
-    db: Evermap,
-    map: Map,
-    seconds: Map,
+    db: Evermap<Mortal>,
+    map: Map<Mortal>,
+    seconds: Map<Mortal>,
 }
 
 fn key_of(step: u64) -> Vec<u8> {
@@ -83,7 +96,9 @@ impl Subject for Store {
                 false => expect(format!("step {step} of {next}"), found, &states)?,
             }
         }
+        moment::enter(Moment::Sweep);
         self.db.recover()?;
+        moment::enter(Moment::Recovery);
         for map in [&self.map, &self.seconds] {
             let (all, ordered) = (map.iter().count(), map.scan(..)?.count());
             expect("the number of keys in order", ordered, &[all])?;
@@ -115,14 +130,17 @@ impl Subject for Store {
         Ok(())
     }
 
+    /// Nothing runs in the background of a store on a medium that the caller has chosen.
     fn tidy_up(&self, step: u64) -> Result<()> {
         if !((step + 1) / STEPS).is_multiple_of(TIDY) {
             return Ok(());
         }
-        let name = format!("only {step}");
-        let passing = self.db.map(&name, MapOptions::new())?;
+        let passing = self.db.map(PASSING, MapOptions::new())?;
         (0..STEPS).try_for_each(|key| passing.put(key_of(key), value_of(key, 0)))?;
-        self.db.drop_map(&name)?;
+        drop(passing);
+        moment::enter(Moment::Compaction);
+        self.db.drop_map(PASSING)?;
+        self.db.reclaim_dropped()?;
         self.db.compact()?;
         Ok(())
     }

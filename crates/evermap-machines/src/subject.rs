@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt::Display;
 use std::time::Instant;
 
+use crate::moment::{self, Moment};
+
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Steps between two acknowledgements: a console takes a millisecond for a line.
@@ -18,6 +20,7 @@ pub(crate) trait Subject {
     /// have been carried out in part.
     fn check(&self, next: u64) -> Result<()>;
 
+    /// Makes a step. Its first part stores its key. It may be made again, if no later one was made.
     fn step(&self, step: u64) -> Result<()>;
 
     /// Called after every acknowledgement. What it does must leave everything as it is.
@@ -27,20 +30,47 @@ pub(crate) trait Subject {
 }
 
 /// Checks a subject that has been opened since `began`, and changes it until the machine is gone.
-pub(crate) fn run(subject: &impl Subject, began: Instant) -> Result<()> {
+///
+/// With `FILL=n` in the environment, it is changed up to step n without acknowledgements.
+pub(crate) fn run(subject: &impl Subject, file: &str, began: Instant) -> Result<()> {
     subject.is_present(1)?;
-    println!("FIRST answer after {:.2} ms", began.elapsed().as_secs_f64() * 1e3);
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    let kib = std::fs::metadata(file)?.len() >> 10;
+    println!("FIRST answer after {ms:.3} ms of {kib} KiB, {} page faults", faults());
+    if let Ok(steps) = std::env::var("FILL") {
+        return fill(subject, steps.parse()?);
+    }
+    moment::enter(Moment::Recovery);
     let next = first_missing(subject)?;
     subject.check(next)?;
+    moment::enter(Moment::Use);
     println!("CHECKED {next}");
-    for step in next.. {
+    // The last step may have been made in part.
+    for step in next.saturating_sub(1).. {
         subject.step(step)?;
         if (step + 1).is_multiple_of(STEPS) {
             println!("ACK {}", step + 1);
             subject.tidy_up(step)?;
+            moment::enter(Moment::Use);
         }
     }
     Ok(())
+}
+
+fn fill(subject: &impl Subject, steps: u64) -> Result<()> {
+    moment::enter(Moment::Use);
+    (0..steps).try_for_each(|step| subject.step(step))?;
+    println!("FILLED {steps}");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Returns how often this process has touched a page that was not mapped yet.
+fn faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let field = stat.rsplit(')').next().and_then(|rest| rest.split_ascii_whitespace().nth(7));
+    field.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
 /// Returns the number of the first step that is not to be found. Of older keys some are removed,
