@@ -7,6 +7,8 @@ target=${CARGO_TARGET_DIR:-target}
 work=$target/machines
 # What QEMU is told of the clock of a guest.
 clock=()
+# What else is on the command line of its kernel.
+more_words=""
 declare -A megabytes=([ext4]=256 [xfs]=400)
 
 # Builds what guests run, unless PROGRAMS is a folder that has it, and packs it with a kernel.
@@ -21,7 +23,8 @@ prepare() {
     local package=("$work"/linux-image-*.deb)
     if [ ! -e "${package[0]}" ]; then
         local name
-        name=$(apt-cache depends "linux-image-$flavour" | awk '/Depends: linux-image/ {print $2; exit}')
+        name=$(apt-cache depends "linux-image-$flavour" |
+            awk '/Depends: linux-image/ {print $2; exit}')
         (cd "$work" && apt-get download -qq "$name")
         package=("$work"/linux-image-*.deb)
     fi
@@ -50,39 +53,48 @@ prepare() {
             cp -L "$library" "$root$library"
         done
     done
-    (cd "$root" && find . | cpio -o -H newc --quiet | gzip -1 >../initrd.gz)
+    (cd "$root" && find . | cpio -o -H newc --quiet >../initrd)
     cp "$kernel"/boot/vmlinuz-* "$work/vmlinuz"
 }
 
-# Makes an empty file system of a kind, for the memory of the kind of device.
-format() { # DEVICE FS
+# Makes a file system of a kind, for the memory of the kind of device: empty, or with the files of a
+# folder, if it is ext4.
+format() { # DEVICE FS [FOLDER]
     local image=$work/$1.img size=${megabytes[$2]} begin=0
     # Before it is a superblock of the namespace.
     [ "$1" != nvdimm ] || begin=2
-    rm -f "$image" "$work/fs.img"
-    truncate -s "$((size - begin))M" "$work/fs.img"
-    case $2 in
-    ext4) mkfs.ext4 -q -F -b 4096 "$work/fs.img" ;;
-    xfs) mkfs.xfs -q -f -m reflink=0 "$work/fs.img" ;;
-    esac
+    rm -f "$image"
     truncate -s "${size}M" "$image"
-    dd if="$work/fs.img" of="$image" bs=1M seek="$begin" conv=notrunc,sparse status=none
+    case $2 in
+    ext4)
+        mkfs.ext4 -q -F -b 4096 -E "offset=$((begin << 20))" ${3:+-d "$3"} "$image" \
+            "$((size - begin))M"
+        ;;
+    xfs)
+        truncate -s "$((size - begin))M" "$work/fs.img"
+        mkfs.xfs -q -f -m reflink=0 "$work/fs.img"
+        dd if="$work/fs.img" of="$image" bs=1M seek="$begin" conv=notrunc,sparse status=none
+        rm "$work/fs.img"
+        ;;
+    esac
 }
 
 # Runs a command in a guest until it ends or is killed.
 guest() { # DEVICE FS DOMAIN COMMAND...
     local device=$1 fs=$2 domain=$3 size=${megabytes[$2]}
     shift 3
-    local run memory=()
+    local run backend memory=()
     # The command line of a kernel is divided at blanks.
     run=$(IFS=,; echo "$*")
     case $device in
     nvdimm)
-        memory=(-object "memory-backend-file,id=m,share=on,mem-path=$work/nvdimm.img,size=${size}M,align=2M"
+        backend="memory-backend-file,id=m,share=on,mem-path=$work/nvdimm.img,size=${size}M"
+        memory=(-object "$backend,align=2M"
             -device nvdimm,id=n,memdev=m)
         ;;
     virtio)
-        memory=(-object "memory-backend-file,id=m,share=on,mem-path=$work/virtio.img,size=${size}M"
+        backend="memory-backend-file,id=m,share=on,mem-path=$work/virtio.img,size=${size}M"
+        memory=(-object "$backend"
             -device virtio-pmem-pci,memdev=m,id=v)
         ;;
     disk)
@@ -90,9 +102,13 @@ guest() { # DEVICE FS DOMAIN COMMAND...
             -device virtio-blk-pci,drive=d)
         ;;
     esac
+    # On a busy machine the kernel may not see its timer in time to believe in it.
+    local kernel="console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check"
+    # Instructions are emulated, and nobody attacks it.
+    kernel+=" mitigations=off nokaslr cryptomgr.notests"
     exec qemu-system-x86_64 -accel tcg "${clock[@]}" -cpu max -smp 1 -m 512M,slots=4,maxmem=4G \
         -machine "pc,nvdimm=on,nvdimm-persistence=$domain" "${memory[@]}" \
         -nodefaults -display none -serial stdio -monitor none -no-reboot \
-        -kernel "$work/vmlinuz" -initrd "$work/initrd.gz" \
-        -append "console=ttyS0 quiet panic=-1 tsc=reliable guest_fs=$fs guest_device=$device guest_run=$run"
+        -kernel "$work/vmlinuz" -initrd "$work/initrd" \
+        -append "$kernel guest_fs=$fs guest_device=$device guest_run=$run $more_words"
 }

@@ -1,41 +1,42 @@
 #!/usr/bin/env bash
-# Virtual machines with emulated persistent memory, which lose their power while Evermap changes a
-# file in it: `tests/machines/run.sh [KILLS [PATTERN]]`, so many (44 by default), divided among all
-# subjects, or those that match the pattern.
+# Virtual machines with emulated persistent memory, which lose their power while Evermap changes
+# files in it: `tests/machines/run.sh [MACHINES [PATTERN]]`, so many (16 by default), divided among
+# all groups, or those that match the pattern.
 #
-# Some are killed by the host, at any time. The others end themselves, at a step of a moment: the
-# creation of a file, its growth, a compaction, an opening, the recovery after it, a sweep.
+# Each machine has many files: one for each index, and some stores and servers. Most of them end
+# themselves, when the work on one of the files comes to a certain step of a moment: the creation of
+# the file, its growth, a compaction, an opening, the recovery after it, a sweep. What is done to
+# the other files ends anywhere. The host kills other machines at any time.
 #
 # The emulated memory keeps every store of a guest, so nothing is said about what a cache can lose;
 # the crash simulator is there for that. SEED repeats the choices, PROGRAMS is a folder with what
-# else is built. See guests.sh for what is needed.
+# else is built, machines/kills.log in the target folder has a line for each end. See guests.sh for
+# what is needed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=tests/machines/guests.sh
 . tests/machines/guests.sh
-kills=${1-44}
+machines=${1-16}
 pattern=${2-.}
 seed=${SEED-$RANDOM}
 failed=0
 RANDOM=$seed
 
 # File system, level, domain, and what is changed.
-subjects=(
-    "ext4 adr mem-ctrl index "{dash-eh,dash-lh,cceh,level,p-clht,line-hash,tranche}
-    "ext4 adr mem-ctrl index "{p-art,fast-fair,p-bwtree,p-masstree,p-hot}
-    "ext4 adr mem-ctrl store "{dash-eh,level,tranche}
-    "ext4 adr mem-ctrl server "{dash-eh,level}
-    "xfs adr mem-ctrl index p-art"
-    "xfs adr mem-ctrl store dash-eh"
-    "xfs adr mem-ctrl server dash-eh"
-    "ext4 eadr cpu store dash-lh"
-    "ext4 eadr cpu server cceh"
+groups=(
+    "ext4 adr mem-ctrl $(echo index.{dash-eh,dash-lh,cceh,level,p-clht,line-hash,tranche})
+        $(echo index.{p-art,fast-fair,p-bwtree,p-masstree,p-hot} store.{dash-eh,level,tranche})
+        server.dash-eh server.level"
+    "xfs adr mem-ctrl index.dash-eh index.p-art store.dash-eh server.dash-eh"
+    "ext4 eadr cpu index.level index.p-hot store.dash-lh server.cceh"
 )
-# How machines end one after another: at a moment, when the first answer is given, or at any time.
-ways=(growth recovery time compaction opening sweep first growth compaction recovery time sweep)
+# How machines end, one after another: at a moment of one file, or at any time.
+ways=(growth recovery compaction opening time sweep first compaction growth recovery sweep time)
 way=0
-# How many machines have ended at each moment, and the last step of each that was seen.
-declare -A ended steps
+# How many files were in use at each moment when their machines ended.
+declare -A ended
+# Of each subject: what it has acknowledged; the last step of each moment that was seen.
+declare -A acknowledged steps
 
 # Runs a guest to its end, and compares what it says with what is wanted.
 expect() { # WANTED DEVICE FS DOMAIN COMMAND...
@@ -59,7 +60,8 @@ grants() {
         expect "GRANTED adr on $fs" nvdimm $fs mem-ctrl "${grant[@]}" adr /mnt/file
         expect "GRANTED process on $fs" nvdimm $fs mem-ctrl "${grant[@]}" process /mnt/file
         expect "GRANTED adr on $fs" nvdimm $fs mem-ctrl "${grant[@]}" adr /mnt/file
-        expect "is .memory_controller.: .cpu_cache. is needed" nvdimm $fs mem-ctrl "${grant[@]}" eadr /mnt/file
+        expect "is .memory_controller.: .cpu_cache. is needed" \
+            nvdimm $fs mem-ctrl "${grant[@]}" eadr /mnt/file
         expect "GRANTED eadr on $fs" nvdimm $fs cpu "${grant[@]}" eadr /mnt/file
     done
     format virtio ext4
@@ -69,121 +71,154 @@ grants() {
     expect "GRANTED process" disk ext4 mem-ctrl "${grant[@]}" process /mnt/file
 }
 
-# The last word of the last line that begins so, of what a guest has said.
-last() { # BEGINNING FILE
-    tr -d '\r' <"$2" | grep -a "^$1 " | tail -1 | awk '{print $NF}'
+# The number in the last line of a subject that begins so. A line that was not sent completely has
+# something else at its end.
+last() { # SUBJECT BEGINNING
+    local name="$1 "
+    [ "$1" != "$dies" ] || name=""
+    grep -aE "^$name$2 [0-9]+$" "$said" | tail -1 | awk '{print $NF}' || true
 }
 
-# Chooses a step of a moment of a subject, up to the last one that was seen of it.
-step_of() { # MOMENT
-    local most=${steps[$1]:-40}
-    # Of the other moments there will be more.
-    [ "$1" != growth ] || most=96
-    echo $((RANDOM % most + 1))
-}
-
-# Chooses the next way to end a machine of the current subject.
-choose() { # KIND
-    chosen=${ways[way++ % ${#ways[@]}]}
-    case $1:$chosen in
-    # Where and when a server is, is not known from outside of it.
-    server:growth | server:compaction | server:sweep) chosen=time ;;
-    server:recovery | server:opening) chosen=first ;;
-    index:compaction) chosen=growth ;;
-    esac
+# Chooses how the next machine ends, and if a file decides, which one, and at which step.
+choose() { # SUBJECT...
+    local candidates=() subject
+    chosen=${ways[way++ % ${#ways[@]}]} dies="" die=""
+    case $chosen in time | first) return ;; esac
+    for subject in "$@"; do
+        case $chosen:$subject in
+        # Where a server is, is not known from outside of it, and only records are moved.
+        *:server.* | compaction:index.*) ;;
+        *) candidates+=("$subject") ;;
+        esac
+    done
+    dies=${candidates[RANDOM % ${#candidates[@]}]}
+    # Up to the last step that was seen. Of growth there is always more.
+    local most=${steps[$dies $chosen]:-40}
+    [ "$chosen" != growth ] || most=96
+    die=$chosen:$((RANDOM % most + 1))
 }
 
 # Waits until a guest has ended itself, or until it is to be killed. Sets `moment` to what it did
-# then, or leaves it empty.
-await() { # MACHINE LOG WAY
-    local machine=$1 log=$2 way=$3 wanted=$((RANDOM % 30)) end=$((SECONDS + 300))
+# then, or leaves it empty. In `said` is what it has said.
+await() { # MACHINE LOG FILES
+    local machine=$1 log=$2 files=$3 wanted=$((RANDOM % 20)) end=$((SECONDS + 540)) runs=1
     moment=""
-    while [ $SECONDS -lt $end ]; do
-        local runs=1
+    while [ -n "$runs" ] && [ $SECONDS -lt $end ]; do
         kill -0 "$machine" 2>/dev/null || runs=""
-        grep -aq '^WRONG\|^DONE' "$log" && return
-        if [ -z "$runs" ]; then
-            ! grep -aq '^DIED' "$log" || moment=$way
-            return
+        tr -d '\r' <"$log" >"$said"
+        ! grep -aq 'WRONG\|^DONE\|panic' "$said" || return 0
+        if grep -aq '^DIED' "$said"; then
+            [ -n "$runs" ] || moment=$chosen
+        else
+            local firsts checked changed
+            firsts=$(grep -ac 'FIRST answer' "$said") || true
+            checked=$(grep -ac 'CHECKED' "$said") || true
+            changed=$(grep -a ' ACK ' "$said" | cut -d " " -f 1 | sort -u | wc -l) || true
+            case $chosen in
+            first) [ "$firsts" -le $((wanted % files)) ] || moment=time ;;
+            checked) [ "$checked" -lt "$files" ] || moment=checked ;;
+            time) [ "$changed" -lt "$files" ] || moment=time ;;
+            # The step that was chosen did not come.
+            *) [ "$(grep -ac '^ACK' "$said")" -lt 60 ] || moment=time ;;
+            esac
+            if [ -n "$moment" ]; then
+                [ "$moment" = checked ] || sleep "$((wanted % 2)).$((RANDOM % 10))"
+                return 0
+            fi
         fi
-        local acknowledged
-        acknowledged=$(grep -ac '^ACK' "$log") || true
-        case $way in
-        first) grep -aq '^FIRST' "$log" && moment=first ;;
-        checked) grep -aq '^CHECKED' "$log" && moment=checked ;;
-        time) grep -aq '^CHECKED' "$log" && [ "$acknowledged" -ge "$wanted" ] && moment=time ;;
-        # The step that was chosen did not come.
-        *) [ "$acknowledged" -lt 150 ] || moment=time ;;
-        esac
-        if [ -n "$moment" ]; then
-            [ "$moment" = checked ] || sleep "0.$((RANDOM % 10))"
-            return
-        fi
-        sleep 0.05
+        sleep 0.1
     done
 }
 
-# Runs guests that change a file and lose their power; each checks what the one before has left.
-kills() { # KILLS FS LEVEL DOMAIN KIND NAME
-    local count=$1 fs=$2 level=$3 domain=$4 kind=$5 name=$6 round acknowledged=0 firsts=""
-    local log=$work/guest.log chosen moment said found more
-    steps=()
+# Returns what was done to a file when its machine ended.
+doing() { # SUBJECT
+    local name="$1 "
+    [ "$1" != "$dies" ] || name=""
+    if [ "$1" = "$dies" ] && [ "$moment" = "$chosen" ]; then
+        echo "$moment"
+    elif ! grep -aq "^${name}FIRST " "$said"; then
+        # Or creation, if it was not there yet.
+        echo opening
+    elif [ -z "$(last "$1" CHECKED)" ]; then
+        echo recovery
+    else
+        echo use
+    fi
+}
+
+# Compares what was found in a file with what was acknowledged before.
+judge() { # SUBJECT
+    local found more seen before=${acknowledged[$1]:-0} at
+    found=$(last "$1" CHECKED)
+    at=$(doing "$1")
+    echo "machine $number ($chosen $dies $die), $1: $before acknowledged before," \
+        "${found:-not} found, ended in $at" >>"$work/kills.log"
+    if [ "${found:-$before}" -lt "$before" ]; then
+        echo "FAILED: machine $number, $1: $before acknowledged, $found found"
+        failed=1
+    fi
+    [ "$moment" = checked ] || ended[$at]=$((${ended[$at]:-0} + 1))
+    more=$(last "$1" ACK)
+    acknowledged[$1]=${more:-${found:-$before}}
+    for seen in creation opening recovery sweep compaction; do
+        more=$(last "$1" "STEPS $seen")
+        [ "${more:-0}" = 0 ] || steps[$1 $seen]=$more
+    done
+}
+
+# Runs machines that change files and lose their power; each checks what the one before has left.
+kills() { # MACHINES FS LEVEL DOMAIN SUBJECT...
+    local count=$1 fs=$2 level=$3 domain=$4 log=$work/guest.log subject number
+    local chosen dies die moment
+    shift 4
+    acknowledged=() steps=() said=$work/said
     format nvdimm "$fs"
-    for round in $(seq $((count + 1))); do
-        choose "$kind"
-        # Every other file is not completely created by the first guest.
-        [ "$round" != 1 ] || chosen=time
-        [ "$round" != 1 ] || [ "$kind" = server ] || [ $((way % 2)) = 0 ] || chosen=creation
-        # The last one only checks.
-        [ "$round" -le "$count" ] || chosen=checked
-        local die=()
-        case $chosen in
-        first | checked | time) ;;
-        *) die=("DIE=$chosen:$(step_of "$chosen")") ;;
-        esac
-        guest nvdimm "$fs" "$domain" "${die[@]}" evermap-machines "$kind" "$name" "$level" /mnt/file \
-            >"$log" 2>&1 </dev/null &
+    for number in $(seq $((count + 1))); do
+        choose "$@"
+        # The first one does not complete the creation of a file, and the last one only checks.
+        if [ "$number" = 1 ]; then
+            dies=$1 chosen=creation die=creation:$((RANDOM % 200 + 1))
+        elif [ "$number" -gt "$count" ]; then
+            chosen=checked dies="" die=""
+        fi
+        more_words="guest_subjects=$(IFS=,; echo "$*") guest_last=$dies guest_die=$die"
+        guest nvdimm "$fs" "$domain" each "$level" >"$log" 2>&1 </dev/null &
         local machine=$!
-        await "$machine" "$log" "$chosen"
+        await "$machine" "$log" $#
         kill -9 "$machine" 2>/dev/null || true
         wait "$machine" 2>/dev/null || true
-        found=$(last CHECKED "$log") || true
-        said=$(tr -d '\r' <"$log" | grep -a -m 1 '^WRONG\|^DONE' || true)
+        tr -d '\r' <"$log" >"$said"
         # A guest that ended or hung before it was to be killed has shown nothing.
-        if [ -z "$moment" ] || [ -n "$said" ] || [ "${found:-$acknowledged}" -lt "$acknowledged" ]; then
-            echo "FAILED: $*, kill $round at $chosen ${die[*]}: $acknowledged acknowledged," \
-                "${found:-none} found; ${said:-$(tail -c 2000 "$log")}"
-            cp "$log" "$work/failed.log"
+        if [ -z "$moment" ]; then
+            echo "FAILED: $fs $level, machine $number ($chosen $dies $die):" \
+                "$(grep -a WRONG "$said" || tail -c 2000 "$said")"
+            cp "$said" "$work/failed.log"
             failed=1
             return
         fi
-        [ "$moment" = checked ] || ended[$moment]=$((${ended[$moment]:-0} + 1))
-        more=$(last ACK "$log") || true
-        acknowledged=${more:-${found:-$acknowledged}}
-        firsts+=" $(tr -d '\r' <"$log" | sed -n 's/^FIRST answer after \([0-9]*\).*/\1/p')"
-        local seen
-        for seen in creation opening recovery sweep compaction; do
-            more=$(last "STEPS $seen" "$log") || true
-            [ "${more:-0}" = 0 ] || steps[$seen]=$more
-        done
+        for subject in "$@"; do judge "$subject"; done
     done
-    echo "ok: ${*:2}: $count kills, $acknowledged steps acknowledged, first answers after" \
-        "$(xargs <<<"$firsts") ms"
+    more_words=""
+    for subject in "$@"; do
+        echo "ok: $fs $level $subject: ${acknowledged[$subject]} steps acknowledged and found"
+    done
+    echo "$fs $level: $count machines with $# files each"
 }
 
 build
+rm -f "$work/kills.log"
 echo "seed $seed"
-chosen_subjects=()
-for subject in "${subjects[@]}"; do
-    [[ $subject =~ $pattern ]] && chosen_subjects+=("$subject")
+chosen_groups=()
+for group in "${groups[@]}"; do
+    [[ $group =~ $pattern ]] && chosen_groups+=("$group")
 done
 [ "$pattern" != . ] || grants
-each=$(((kills + ${#chosen_subjects[@]} - 1) / ${#chosen_subjects[@]}))
-for subject in "${chosen_subjects[@]}"; do
-    # shellcheck disable=SC2086 # the words of a subject
-    kills $each $subject
+each=$(((machines + ${#chosen_groups[@]} - 1) / ${#chosen_groups[@]}))
+for group in "${chosen_groups[@]}"; do
+    # shellcheck disable=SC2086 # the words of a group
+    kills $each $group
 done
 for moment in "${!ended[@]}"; do
-    echo "kills at the moment $moment: ${ended[$moment]}"
+    echo "files in $moment when their machine ended: ${ended[$moment]}"
 done | sort
 exit $failed

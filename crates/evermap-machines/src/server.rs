@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use crate::subject::{self, Result, expect};
 use crate::words::{Keys, Words};
 
-const SOCKET: &str = "/socket";
+/// In the current folder.
+const SOCKET: &str = "socket";
 
 /// Starts a server over a file, checks what it has, and changes it.
 pub(crate) fn run(index: &str, level: &str, file: &str) -> Result<()> {
