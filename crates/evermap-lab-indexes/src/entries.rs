@@ -5,7 +5,7 @@ use evermap_papers::names;
 use evermap_papers::tranche::{Geometry, Sizes};
 
 use super::builder::IndexBuilder;
-use super::family::{CcehOf, Dash, Family, Levels, LinearDash, Lines, PClht, Tranches};
+use super::family::{CcehOf, Dash, DashPaper, Family, Levels, LinearDash, Lines, PClht, Tranches};
 use super::heterogeneous;
 use evermap_lab_core::LabError;
 use evermap_lab_core::subject::setup::Setup;
@@ -14,7 +14,7 @@ use evermap_lab_core::subject::work::Guards;
 use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 /// Every index of this project.
-pub static ENTRIES: [Entry; 15] = [
+pub static ENTRIES: [Entry; 16] = [
     Entry {
         name: names::DASH_EH,
         about: "Dash-EH: extendible hashing, optimistic lookups; a guard for each operation",
@@ -32,6 +32,12 @@ pub static ENTRIES: [Entry; 15] = [
         about: "Dash-EH with four stash buckets a segment instead of two",
         rival: false,
         factory: |name, setup| words::<Dash<4>>(name, Guards::PerOperation, setup),
+    },
+    Entry {
+        name: "dash-eh-paper",
+        about: "Dash-EH as published: balanced insert, one displacement, versions of two buckets",
+        rival: false,
+        factory: |name, setup| build::<DashPaper>(name, Guards::PerOperation, setup),
     },
     Entry {
         name: names::DASH_LH,

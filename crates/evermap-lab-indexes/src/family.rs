@@ -65,6 +65,20 @@ impl<const STASHES: usize, const BUCKETS: usize> Family for Dash<STASHES, BUCKET
     }
 }
 
+/// Dash-EH that looks up and changes as its paper describes.
+pub(super) struct DashPaper;
+
+impl Family for DashPaper {
+    type On<K: Quotient, M: Medium> = DashEh<K, M, dash::Paper>;
+
+    fn create<K: Quotient, M: Medium>(
+        pool: &Arc<Pool<M>>,
+        setup: &Setup,
+    ) -> Result<Self::On<K, M>> {
+        DashEh::create(pool.clone(), pool.root(ROOT), dash_config(setup, 64))
+    }
+}
+
 /// Dash-LH.
 pub(super) struct LinearDash;
 

@@ -20,6 +20,17 @@ impl<K: Numbered> PoolSubject<K> for DashEh {
     }
 }
 
+/// The same in the paper's form.
+pub struct DashEhPaper;
+
+impl<K: Numbered> PoolSubject<K> for DashEhPaper {
+    type Index = dash::DashEh<K, Sim, dash::Paper<4, 2, 4>>;
+
+    fn config(&self) -> dash::Config {
+        dash::Config { initial_depth: 0 }
+    }
+}
+
 /// P-CLHT, beginning with four buckets.
 pub struct PClht;
 

@@ -1,9 +1,12 @@
 //! Every index passes the conformance kit.
 
+use std::marker::PhantomData;
+
 use evermap_index::hash::clht;
-use evermap_index::hash::dash::{Config, Tiny};
+use evermap_index::hash::dash::{Config, Geometry, Paper, Sizes, Tiny};
 use evermap_index::testkit::counters::{Cost, OperationKind, Promise, counters};
 use evermap_index::testkit::order::{OrderOfPlaces, crowd, order};
+use evermap_index::testkit::tiny::DashEhPaper;
 use evermap_index::testkit::{self, Failure, Numbered, Plain, PoolSubject};
 use evermap_index::{Bytes, Clht, DashEh, conformance};
 use evermap_pm::sim::Sim;
@@ -19,12 +22,13 @@ impl<K: Numbered> PoolSubject<K> for TinyDash {
 }
 
 conformance!(dash_eh, TinyDash);
+conformance!(dash_eh_paper, DashEhPaper, [u64]);
 
-/// The default geometry, for which the costs are promised.
-struct FullDash;
+/// The sizes of the paper, for which the costs are promised.
+struct FullDash<G = Sizes>(PhantomData<fn() -> G>);
 
-impl<K: Numbered> PoolSubject<K> for FullDash {
-    type Index = DashEh<K, Sim>;
+impl<K: Numbered, G: Geometry> PoolSubject<K> for FullDash<G> {
+    type Index = DashEh<K, Sim, G>;
 
     fn config(&self) -> Config {
         Config::default()
@@ -61,8 +65,31 @@ fn dash_promises(directory: u64, record: u64, updates: usize) -> [Promise; 7] {
 #[test]
 fn dash_eh_costs() -> Result<(), Failure> {
     let config = &testkit::Config::default();
-    counters::<u64, _>(&FullDash, config, 10_000, &dash_promises(1, 0, 100))?;
-    counters::<Bytes, _>(&FullDash, config, 10_000, &dash_promises(1, 4, 100))
+    let subject = FullDash::<Sizes>(PhantomData);
+    counters::<u64, _>(&subject, config, 10_000, &dash_promises(1, 0, 100))?;
+    counters::<Bytes, _>(&subject, config, 10_000, &dash_promises(1, 4, 100))
+}
+
+/// In the paper's form, a lookup reads the headers of two buckets, and a change locks both.
+#[test]
+fn dash_eh_paper_costs() -> Result<(), Failure> {
+    let promise = |kind, lines_read, lines_written, persists, percent| {
+        let most = Cost { lines_read, lines_written, lines_flushed: persists, fences: persists };
+        Promise { kind, most, percent }
+    };
+    let promises = [
+        // The directory, two headers, a slot.
+        promise(OperationKind::Hit, 4, 0, 0, 90),
+        promise(OperationKind::Hit, u64::MAX, 0, 0, 100),
+        promise(OperationKind::Miss, 3, 0, 0, 90),
+        promise(OperationKind::Miss, u64::MAX, 0, 0, 100),
+        // The rest moves another record, or splits a segment.
+        promise(OperationKind::Insert, u64::MAX, 3, 2, 85),
+        promise(OperationKind::Update, u64::MAX, 3, 1, 95),
+        promise(OperationKind::Remove, u64::MAX, 3, 1, 95),
+    ];
+    let subject = FullDash::<Paper>(PhantomData);
+    counters::<u64, _>(&subject, &testkit::Config::default(), 10_000, &promises)
 }
 
 struct TinyClht;
@@ -144,7 +171,7 @@ fn orders<P: PoolSubject<Plain>>(subject: &P, places: OrderOfPlaces) -> Result<(
 
 #[test]
 fn dash_eh_orders() -> Result<(), Failure> {
-    orders(&FullDash, OrderOfPlaces::Include)
+    orders(&FullDash::<Sizes>(PhantomData), OrderOfPlaces::Include)
 }
 
 #[test]
@@ -157,5 +184,6 @@ fn p_clht_orders() -> Result<(), Failure> {
 #[test]
 fn a_refused_split_is_not_tried_again_by_each_insertion() -> Result<(), Failure> {
     let config = testkit::Config::from_env();
-    Failure::any([44, 25].into_iter().flat_map(|common| [crowd(&FullDash, &config, 1500, common)]))
+    let subject = FullDash::<Sizes>(PhantomData);
+    Failure::any([44, 25].into_iter().flat_map(|common| [crowd(&subject, &config, 1500, common)]))
 }

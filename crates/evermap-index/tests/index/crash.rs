@@ -3,11 +3,12 @@
 use evermap_index::crash_campaign;
 use evermap_index::hash::dash::{EH_MUTANTS, NOTICED_ELSEWHERE};
 use evermap_index::testkit::crash::{assert_replays, battery};
-use evermap_index::testkit::tiny::{DashEh, PClht};
+use evermap_index::testkit::tiny::{DashEh, DashEhPaper, PClht};
 use evermap_index::testkit::{Tier, tier};
 use evermap_pm::sim::mutants::Fate;
 
 crash_campaign!(dash_eh, DashEh);
+crash_campaign!(variant dash_eh_paper, DashEhPaper);
 crash_campaign!(p_clht, PClht);
 
 /// Replays of earlier failures find nothing any more.

@@ -58,7 +58,17 @@ pub(super) const AFTER_RECOVERY: Experiment = Experiment {
 
 fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let scale = Scale { keys: 16_000_000, rounds: 5, quick_keys: 2_000_000, quick_rounds: 2 };
-    let usual = ["dash-eh", "dash-lh", "cceh", "level", "p-clht", "evermap"];
+    let usual = [
+        "dash-eh",
+        "dash-eh-paper",
+        "dash-lh",
+        "cceh",
+        "cceh-paper",
+        "level",
+        "level-paper",
+        "p-clht",
+        "evermap",
+    ];
     let config = settings.config("recovery", &usual, scale);
     config.check(config.indexes.len())?;
     let plan = KillPlan::new(settings, settings.lengths(), config.keys)?;
@@ -97,16 +107,19 @@ fn recovery(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabErro
         grid.push(entry.name, points.iter().map(|point| cell(Some(point.y), 2)).collect());
         series.push(Series { name: entry.name.to_owned(), points });
     }
-    let figure = |what: &str, paper: &str, index: &str| Figure {
-        what: what.into(),
+    let figure = |index: &str, paper: &str| Figure {
+        what: format!("{index}, ms by size"),
         paper: paper.into(),
         here: grid.rows.iter().find(|row| row.0 == index).map(|row| row.1.join(", ")),
     };
     let figures = vec![
-        figure("dash-eh, ms by size", "57 at any (40 to 1280 million)", "dash-eh"),
-        figure("dash-lh, ms by size", "57 at any", "dash-lh"),
-        figure("cceh, ms by size", "113, 165, 262, 463, 870, 1673", "cceh"),
-        figure("level, ms by size", "53 at any", "level"),
+        figure("dash-eh-paper", "57 at any (40 to 1280 million)"),
+        figure("dash-eh", "57 at any"),
+        figure("dash-lh", "57 at any"),
+        figure("cceh-paper", "113, 165, 262, 463, 870, 1673"),
+        figure("cceh", "113, 165, 262, 463, 870, 1673"),
+        figure("level-paper", "53 at any"),
+        figure("level", "53 at any"),
     ];
     let plot = Plot {
         title: "From opening to the first right answer".into(),

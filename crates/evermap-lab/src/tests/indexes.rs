@@ -58,8 +58,16 @@ fn our_indexes_pass_on_every_medium_and_leave_no_file() {
 /// The trees take keys of any length, and scan in their order; what they persist is counted.
 #[test]
 fn trees_take_byte_strings() {
-    let names =
-        ["bplus", "p-art", "fast-fair", "p-bwtree", "p-masstree", "p-hot", "rwlock-btreemap"];
+    let names = [
+        "bplus",
+        "p-art",
+        "fast-fair",
+        "fast-fair-paper",
+        "p-bwtree",
+        "p-masstree",
+        "p-hot",
+        "rwlock-btreemap",
+    ];
     let lengths = KeyValueLengths { keys: "8-40".parse().unwrap(), ..Default::default() };
     let mix = |name: &str| {
         let mix: Mix = name.parse().unwrap();

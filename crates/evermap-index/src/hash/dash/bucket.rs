@@ -4,7 +4,7 @@
 use evermap_pm::Medium;
 use evermap_pm::medium::Note;
 
-use super::layout::{Bucket, HEADER_LINE_SLOTS, Meta, Version};
+use super::layout::{Bucket, Geometry, HEADER_LINE_SLOTS, Meta, Version};
 use crate::hash::mistakes;
 use crate::hash::probe::Probe;
 use crate::hash::segmented::apply::HeldBucket;
@@ -132,13 +132,19 @@ pub(super) fn free_slot(meta: Meta, slots: usize) -> Option<usize> {
 /// Stores a record in a free slot of a locked bucket, durably.
 ///
 /// Takes one flush and one fence if the slot shares the header's cache line, in which stores
-/// persist in program order; otherwise two of each.
+/// persist in program order; otherwise, and always in the paper's form, two of each.
 #[inline(always)]
-pub fn place<M: Medium>(m: &M, bucket: &Bucket, slot: usize, record: Record, member: bool) {
+pub fn place<G: Geometry, M: Medium>(
+    m: &M,
+    bucket: &Bucket,
+    slot: usize,
+    record: Record,
+    member: bool,
+) {
     let cells = &bucket.slots[slot];
     m.store(&cells.word, record.word);
     m.store(&cells.key, record.slot_key);
-    if slot >= HEADER_LINE_SLOTS {
+    if G::PAPER || slot >= HEADER_LINE_SLOTS {
         // The record must be durable before the header that marks its slot as allocated.
         m.persist(cells);
     }

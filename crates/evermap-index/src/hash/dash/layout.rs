@@ -126,6 +126,8 @@ pub trait Geometry: 'static {
     const STASHES: usize;
     /// The number of slots of each bucket that are used: 2 to [`SLOTS_MAX`].
     const BUCKET_SLOTS: usize;
+    /// `true` for the paper's ways to look up and to change: see [`Paper`].
+    const PAPER: bool = false;
 }
 
 /// The geometry with segments of `B` buckets and `S` stash buckets, using `N` slots of each: by
@@ -138,6 +140,29 @@ impl<const B: usize, const S: usize, const N: usize> Geometry for Sizes<B, S, N>
     const BUCKETS: usize = B;
     const STASHES: usize = S;
     const BUCKET_SLOTS: usize = N;
+}
+
+/// The same geometry, for an index that does what the paper describes where this project does
+/// something else, to compare with (sections 4.2 to 4.4):
+///
+/// * a record is inserted into the emptier of its two buckets, whichever that is;
+/// * a displacement moves one record, and not another one to make room for that;
+/// * an insertion persists the slot and then the header, also if both are in one line;
+/// * a change locks both buckets;
+/// * a lookup compares the versions of both, and searches both unless it finds the key in the first
+///   one, without the filter that would exclude the second one;
+/// * a split leaves the records that stay where they are.
+///
+/// The layout is the same, so an index can be opened in either way.
+pub enum Paper<const B: usize = 64, const S: usize = 2, const N: usize = { SLOTS_MAX }> {}
+
+impl<const B: usize, const S: usize, const N: usize> Geometry for Paper<B, S, N> {
+    type Segment = Segment<B, S>;
+
+    const BUCKETS: usize = B;
+    const STASHES: usize = S;
+    const BUCKET_SLOTS: usize = N;
+    const PAPER: bool = true;
 }
 
 impl<const B: usize, const S: usize> Buckets for Segment<B, S> {

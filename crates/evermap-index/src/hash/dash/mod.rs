@@ -17,8 +17,11 @@
 //!   bucket. So readers validate only the version of that bucket, and skip the next bucket if the
 //!   home bucket's filter excludes the key.
 //! * **Home first.** The home bucket is filled almost completely before the next one is used.
+//!   A displacement may cause further ones, and a split moves records home.
 //! * **The generation stamp is in each bucket**, in the word that contains the lock and the
 //!   version. Lookups read this word anyway, and so see whether the segment was recovered.
+//!
+//! [`Paper`] is a geometry without these differences, but for the last one.
 //!
 //! The code that Dash shares with other indexes made of segments is in `hash/segmented`.
 
@@ -53,7 +56,7 @@ mod recover;
 mod segment;
 
 pub use eh::{DashBytes, DashEh, Extendible, Tiny, WideStash};
-pub use layout::{Geometry, Sizes};
+pub use layout::{Geometry, Paper, Sizes};
 
 use bucket::{
     Belonging, Held, Locking, Record, find, fingerprint_of, free_slot, matching_slots, try_lock,
@@ -217,7 +220,7 @@ where
             prefetch(std::ptr::from_ref(slot).cast());
             return Some(slot);
         }
-        if Version(m.load_relaxed(&home.version)).may_be_next(hash) {
+        if G::PAPER || Version(m.load_relaxed(&home.version)).may_be_next(hash) {
             let next = &segment.normal()[Self::next_of(at)];
             prefetch(std::ptr::from_ref(next).cast());
         }
@@ -283,6 +286,9 @@ where
         operation: Operation<'_, Probe<'_, K>>,
         decide: &mut impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
+        if G::PAPER {
+            return apply_slow(self, Some((home, false)), operation, decide);
+        }
         let (m, probe) = (self.medium(), operation.probe);
         let bucket = home.held.bucket;
         if let Some((slot, word)) = find(m, bucket, probe, Belonging::Native) {
@@ -306,7 +312,7 @@ where
                     return Ok(Change::default());
                 };
                 let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
-                bucket::place(m, bucket, slot, record, false);
+                bucket::place::<G, _>(m, bucket, slot, record, false);
                 home.held.release_changed(m);
                 Ok(Change { old: None, new: Some(word) })
             }

@@ -275,9 +275,10 @@ where
     /// longer holds `gone`.
     ///
     /// Also moves records from the next bucket or the stash into their home bucket, to slots of
-    /// `gone`. Such a slot is marked as allocated already, so the copy survives a crash without a
-    /// change of the header. Once it is durable, the new headers drop the original together with
-    /// `gone`. A crash in between leaves two copies, as during a displacement.
+    /// `gone`, but not in the paper's form. Such a slot is marked as allocated already, so the copy
+    /// survives a crash without a change of the header. Once it is durable, the new headers drop
+    /// the original together with `gone`. A crash in between leaves two copies, as during a
+    /// displacement.
     pub fn settle(
         &self,
         segment: &G::Segment,
@@ -299,7 +300,7 @@ where
             let (hash, home, slot) = (record.hash, Self::home_of(record.hash), usize::from(slot));
             match site {
                 Site::Normal(at) if usize::from(at) == home => headers.native(home, slot, hash),
-                _ if left[home] != 0 => {
+                _ if left[home] != 0 && !G::PAPER => {
                     let free = left[home].trailing_zeros() as usize;
                     left[home] &= left[home] - 1;
                     self.write_slot(&segment.normal()[home], free, record);

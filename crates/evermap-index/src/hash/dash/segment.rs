@@ -80,11 +80,11 @@ where
     /// The number of slots of the home bucket that are filled before the next bucket is used:
     /// finding or inserting a record in its home bucket takes one cache line less. Displacement
     /// compensates for the lower load factor.
-    pub(super) const HOME_FIRST: usize = G::BUCKET_SLOTS * 13 / 14;
+    pub(super) const HOME_FIRST: usize = if G::PAPER { 0 } else { G::BUCKET_SLOTS * 13 / 14 };
 
     /// The number of further displacements that a displacement may cause. The paper moves only one
     /// record; moving up to two more raises the load factor by two percentage points.
-    const STEPS: usize = 2;
+    const STEPS: usize = if G::PAPER { 0 } else { 2 };
 
     /// Returns the home bucket of a hash.
     #[inline(always)]
@@ -108,6 +108,9 @@ where
     /// record in its home bucket and no record at all, come first and are short.
     #[inline(always)]
     pub(super) fn look(&self, segment: &G::Segment, probe: &Probe<'_, K>) -> SearchResult {
+        if G::PAPER {
+            return self.look_in_both(segment, probe);
+        }
         let m = self.medium();
         let home = &segment.normal()[Self::home_of(probe.hash)];
         let version = Version(m.load(&home.version));
@@ -131,6 +134,35 @@ where
         // searched.
         let verified = m.mutant(mistakes::MISS_UNVERIFIED) || self.is_unchanged(home, version);
         if verified { SearchResult::Absent } else { SearchResult::Again }
+    }
+
+    /// Does what [`look`](Self::look) does as the paper describes it (section 4.4): compares the
+    /// versions of both buckets.
+    fn look_in_both(&self, segment: &G::Segment, probe: &Probe<'_, K>) -> SearchResult {
+        let (m, generation) = (self.medium(), self.core.generation);
+        let at = Self::home_of(probe.hash);
+        let (home, next) = (&segment.normal()[at], &segment.normal()[Self::next_of(at)]);
+        let [of_home, of_next] = [home, next].map(|bucket| Version(m.load(&bucket.version)));
+        if !of_home.is_of(generation) {
+            return SearchResult::Stale;
+        }
+        // While another thread recovers the segment, the next bucket may still be stale.
+        if !of_home.is_readable(generation) || !of_next.is_readable(generation) {
+            return SearchResult::Busy;
+        }
+        let mut found = find(m, home, probe, Belonging::Native)
+            .or_else(|| find(m, next, probe, Belonging::Member))
+            .map(|(_, word)| word);
+        if found.is_none() && (of_home.overflowed() || K::WITHOUT.overflow_metadata) {
+            found = self.find_in_stash(segment, of_home, probe).map(|(_, word)| word);
+        }
+        match found {
+            _ if !self.is_unchanged(home, of_home) || !self.is_unchanged(next, of_next) => {
+                SearchResult::Again
+            }
+            Some(word) => SearchResult::Found(word),
+            None => SearchResult::Absent,
+        }
     }
 
     /// Continues a search in the next bucket and the stash.
@@ -238,7 +270,7 @@ where
             let spot = Spot { bucket: home.bucket, slot, kind: Kind::Home };
             return Some((spot, word));
         }
-        if home.version.may_be_next(probe.hash) {
+        if G::PAPER || home.version.may_be_next(probe.hash) {
             let bucket = &segment.normal()[Self::next_of(Self::home_of(probe.hash))];
             if let Some((slot, word)) = find(m, bucket, probe, Belonging::Member) {
                 return Some((Spot { bucket, slot, kind: Kind::Next }, word));
@@ -259,7 +291,7 @@ where
         kind: Kind,
     ) -> Result<Option<Locks<'a>>> {
         let mut locks = Locks::default();
-        if kind != Kind::Home {
+        if G::PAPER || kind != Kind::Home {
             // The next bucket holds the record, or may hold its overflow fingerprint.
             match self.try_lock_at(segment, Self::next_of(Self::home_of(hash))) {
                 Some(held) => locks.next = Some(held),
@@ -421,7 +453,7 @@ where
             return None;
         };
         let record = self.record_in(from.bucket, slot);
-        place(m, after.bucket, free, record, true);
+        place::<G, _>(m, after.bucket, free, record, true);
         from.version.note_next(record.hash);
         // The copy is durable. After a crash before the original is removed, durably, recovery
         // finds both and drops one. No other thread can change either, because this one holds the
@@ -454,7 +486,7 @@ where
             return None;
         };
         let record = self.record_in(from.bucket, slot);
-        place(m, before.bucket, free, record, false);
+        place::<G, _>(m, before.bucket, free, record, false);
         erase(m, from.bucket, slot);
         before.release_changed(m);
         Some(slot)
@@ -500,7 +532,7 @@ where
         record: Record,
     ) {
         let m = self.medium();
-        place(m, room.bucket, room.slot, record, room.kind == Kind::Next);
+        place::<G, _>(m, room.bucket, room.slot, record, room.kind == Kind::Next);
         match room.kind {
             Kind::Home => {}
             Kind::Next => home.version.note_next(record.hash),

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use evermap_index::hash::dash::{Config, DashEh, Tiny};
+use evermap_index::hash::dash::{Config, DashEh, Geometry, Paper, Sizes, Tiny};
 use evermap_index::testkit::{Crowded, beside_readers};
 use evermap_index::{Index, Persistent, Visitor};
 use evermap_pm::medium::Note;
@@ -64,11 +64,17 @@ fn p5_the_generation_is_durable_before_anything_is_served() {
 /// always be found while changes of other keys displace records, and split and merge segments.
 #[test]
 fn p6_no_lookup_misses_a_record_that_moves() {
+    no_lookup_misses::<Sizes<4, 2, 4>>();
+    no_lookup_misses::<Paper<4, 2, 4>>();
+}
+
+fn no_lookup_misses<G: Geometry>() {
     const KEPT: u64 = 64;
     // Much more than is needed, because a reader that waits for a processor delays the reuse of
     // segments.
     let pool = dram(1 << 28);
-    let index = Tiny::<u64, _>::create(pool.clone(), pool.root(0), Config::default()).unwrap();
+    let (root, config) = (pool.root(0), Config::default());
+    let index = DashEh::<u64, _, G>::create(pool.clone(), root, config).unwrap();
     for key in 0..KEPT {
         index.insert(key, key + 1, &pool.pin()).unwrap();
     }

@@ -199,8 +199,8 @@ mod tests {
         assert_eq!(of_threads.clone().count(), 15);
         assert!(of_threads.clone().all(|one| one.here.is_some()), "{:?}", report.figures);
         let modelled = |record: &&Record| record.experiment == NAME && record.medium == "model";
-        // Seven tables in four phases, and two trees in four mixes.
-        let curves = 7 * 4 + 2 * 4;
+        // Seven tables in four phases, and three trees in four mixes.
+        let curves = 7 * 4 + 3 * 4;
         assert_eq!(kept.records.iter().filter(modelled).count(), curves * CURVE.len());
     }
 }

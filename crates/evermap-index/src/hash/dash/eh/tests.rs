@@ -8,10 +8,10 @@ use evermap_pm::medium::Note;
 use evermap_pm::sim::{self, ImageConfig, Sim};
 use evermap_pm::{ErrorKind, Medium, Pool};
 
-use super::Tiny;
-use crate::hash::dash::Config;
+use super::{DashEh, Tiny};
 use crate::hash::dash::bucket::{Record, free_slot, meta_of, place};
-use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, HashPrefix, Header, Root, Version};
+use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Buckets, HashPrefix, Header, Root, Version};
+use crate::hash::dash::{Config, Geometry, Paper, Sizes};
 use crate::hash::segmented::{Segmented, prefix_at};
 use crate::testkit::crash_states::{
     Number, created, for_each_image, is_durable_once_served, is_kept, record, reopened, word_in,
@@ -288,6 +288,29 @@ fn an_empty_block_of_a_chain_is_unlinked_for_good() {
     is_kept(&sim, &header().chain);
 }
 
+/// Inserts keys into one segment that has much room. Returns how many of them are not in their home
+/// buckets.
+fn spread<G: Geometry>() -> u32 {
+    let (sim, pool, index) = created::<DashEh<u64, Sim, G>>(CAPACITY, Config { initial_depth: 0 });
+    for key in 0..64 * 4 {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    assert_eq!(index.check(), Vec::<String>::new());
+    let segment = index.segment(index.map.directory.locate(0)).unwrap();
+    let metas = segment.normal().iter().map(|bucket| meta_of(&sim, bucket));
+    metas.map(|meta| (meta.allocated() & meta.members()).count_ones()).sum()
+}
+
+/// The paper's form inserts into the emptier bucket, the default one into the home bucket until
+/// that is almost full.
+#[test]
+fn the_paper_balances_two_buckets() {
+    let (usual, paper) = (spread::<Sizes>(), spread::<Paper>());
+    assert_eq!(usual, 0);
+    // With buckets that are equally full, the home bucket is used.
+    assert!((64..128).contains(&paper), "{paper} of 256 records");
+}
+
 /// Recovery drops a record from a bucket to which it does not belong. This is durable before the
 /// segment is used: if another thread removed the record from its home bucket, the dropped one
 /// could otherwise reappear after a crash.
@@ -298,7 +321,7 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let strange = &segment.normal[2];
     let before = meta_of(&sim, strange).0;
     let slot = free_slot(meta_of(&sim, strange), 4).unwrap();
-    place(&sim, strange, slot, Record { hash: 0, slot_key: 0, word: 0 }, false);
+    place::<Sizes, _>(&sim, strange, slot, Record { hash: 0, slot_key: 0, word: 0 }, false);
     assert_ne!(meta_of(&sim, strange).0, before);
     let at = sim.offset_of(&strange.meta);
     drop((index, pool));
