@@ -4,28 +4,36 @@
 //! The file is read by `O_DIRECT`, past the page cache of the system, and the table's own cache is
 //! empty at the beginning of every phase and a small part of the file at its end. So every phase is
 //! one of a table larger than memory, whatever memory there is.
+//!
+//! With `--shards`, several tables share the keys, each with one owner, as in the talk.
 
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::path::PathBuf;
 
 use evermap_tranche_file::{Counters, Options, TrancheFile};
 
 use super::definition::Experiment;
 use super::settings::{Setting, Settings};
 use crate::LabError;
-use crate::driver::latency::histogram;
 use crate::driver::{GET_AGAIN, GET_IN_ANOTHER, GET_IN_ORDER, HALF_PUTS, LOAD};
-use crate::machine::CpuClock;
 use crate::report::model::cell;
-use crate::report::{Grid, Output, Record, Report, duration, significant};
-use crate::subject::{Found, Place, Survives, unique_path};
+use crate::report::{Grid, Output, Record, Report, counted, duration, significant};
+use crate::subject::{Found, Place, Survives};
 use crate::workload::bytes::{Speller, draw, mean_bytes};
 use crate::workload::{KeyValueLengths, Permutation, Phase, Workload};
+use shards::{Cost, Division, Files, Owned};
+
+mod shards;
 
 pub(super) const ON_DISK: Experiment = Experiment {
     name: "on-disk",
     about: "the heterogeneous table in a file: reads for a lookup, by depth of the queue and order",
-    takes: &[Setting::KEYS, Setting::OPS, Setting::KEY_BYTES, Setting::VALUE_BYTES],
+    takes: &[
+        Setting::KEYS,
+        Setting::OPS,
+        Setting::KEY_BYTES,
+        Setting::VALUE_BYTES,
+        Setting::SHARDS,
+    ],
     run: on_disk,
 };
 
@@ -40,6 +48,13 @@ const BATCH: usize = 4096;
 const QUEUES: [(bool, usize); 5] = [(false, 1), (true, 1), (true, 8), (true, 32), (true, 128)];
 /// The queue of the other phases.
 const USUAL: (bool, usize) = (true, 32);
+/// The phase in which keys are added to a table that grows.
+const GROWING: &str = "insert, growing";
+/// How many keys that table has at most at the end; it has this part of them at the beginning.
+const GROWN_MAX: u64 = 1_000_000;
+const GROWN_FROM: u64 = 100;
+/// The most tables: each has files that are open.
+const SHARDS_MAX: usize = 256;
 
 fn on_disk(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let keys = settings.keys.unwrap_or(if settings.quick { 50_000 } else { 20_000_000 });
@@ -47,11 +62,17 @@ fn on_disk(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError
     if keys == 0 || ops == 0 {
         return Err(LabError::Config("there must be at least one key and one operation".into()));
     }
+    let shards = settings.shards.unwrap_or(1);
+    if !(1..=SHARDS_MAX).contains(&shards) {
+        let what = format!("{shards} shards: there must be 1 to {SHARDS_MAX}");
+        return Err(LabError::Config(what));
+    }
     let bench = Bench {
         workload: Workload { keys, threads: 1, seed: settings.seed.unwrap_or(1) },
         ops,
         lengths: settings.lengths().unwrap_or(KeyValueLengths::WORDS),
         location: settings.location.clone().unwrap_or_else(std::env::temp_dir),
+        division: Division { shards, threads: shards.min(Settings::processors()) },
     };
     let mut tables = Vec::new();
     let mut notes = Vec::new();
@@ -66,11 +87,13 @@ fn on_disk(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError
         experiment: "on-disk",
         title: "the heterogeneous table in a file".into(),
         about: format!(
-            "{keys} records, keys of {} bytes, values of {}, {ops} operations a phase, in {}, \
-             seed {}",
+            "{keys} records, keys of {} bytes, values of {}, {ops} operations a phase, in {}, {}, \
+             {}, seed {}",
             bench.lengths.keys,
             bench.lengths.values,
             bench.location.display(),
+            counted(shards, "shard"),
+            counted(bench.division.threads, "thread"),
             bench.workload.seed
         ),
         tables,
@@ -86,26 +109,7 @@ struct Bench {
     ops: u64,
     lengths: KeyValueLengths,
     location: PathBuf,
-}
-
-/// The files of a table, which are removed at the end.
-struct Files(PathBuf);
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        // Files that cannot be removed are not an error.
-        let _ = std::fs::remove_file(&self.0);
-        let mut long = self.0.clone().into_os_string();
-        long.push(".long");
-        let _ = std::fs::remove_file(long);
-    }
-}
-
-/// What a phase has used.
-struct Cost {
-    seconds: f64,
-    cpu: f64,
-    counters: Counters,
+    division: Division,
 }
 
 impl Bench {
@@ -116,29 +120,26 @@ impl Bench {
         notes: &mut Vec<String>,
         out: &mut dyn Output,
     ) -> Result<(), LabError> {
-        let files = Files(unique_path(&self.location));
-        let columns = ["gets/s", "processor time, ns", "reads/get", "tranche writes", "p50", "p99"];
+        let files = Files::new(&self.location, self.division);
+        let columns = [
+            "operations/s",
+            "processor time, ns",
+            "reads/op",
+            "tranche writes",
+            "p50",
+            "p99",
+            "p99.9",
+            "longest",
+        ];
         let mut grid = Grid::new(format!("Tranches of {} KiB", T >> 10), &columns);
-        let mut show = |name: String, record: &Record| {
-            let time = |ns: Option<u64>| ns.map_or("-".into(), |ns| duration(ns as f64));
-            grid.push(
-                name,
-                vec![
-                    record.mops.map_or("-".into(), |mops| significant(mops * 1e6)),
-                    cell(record.cpu_ns_per_op, 0),
-                    cell(record.reads_per_op, 3),
-                    cell(record.writes_per_op, 3),
-                    time(record.p50_ns),
-                    time(record.p99_ns),
-                ],
-            );
-        };
+        let mut show = |name: String, record: &Record| grid.push(name, row(record));
         out.step(&format!("on-disk: {LOAD}, tranches of {} KiB", T >> 10));
-        let (loaded, bytes, fill) = self.load::<T>(&files.0)?;
+        let loaded = self.load::<T>(&files)?;
         let mut record = self.record::<T>(LOAD, self.workload.keys, USUAL, &loaded);
+        let bytes = loaded.file_bytes;
         record.pm_bytes = Some(bytes);
         record.bytes_per_record = Some(bytes as f64 / self.workload.keys as f64);
-        record.load_factor = Some(fill);
+        record.load_factor = Some(loaded.fill);
         out.record(&record)?;
         show(LOAD.to_owned(), &record);
         let cache = (self.payload_bytes() / CACHED) as usize;
@@ -149,18 +150,23 @@ impl Bench {
         for (phase, queue) in queues.chain(usual.filter(|(phase, _)| *phase != GET_IN_ANOTHER)) {
             let what = format!("{phase}, {}, depth {}", name_of(queue.0), queue.1);
             out.step(&format!("on-disk: {what}, tranches of {} KiB", T >> 10));
-            let options = Options::new().cache_bytes(cache).queue_depth(queue.1);
-            let options = options.io_uring(queue.0);
-            let file = TrancheFile::<T>::open(&files.0, options).map_err(failed)?;
-            self.note(&file, queue.0, notes);
-            let record = self.phase(file, phase, queue)?;
+            let options = Options::new().cache_bytes(cache / self.division.shards);
+            let options = options.queue_depth(queue.1).io_uring(queue.0);
+            let opened = files.tables(TrancheFile::<T>::open, &options)?;
+            self.note(&opened[0], queue.0, notes);
+            let record = self.phase(opened, phase, queue)?;
             out.record(&record)?;
             show(what, &record);
         }
+        out.step(&format!("on-disk: {GROWING}, tranches of {} KiB", T >> 10));
+        let record = self.growing::<T>()?;
+        out.record(&record)?;
+        show(format!("{GROWING} to {}", record.keys), &record);
         let each = bytes as f64 / self.workload.keys as f64;
         grid.title.push_str(&format!(
-            ": {:.1} MiB, {each:.1} bytes a record, fill {fill:.2}, a cache of {:.1} MiB",
+            ": {:.1} MiB, {each:.1} bytes a record, fill {:.2}, a cache of {:.1} MiB",
             bytes as f64 / f64::from(1 << 20),
+            loaded.fill,
             cache as f64 / f64::from(1 << 20)
         ));
         tables.push(grid);
@@ -188,64 +194,85 @@ impl Bench {
         }
     }
 
-    /// Loads all keys into a new table. Returns the size of the file and its fill, too.
-    fn load<const T: usize>(&self, path: &Path) -> Result<(Cost, u64, f64), LabError> {
+    /// Loads all keys into new tables.
+    fn load<const T: usize>(&self, files: &Files) -> Result<Cost, LabError> {
+        let shards = self.division.shards as u64;
+        let expected = (self.workload.keys / shards, self.payload_bytes() / shards);
+        let options = Options::new().expected(expected.0, expected.1);
+        let options = options.buffer_bytes((256 << 20) / self.division.shards);
+        let tables = files.tables(TrancheFile::<T>::create, &options)?;
+        shards::run(self.division, tables, |owned| self.insert(owned, 0, self.workload.keys))
+    }
+
+    /// Puts the keys with these indices into their tables.
+    fn insert<const T: usize>(
+        &self,
+        owned: &mut Owned<T>,
+        first: u64,
+        end: u64,
+    ) -> Result<(), LabError> {
         let speller = Speller::new(self.lengths);
-        let options = Options::new().expected(self.workload.keys, self.payload_bytes());
-        let options = options.buffer_bytes(256 << 20);
-        let mut file = TrancheFile::<T>::create(path, options).map_err(failed)?;
         let (mut key, mut value) = (Vec::new(), Vec::new());
-        let (clock, begin) = (CpuClock::now(), Instant::now());
-        for at in 0..self.workload.keys {
+        for at in first..end {
             let number = self.workload.key(at);
+            let Some(place) = owned.place(number) else { continue };
             key.clear();
             value.clear();
             speller.append_key(number, &mut key);
             speller.append_value(number, 0, &mut value);
-            file.put(&key, &value).map_err(failed)?;
+            owned.timed(place, |table| table.put(&key, &value).map_err(failed))?;
         }
-        file.sync().map_err(failed)?;
-        let (seconds, cpu) = (begin.elapsed().as_secs_f64(), clock.elapsed().own);
-        let cost = Cost { seconds, cpu, counters: file.counters() };
-        Ok((cost, file.file_bytes(), file.fill()))
+        owned.sync()
     }
 
-    /// Does one phase with a table whose cache is empty.
+    /// Adds keys to small tables, so that they grow a hundredfold, each change durable after a
+    /// crash as soon as it is written.
+    fn growing<const T: usize>(&self) -> Result<Record, LabError> {
+        let files = Files::new(&self.location, self.division);
+        let end = self.workload.keys.min(GROWN_MAX);
+        let begin = (end / GROWN_FROM).max(1).min(end);
+        let options = Options::new().buffer_bytes((8 << 20) / self.division.shards);
+        let tables = files.tables(TrancheFile::<T>::create, &options)?;
+        shards::run(self.division, tables, |owned| self.insert(owned, 0, begin))?;
+        let tables = files.tables(TrancheFile::<T>::open, &options)?;
+        let cost = shards::run(self.division, tables, |owned| self.insert(owned, begin, end))?;
+        let record = self.record::<T>(GROWING, (end - begin).max(1), USUAL, &cost);
+        Ok(Record { keys: end, resizes: Some(cost.counters.splits), ..record })
+    }
+
+    /// Does one phase with tables whose caches are empty.
     fn phase<const T: usize>(
         &self,
-        mut file: TrancheFile<T>,
+        tables: Vec<TrancheFile<T>>,
         phase: &'static str,
         queue: (bool, usize),
     ) -> Result<Record, LabError> {
-        let mut keys = Keys::new(self, phase);
-        let mut latencies = histogram();
-        let (clock, begin) = (CpuClock::now(), Instant::now());
-        let mut done = 0;
-        while done < self.ops {
-            // One at a time, if latencies mean anything.
-            let most = if queue.1 == 1 { 1 } else { BATCH as u64 };
-            let count = most.min(self.ops - done);
-            keys.fill(done, count);
-            let began = Instant::now();
-            self.batch(&mut file, &keys, phase)?;
-            if queue.1 == 1 {
-                latencies.saturating_record(began.elapsed().as_nanos() as u64);
+        // One at a time, if latencies mean anything.
+        let most = if queue.1 == 1 { 1 } else { BATCH };
+        let sequence = Sequence::new(self, phase);
+        let cost = shards::run(self.division, tables, |owned| {
+            let mut batches: Vec<_> = (0..owned.count()).map(|_| Keys::new(self, phase)).collect();
+            for at in 0..self.ops {
+                let number = sequence.number(at);
+                let Some(place) = owned.place(number) else { continue };
+                batches[place].push(number);
+                if batches[place].numbers.len() < most {
+                    continue;
+                }
+                let batch = |file: &mut _| self.batch(file, &batches[place], phase);
+                if most == 1 {
+                    owned.timed(place, batch)?;
+                } else {
+                    batch(owned.table(place))?;
+                }
+                batches[place].clear();
             }
-            done += count;
-        }
-        if phase == HALF_PUTS {
-            file.sync().map_err(failed)?;
-        }
-        let (seconds, cpu) = (begin.elapsed().as_secs_f64(), clock.elapsed().own);
-        let cost = Cost { seconds, cpu, counters: file.counters() };
-        let mut record = self.record::<T>(phase, self.ops, queue, &cost);
-        if !latencies.is_empty() {
-            record.p50_ns = Some(latencies.value_at_quantile(0.5));
-            record.p95_ns = Some(latencies.value_at_quantile(0.95));
-            record.p99_ns = Some(latencies.value_at_quantile(0.99));
-            record.p999_ns = Some(latencies.value_at_quantile(0.999));
-        }
-        Ok(record)
+            for (place, keys) in batches.iter().enumerate() {
+                self.batch(owned.table(place), keys, phase)?;
+            }
+            if phase == HALF_PUTS { owned.sync() } else { Ok(()) }
+        })?;
+        Ok(self.record::<T>(phase, self.ops, queue, &cost))
     }
 
     /// Looks a batch of keys up and compares what is found. Of half puts, every other key is stored
@@ -311,21 +338,52 @@ impl Bench {
         let mut record = Record {
             experiment: "on-disk",
             index: INDEX.to_owned(),
-            threads: 1,
+            threads: self.division.threads,
             keys: self.workload.keys,
             phase: phase.to_owned(),
             ops,
             key_bytes: Some(self.lengths.keys.to_string()),
             value_bytes: Some(self.lengths.values.to_string()),
-            case: Some(format!("{} KiB, {}, depth {depth}", T >> 10, name_of(io_uring))),
+            case: Some(self.case::<T>(io_uring, depth)),
             reads_per_op: per_op(tranche_reads + long_reads),
             writes_per_op: per_op(tranche_writes),
             seed: self.workload.seed,
             ..Record::at(place)
         };
         record.time(cost.seconds, cost.cpu);
+        if !cost.latencies.is_empty() {
+            let quantile = |part| Some(cost.latencies.value_at_quantile(part));
+            record.p50_ns = quantile(0.5);
+            record.p95_ns = quantile(0.95);
+            record.p99_ns = quantile(0.99);
+            record.p999_ns = quantile(0.999);
+            record.max_ns = Some(cost.latencies.max());
+        }
         record
     }
+
+    fn case<const T: usize>(&self, io_uring: bool, depth: usize) -> String {
+        let shards = match self.division.shards {
+            1 => String::new(),
+            more => format!("{more} shards, "),
+        };
+        format!("{} KiB, {shards}{}, depth {depth}", T >> 10, name_of(io_uring))
+    }
+}
+
+/// Returns the cells of a row.
+fn row(record: &Record) -> Vec<String> {
+    let time = |ns: Option<u64>| ns.map_or("-".into(), |ns| duration(ns as f64));
+    vec![
+        record.mops.map_or("-".into(), |mops| significant(mops * 1e6)),
+        cell(record.cpu_ns_per_op, 0),
+        cell(record.reads_per_op, 3),
+        cell(record.writes_per_op, 3),
+        time(record.p50_ns),
+        time(record.p99_ns),
+        time(record.p999_ns),
+        time(record.max_ns),
+    ]
 }
 
 fn name_of(io_uring: bool) -> &'static str {
@@ -337,11 +395,33 @@ fn failed(error: evermap_pm::Error) -> LabError {
     LabError::index(INDEX, error)
 }
 
-/// The keys of a batch.
-struct Keys {
+/// The keys of the operations of a phase.
+struct Sequence {
     workload: Workload,
     phase: &'static str,
     order: Permutation,
+}
+
+impl Sequence {
+    fn new(bench: &Bench, phase: &'static str) -> Self {
+        let order = Permutation::new(bench.workload.keys, bench.workload.seed ^ 0x0d15);
+        Sequence { workload: bench.workload, phase, order }
+    }
+
+    /// Returns the key of an operation.
+    fn number(&self, at: u64) -> u64 {
+        let index = match self.phase {
+            GET_IN_ORDER | GET_AGAIN => at,
+            GET_IN_ANOTHER => self.order.at(at),
+            HALF_PUTS => draw(self.workload.seed, 7, at) % self.workload.keys,
+            _ => self.workload.keys + at,
+        };
+        self.workload.key(index)
+    }
+}
+
+/// The keys of a batch.
+struct Keys {
     speller: Speller,
     present: bool,
     numbers: Vec<u64>,
@@ -351,9 +431,6 @@ struct Keys {
 impl Keys {
     fn new(bench: &Bench, phase: &'static str) -> Self {
         Keys {
-            workload: bench.workload,
-            phase,
-            order: Permutation::new(bench.workload.keys, bench.workload.seed ^ 0x0d15),
             speller: Speller::new(bench.lengths),
             present: phase != Phase::Negative.name(),
             numbers: Vec::new(),
@@ -361,23 +438,16 @@ impl Keys {
         }
     }
 
-    /// Writes the keys of the operations from `first` on.
-    fn fill(&mut self, first: u64, count: u64) {
+    fn push(&mut self, number: u64) {
+        let mut key = Vec::new();
+        self.speller.append_key(number, &mut key);
+        self.numbers.push(number);
+        self.spelled.push(key);
+    }
+
+    fn clear(&mut self) {
         self.numbers.clear();
         self.spelled.clear();
-        for place in first..first + count {
-            let index = match self.phase {
-                GET_IN_ORDER | GET_AGAIN => place,
-                GET_IN_ANOTHER => self.order.at(place),
-                HALF_PUTS => draw(self.workload.seed, 7, place) % self.workload.keys,
-                _ => self.workload.keys + place,
-            };
-            let number = self.workload.key(index);
-            let mut key = Vec::new();
-            self.speller.append_key(number, &mut key);
-            self.numbers.push(number);
-            self.spelled.push(key);
-        }
     }
 }
 
@@ -387,11 +457,10 @@ mod tests {
     use crate::experiments::experiment;
     use crate::testing::Kept;
 
-    /// Every phase is recorded for both sizes, and reads what it should: hardly more than one
-    /// tranche for a key.
-    #[test]
-    fn lookups_read_one_tranche() {
-        let location = std::env::temp_dir().join(format!("lab-on-disk-{}", std::process::id()));
+    /// Runs the experiment with few keys, and returns its records.
+    fn run(shards: usize) -> Vec<Record> {
+        let name = format!("lab-on-disk-{shards}-{}", std::process::id());
+        let location = std::env::temp_dir().join(name);
         std::fs::create_dir(&location).unwrap();
         let (experiment, mut kept) = (experiment("on-disk").unwrap(), Kept::default());
         let settings = Settings {
@@ -399,27 +468,53 @@ mod tests {
             keys: Some(20_000),
             ops: Some(2_000),
             location: Some(location.clone()),
+            shards: Some(shards),
             ..Settings::default()
         };
         let report = experiment.run(&settings, &mut kept).unwrap();
         assert_eq!(report.tables.len(), 2);
-        // For each size the load, five queues, and four more phases.
-        assert_eq!(kept.records.len(), 2 * (1 + 5 + 4));
-        for record in &kept.records {
+        // For each size the load, five queues, four more phases, and growth.
+        assert_eq!(kept.records.len(), 2 * (1 + 5 + 4 + 1));
+        assert_eq!(std::fs::read_dir(&location).unwrap().count(), 0, "files are left behind");
+        std::fs::remove_dir(&location).unwrap();
+        kept.records
+    }
+
+    /// Every phase is recorded for both sizes, and reads what it should: hardly more than one
+    /// tranche for a key.
+    #[test]
+    fn lookups_read_one_tranche() {
+        let records = run(1);
+        for record in &records {
             assert!(record.seconds.unwrap() > 0.0 && record.cpu_ns_per_op.is_some());
-            let reads = record.reads_per_op.unwrap();
-            let most = if record.phase == LOAD { 0.1 } else { 1.5 };
-            assert!(reads <= most, "{}: {reads}", record.phase);
-            assert_eq!(record.p99_ns.is_some(), record.case.as_ref().unwrap().ends_with(" 1"));
+            let (reads, puts) = (record.reads_per_op.unwrap(), [LOAD, GROWING]);
+            let puts = puts.contains(&record.phase.as_str());
+            assert!(reads <= if puts { 0.1 } else { 1.5 }, "{}: {reads}", record.phase);
+            let alone = record.case.as_ref().unwrap().ends_with(" 1");
+            assert_eq!(record.p99_ns.is_some(), alone || puts);
+            assert_eq!(record.resizes.is_some_and(|splits| splits > 0), record.phase == GROWING);
         }
-        let one_by_one = kept.records.iter().find(|record| record.p99_ns.is_some()).unwrap();
+        let one_by_one = records.iter().find(|record| record.phase == GET_IN_ANOTHER).unwrap();
         // A read takes longer than a microsecond.
         assert!(one_by_one.p50_ns.unwrap() > 1000, "{:?}", one_by_one.p50_ns);
         assert!(one_by_one.reads_per_op.unwrap() > 0.9, "{:?}", one_by_one.reads_per_op);
-        let bytes = kept.records[0].bytes_per_record.unwrap();
+        let bytes = records[0].bytes_per_record.unwrap();
         // The journal is larger than this table.
         assert!((20.0..4000.0).contains(&bytes), "{bytes}");
-        assert_eq!(std::fs::read_dir(&location).unwrap().count(), 0, "files are left behind");
-        std::fs::remove_dir(&location).unwrap();
+    }
+
+    /// Every key is found in the table that it was put into, whichever thread owns that.
+    #[test]
+    fn shards_have_one_owner_each() {
+        let records = run(5);
+        let threads = Settings::processors().min(5);
+        for record in &records {
+            assert_eq!(record.threads, threads);
+            assert!(record.case.as_ref().unwrap().contains("KiB, 5 shards, "));
+            if record.phase == GET_IN_ANOTHER {
+                let reads = record.reads_per_op.unwrap();
+                assert!((0.3..1.5).contains(&reads), "{reads}");
+            }
+        }
     }
 }
