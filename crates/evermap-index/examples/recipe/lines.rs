@@ -70,7 +70,7 @@ fn makes_durable(line: &str) -> bool {
         })
     };
     // The fence of a processor has an ordering, and makes nothing durable.
-    !line.contains("fn ") && !line.contains("Ordering::") && CALLS.iter().any(|name| calls(&name))
+    !line.contains("fn ") && !line.contains("Ordering::") && CALLS.iter().any(calls)
 }
 
 /// An index that is made persistent by the conditions of RECIPE.
