@@ -24,7 +24,7 @@ impl Setting {
     pub const THREADS: Setting = Setting("threads");
     pub const ROUNDS: Setting = Setting("rounds");
     pub const MEDIUM: Setting = Setting("medium");
-    /// Stands for [`SPEEDS`](Setting::SPEEDS) too.
+    /// Stands for `SPEEDS` too.
     pub const PM: Setting = Setting("pm");
     pub const PERSIST_NS: Setting = Setting("persist-ns");
     pub const READ_NS: Setting = Setting("read-ns");

@@ -20,7 +20,7 @@ use crate::report::{Grid, Output, Record, Report, counted, duration, significant
 use crate::subject::{Found, Place, Survives};
 use crate::workload::bytes::{Speller, draw, mean_bytes};
 use crate::workload::{KeyValueLengths, Permutation, Phase, Workload};
-use shards::{Cost, Division, Files, Owned};
+use shards::{Cost, Division, Files, INDEX, Owned, failed};
 
 mod shards;
 
@@ -37,8 +37,6 @@ pub(super) const ON_DISK: Experiment = Experiment {
     run: on_disk,
 };
 
-/// The name of the table in records.
-const INDEX: &str = "tranche-file";
 /// The cache of the table is this part of its keys and values.
 const CACHED: u64 = 64;
 /// The number of keys of a batch.
@@ -388,11 +386,6 @@ fn row(record: &Record) -> Vec<String> {
 
 fn name_of(io_uring: bool) -> &'static str {
     if io_uring { "io_uring" } else { "pread" }
-}
-
-#[cold]
-fn failed(error: evermap_pm::Error) -> LabError {
-    LabError::index(INDEX, error)
 }
 
 /// The keys of the operations of a phase.

@@ -11,12 +11,19 @@ use std::time::Instant;
 use evermap_tranche_file::{Counters, Options, TrancheFile};
 use hdrhistogram::Histogram;
 
-use super::failed;
 use crate::LabError;
 use crate::driver::latency::histogram;
 use crate::machine::CpuClock;
 use crate::subject::unique_path;
 use crate::workload::bytes::draw;
+
+/// The name of the table in records.
+pub(super) const INDEX: &str = "tranche-file";
+
+#[cold]
+pub(super) fn failed(error: evermap_pm::Error) -> LabError {
+    LabError::index(INDEX, error)
+}
 
 /// How the keys are divided.
 #[derive(Clone, Copy, PartialEq, Eq)]
