@@ -90,6 +90,13 @@ pub(super) trait Growing {
     /// that.
     fn expand_once(&self, hash: u64) -> Result<bool>;
 
+    /// Brings the segments from `before`, the number of those in use, to `after` into use. The
+    /// caller holds `expanding`.
+    ///
+    /// # Errors
+    /// `NoSpace`; nothing has changed then.
+    fn bring_into_use(&self, before: u64, after: u64) -> Result<()>;
+
     /// Initialises a few segments, so that their records leave chains even if no change ever
     /// concerns them again.
     fn initialise_some(&self) -> Result<()>;
@@ -158,8 +165,13 @@ where
                 return Ok(false);
             }
         }
+        self.bring_into_use(before, after)?;
+        Ok(is_uneven)
+    }
+
+    fn bring_into_use(&self, before: u64, after: u64) -> Result<()> {
+        let (m, linear) = (self.medium(), self.map());
         linear.reserve(after, size_of::<G::Segment>() as u64)?;
-        let m = self.medium();
         for number in before..after {
             let segment = self.segment(self.place(number))?;
             // The memory may have been used before: it must not look like an initialised segment.
@@ -171,7 +183,7 @@ where
         m.note(Note::Harmless(NO_PREFIX));
         m.fence();
         linear.extend_to(after);
-        Ok(is_uneven)
+        Ok(())
     }
 
     fn initialise_some(&self) -> Result<()> {

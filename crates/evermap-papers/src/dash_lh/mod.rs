@@ -203,6 +203,16 @@ fn prefix_if_initialised<M: Medium>(m: &M, number: u64, offset: u64) -> Option<H
     })
 }
 
+/// Returns whether the segment at `holder` still serves `hash`, which belongs to another segment
+/// that is not initialised.
+///
+/// The prefix of that other segment does not decide this: a segment between the two in the order of
+/// origins may have been split off meanwhile.
+#[cold]
+fn still_serves<M: Medium>(m: &M, holder: u64, hash: u64) -> bool {
+    prefix_at::<Header, M>(m, holder).is_some_and(|prefix| prefix.covers(numbers::rank(hash)))
+}
+
 impl<K, M, G, const F: usize, const T: usize> SegmentMap<DashLh<K, M, G, F, T>> for Linear<M, F, T>
 where
     K: Key,
@@ -321,8 +331,7 @@ where
     fn is_current(&self, m: &M, hash: u64, found: &FoundSegment) -> bool {
         let count = self.count();
         (count == found.count || numbers::number_of(hash, count) == found.number)
-            && (found.holder == found.target
-                || prefix_if_initialised(m, found.number, found.target).is_none())
+            && (found.holder == found.target || still_serves(m, found.holder, hash))
     }
 
     fn depth(&self) -> u32 {

@@ -12,8 +12,9 @@ use evermap_index::hash::dash::Config;
 use evermap_index::hash::dash::layout::{Bucket, Header, Segment, Version};
 use evermap_index::hash::hash_prefix::HashPrefix;
 use evermap_index::hash::segmented::core::HasCore;
+use evermap_index::hash::segmented::map::SegmentMap;
 use evermap_index::hash::segmented::{SegmentHeader, Segmented, chain};
-use evermap_index::testkit::{Coarse, beside_readers};
+use evermap_index::testkit::{Coarse, Plain, beside_readers};
 use evermap_index::{Index, Persistent, Visitor};
 use evermap_pm::medium::Note;
 use evermap_pm::region::{Identity, OnSuspect, RegionConfig};
@@ -474,4 +475,27 @@ fn changes_go_on_where_there_is_no_room_to_split() {
     assert!(prefix_if_initialised(index.medium(), 1, index.place(1)).is_some());
     there.iter().for_each(|&key| assert_eq!(word(key), Some(key + 1)));
     assert_eq!(index.check(), Vec::<String>::new());
+}
+
+/// A search may lead to a segment that was not initialised when it began. If its records are moved
+/// to a third segment meanwhile, the search is not current any more.
+#[test]
+fn a_search_at_an_origin_is_outdated_by_any_split() {
+    let pool = dram();
+    type Small = TinyLh<Plain, Sim>;
+    let index = Small::create(pool.clone(), pool.root(0), Config { initial_depth: 0 }).unwrap();
+    // The origins of segment 7 are 3, 1 and 0.
+    let hash = numbers::hash_of(7);
+    index.insert(hash, 1, &pool.pin()).unwrap();
+    index.bring_into_use(1, 8).unwrap();
+    let m = pool.medium();
+    let (holder, found) = SegmentMap::<Small>::holder(index.map(), m, hash).unwrap();
+    let is_current = || SegmentMap::<Small>::is_current(index.map(), m, hash, &found);
+    assert!(holder == index.place(0) && is_current());
+    let (origin, prefix) = index.nearest(7).unwrap();
+    index.split_origin(origin, prefix, &pool.pin()).unwrap();
+    assert_eq!(index.nearest(7).unwrap().0, 1);
+    assert!(prefix_if_initialised(m, 7, index.place(7)).is_none());
+    assert!(!is_current());
+    assert_eq!(index.get(hash, &pool.pin()).unwrap(), Some(1));
 }
