@@ -84,7 +84,7 @@ mod tests {
         }
         let error = experiment("mikro").err().unwrap().to_string();
         assert!(
-            error.starts_with("unknown experiment `mikro`; known are: micro, scale"),
+            error.starts_with("unknown experiment `mikro`; known are: micro, counts, scale"),
             "{error}"
         );
     }

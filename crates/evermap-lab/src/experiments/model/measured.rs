@@ -21,7 +21,7 @@ const TABLES: [&str; 7] = [
     "dash-eh-no-metadata",
     "dash-eh-locked-reads",
 ];
-/// The table whose resize excludes all other threads.
+/// Level hashing, whose resize excludes all other threads.
 const BLOCKING: &str = "level-paper";
 /// The trees of RECIPE's first figure.
 const TREES: [&str; 3] = ["p-hot", "fast-fair", "fast-fair-paper"];
@@ -76,9 +76,18 @@ impl Measured {
 
     /// Returns what an operation of a table costs in a phase or mix.
     pub(super) fn cost(&self, index: &str, phase: &str) -> Option<Cost> {
-        let cost = self.drives.iter().find_map(|one| Cost::in_phase(one, index, phase))?;
-        let resizes = index == BLOCKING && phase == Phase::Insert.name();
-        Some(Cost { exclusive_ns: self.resizing_ns.filter(|_| resizes).unwrap_or(0.0), ..cost })
+        let find = |one: &DriveReport| Some(one.subject(index)?.phase(phase)?.summary.clone());
+        let record = self.drives.iter().find_map(find)?;
+        let mut cost = Cost::of(&record)?;
+        if index == BLOCKING {
+            // Its locks are few, and stay in the processors' caches (section 6.4 of the Dash
+            // paper), so that only what it flushes is written.
+            cost.blocks_written = record.flushes_per_op?;
+            if phase == Phase::Insert.name() {
+                cost.exclusive_ns = self.resizing_ns.unwrap_or(0.0);
+            }
+        }
+        Some(cost)
     }
 
     /// Returns every table and phase with its cost.

@@ -506,7 +506,8 @@ mod tests {
             assert!(record.case.as_ref().unwrap().contains("KiB, 5 shards, "));
             if record.phase == GET_IN_ANOTHER {
                 let reads = record.reads_per_op.unwrap();
-                assert!((0.3..1.5).contains(&reads), "{reads}");
+                // Keys of a batch share the few tranches of such small tables.
+                assert!(reads > 0.0 && reads < 1.5, "{reads}");
             }
         }
     }
