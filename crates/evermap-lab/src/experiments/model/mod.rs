@@ -16,7 +16,7 @@ use crate::LabError;
 use crate::experiments::resize;
 use crate::report::model::cell;
 use crate::report::{Figure, Grid, Marks, Plot, Point, Record, Report, Series};
-use crate::report::{Output, counted, grouped};
+use crate::report::{Output, grouped};
 
 mod claims;
 mod cost;
@@ -44,28 +44,29 @@ fn model(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> 
     let measured = Measured::take(&base, out)?;
     let fitted = measured.cost(FITTED.0, "delete");
     let fitted = fitted.ok_or_else(|| LabError::Config("nothing was counted".into()))?;
-    let read_ns = BLOCK as f64 * 1e3 / (base.speed.read_mb_s.max(1) as f64);
-    let read_ns = if base.speed.read_mb_s == 0 { 0.0 } else { read_ns };
+    let read_ns = match base.speed.read_mb_s {
+        0 => 0.0,
+        mb_s => BLOCK as f64 * 1e3 / mb_s as f64,
+    };
     let memory = Memory::fitted(fitted, THREADS, FITTED.1, read_ns);
     let model = Model { measured: &measured, memory };
     let predictions = model.predictions();
     record(&measured, memory, base.seed, out)?;
     let resizes = resize::modelled(settings, out)?;
+    let curves = curves(&measured, memory);
     let mut tables = vec![claims::table(&predictions), costs(&measured)];
-    tables.extend(curves(&measured, memory).iter().map(as_table));
+    tables.extend(curves.iter().map(as_table));
     tables.extend(resizes.tables);
     Ok(Report {
         experiment: NAME,
         title: "a model of many processors and of their memory".into(),
         about: format!(
-            "time alone: {}, 1 thread, {}, {}; then resized tables",
-            counted(base.keys as usize, "key"),
-            counted(base.rounds, "round"),
-            super::settings::circumstances(&base),
+            "time alone: {}; then resized tables",
+            super::settings::circumstances(&base)
         ),
         figures: figures(&predictions).into_iter().chain(resizes.figures).collect(),
         tables,
-        plots: curves(&measured, memory).into_iter().chain(resizes.plots).collect(),
+        plots: curves.into_iter().chain(resizes.plots).collect(),
         notes: notes(memory).into_iter().chain(resizes.notes).collect(),
     })
 }
@@ -100,7 +101,6 @@ fn costs(measured: &Measured) -> Grid {
 fn curves(measured: &Measured, memory: Memory) -> Vec<Plot> {
     let all = measured.all();
     let mut phases: Vec<_> = all.iter().map(|one| one.1).collect();
-    phases.dedup();
     phases.sort_unstable();
     phases.dedup();
     let of_phase = |phase: &str| Plot {
