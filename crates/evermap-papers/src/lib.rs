@@ -14,6 +14,8 @@ pub mod dash_lh;
 pub mod fast_fair;
 #[cfg(feature = "hot")]
 pub mod hot;
+#[cfg(feature = "htm")]
+pub mod htm;
 #[cfg(feature = "level")]
 pub mod level;
 #[cfg(feature = "line")]
