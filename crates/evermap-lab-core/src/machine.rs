@@ -77,10 +77,13 @@ impl CpuUse {
     }
 }
 
-/// Updates the processor time of the calling thread for readers of the time of the process: the
-/// kernel counts a thread that runs on another processor only up to its last scheduler tick.
-pub fn account_for_this_thread() {
-    let _ = clock_gettime(ClockId::ThreadCPUTime);
+/// Returns the processor time that the calling thread has used.
+///
+/// Readers of the time of the process see it too from then on: the kernel counts a thread that runs
+/// on another processor only up to its last scheduler tick.
+pub fn thread_time() -> Duration {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(used.tv_sec as u64, used.tv_nsec as u32)
 }
 
 /// Waits until other processes keep no more than `limit` processors busy, for about `patience` at

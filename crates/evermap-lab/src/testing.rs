@@ -159,6 +159,7 @@ impl Table for Faulty {
             lines_written,
             blocks_read: 2 * ops,
             blocks_written: lines_written,
+            cache_hits: 0,
         })
     }
 }

@@ -47,6 +47,8 @@ pub struct Counts {
     pub blocks_read: u64,
     /// Blocks of 256 bytes written, each counted once per operation.
     pub blocks_written: u64,
+    /// Lookups that a cache in front of the store has answered.
+    pub cache_hits: u64,
 }
 
 impl Counts {
@@ -59,6 +61,7 @@ impl Counts {
             lines_written: self.lines_written - earlier.lines_written,
             blocks_read: self.blocks_read - earlier.blocks_read,
             blocks_written: self.blocks_written - earlier.blocks_written,
+            cache_hits: self.cache_hits - earlier.cache_hits,
         }
     }
 }
@@ -72,6 +75,7 @@ impl From<evermap_pm::medium::Counts> for Counts {
             lines_written: counts.lines_written,
             blocks_read: counts.blocks_read,
             blocks_written: counts.blocks_written,
+            cache_hits: 0,
         }
     }
 }

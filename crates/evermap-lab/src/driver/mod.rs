@@ -157,6 +157,7 @@ impl Driver<'_> {
             if step.reported {
                 let mut record = self.record(run, step);
                 record.time(race.seconds, race.used.own);
+                record.serving(race.serving);
                 footprint.write(&mut record);
                 records.push(record);
                 uses.push(race.used);

@@ -127,6 +127,7 @@ pub(crate) fn summary(rounds: &[Record]) -> Record {
         cpu_ns_per_op: over(|record| record.cpu_ns_per_op),
         cpu_low: cpu.map(|range| range.low),
         cpu_high: cpu.map(|range| range.high),
+        serving_ns_per_op: over(|record| record.serving_ns_per_op),
         cpu_least: quantile(&all(|record| record.cpu_ns_per_op), UNDISTURBED),
         foreign_cpu: over(|record| record.foreign_cpu),
         ..last.clone()

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crate::LabError;
-use crate::machine::{self, CpuClock, CpuUse, account_for_this_thread};
+use crate::machine::{self, CpuClock, CpuUse, thread_time};
 use crate::workload::Stream;
 
 type Job = Box<dyn FnOnce(&mut Stream) + Send>;
@@ -29,6 +29,8 @@ pub(crate) struct Race<R> {
     pub(crate) seconds: f64,
     /// Processor time used in between.
     pub(crate) used: CpuUse,
+    /// The processor seconds of these threads alone, without helper threads of a table.
+    pub(crate) serving: f64,
 }
 
 impl Workers {
@@ -91,13 +93,12 @@ impl Workers {
         let line = Arc::new(Barrier::new(self.count() + 1));
         let start = line.clone();
         let pending = self.launch(move |number, stream| {
-            account_for_this_thread();
+            let before = thread_time();
             start.wait();
             let begin = Instant::now();
             let result = job(number, stream)?;
             let end = Instant::now();
-            account_for_this_thread();
-            Ok((result, begin, end))
+            Ok((result, begin, end, thread_time() - before))
         })?;
         let clock = CpuClock::now();
         line.wait();
@@ -109,6 +110,7 @@ impl Workers {
         Ok(Race {
             seconds: begin.zip(end).map_or(0.0, |(begin, end)| (end - begin).as_secs_f64()),
             used,
+            serving: finished.iter().map(|one| one.3.as_secs_f64()).sum(),
             results: finished.into_iter().map(|one| one.0).collect(),
         })
     }
@@ -164,6 +166,7 @@ mod tests {
         let race = workers.race(|number, _| Ok(number)).unwrap();
         assert_eq!(race.results, [0, 1, 2]);
         assert!(race.used.seconds >= race.seconds);
+        assert!(race.serving > 0.0);
     }
 
     #[test]

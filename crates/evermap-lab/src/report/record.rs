@@ -10,7 +10,7 @@ use crate::subject::facts::{Counts, Place, Size};
 /// The names of all fields of a line, in their order: those of a [`Record`], then those of an
 /// [`Origin`]. Programs that read the lines rely on them, and docs/measured/laboratory.md describes
 /// them.
-pub(crate) const FIELDS: [&str; 72] = [
+pub(crate) const FIELDS: [&str; 74] = [
     "experiment",
     "index",
     "medium",
@@ -27,6 +27,7 @@ pub(crate) const FIELDS: [&str; 72] = [
     "cpu_low",
     "cpu_high",
     "cpu_least",
+    "serving_ns_per_op",
     "p50_ns",
     "p95_ns",
     "p99_ns",
@@ -40,6 +41,7 @@ pub(crate) const FIELDS: [&str; 72] = [
     "lines_written_per_op",
     "blocks_read_per_op",
     "blocks_written_per_op",
+    "cache_hits_per_op",
     "locked_per_op",
     "shared_stores_per_op",
     "stores_per_op",
@@ -122,6 +124,9 @@ pub struct Record {
     /// In a summary, the value that a twentieth of the rounds did not exceed. With enough rounds,
     /// this is the cost of an operation while no other program uses the core or the memory.
     pub cpu_least: Option<f64>,
+    /// Nanoseconds of processor time per operation of the threads that operate, without helper
+    /// threads of the table.
+    pub serving_ns_per_op: Option<f64>,
     /// Median latency in nanoseconds; for `get_many`, of a batch.
     pub p50_ns: Option<u64>,
     /// 95th percentile of latency, in nanoseconds.
@@ -148,6 +153,8 @@ pub struct Record {
     pub blocks_read_per_op: Option<f64>,
     /// Distinct blocks of 256 bytes written per operation.
     pub blocks_written_per_op: Option<f64>,
+    /// Lookups per operation that a cache in front of the store has answered.
+    pub cache_hits_per_op: Option<f64>,
     /// Instructions that lock a line per operation, with fences.
     pub locked_per_op: Option<f64>,
     /// Stores per operation to lines that other threads use when they do the same.
@@ -292,6 +299,11 @@ impl Record {
         self.cpu_ns_per_op = Some(cpu_seconds * 1e9 / ops);
     }
 
+    /// Sets the processor time of the threads that operated.
+    pub(crate) fn serving(&mut self, cpu_seconds: f64) {
+        self.serving_ns_per_op = Some(cpu_seconds * 1e9 / self.ops as f64);
+    }
+
     /// Sets the size of the table.
     pub(crate) fn size(&mut self, size: Size) {
         self.load_factor = size.load_factor;
@@ -309,24 +321,43 @@ impl Record {
         }
     }
 
+    /// Returns what can be counted, in the order of the fields of [`Counts`].
+    fn counted(&mut self) -> [&mut Option<f64>; 7] {
+        [
+            &mut self.flushes_per_op,
+            &mut self.fences_per_op,
+            &mut self.lines_read_per_op,
+            &mut self.lines_written_per_op,
+            &mut self.blocks_read_per_op,
+            &mut self.blocks_written_per_op,
+            &mut self.cache_hits_per_op,
+        ]
+    }
+
     /// Sets what was counted for `other`.
     pub(crate) fn copy_counts(&mut self, other: &Record) {
-        self.flushes_per_op = other.flushes_per_op;
-        self.fences_per_op = other.fences_per_op;
-        self.lines_read_per_op = other.lines_read_per_op;
-        self.lines_written_per_op = other.lines_written_per_op;
-        self.blocks_read_per_op = other.blocks_read_per_op;
-        self.blocks_written_per_op = other.blocks_written_per_op;
+        let mut other = other.clone();
+        for (own, other) in self.counted().into_iter().zip(other.counted()) {
+            *own = *other;
+        }
     }
 
     /// Sets what was counted during all operations.
     pub(crate) fn count(&mut self, counts: Counts) {
-        let per_op = |count: u64| Some(count as f64 / self.ops as f64);
-        self.flushes_per_op = per_op(counts.flushes);
-        self.fences_per_op = per_op(counts.fences);
-        self.lines_read_per_op = per_op(counts.lines_read);
-        self.lines_written_per_op = per_op(counts.lines_written);
-        self.blocks_read_per_op = per_op(counts.blocks_read);
-        self.blocks_written_per_op = per_op(counts.blocks_written);
+        let Counts {
+            flushes,
+            fences,
+            lines_read,
+            lines_written,
+            blocks_read,
+            blocks_written,
+            cache_hits,
+        } = counts;
+        let ops = self.ops as f64;
+        let all =
+            [flushes, fences, lines_read, lines_written, blocks_read, blocks_written, cache_hits];
+        for (own, count) in self.counted().into_iter().zip(all) {
+            *own = Some(count as f64 / ops);
+        }
     }
 }
