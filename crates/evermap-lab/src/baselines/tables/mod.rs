@@ -18,6 +18,8 @@ pub(crate) mod reference;
 mod rivals;
 #[cfg(feature = "rivals")]
 mod scc;
+#[cfg(feature = "rivals")]
+mod skiplist;
 mod strings;
 pub(crate) mod volatile;
 

@@ -1,7 +1,7 @@
 //! The tables of other crates, by name.
 
 use super::strings::{InMemory, Strings};
-use super::{dashmap, hashbrown, papaya, scc};
+use super::{dashmap, hashbrown, papaya, scc, skiplist};
 use crate::LabError;
 use crate::subject::setup::Setup;
 use crate::subject::store::Stored;
@@ -10,7 +10,7 @@ use crate::subject::view::{Entry, Subject};
 use crate::subject::work::Guards;
 
 /// Every table.
-pub(crate) const ENTRIES: [Entry; 6] = [
+pub(crate) const ENTRIES: [Entry; 7] = [
     Entry {
         name: "papaya",
         about: "papaya: lock-free, nodes on the heap, hyaline reclamation; a guard an operation",
@@ -46,6 +46,12 @@ pub(crate) const ENTRIES: [Entry; 6] = [
         about: "one hashbrown table behind one reader-writer lock",
         rival: true,
         factory: |name, setup| locking(name, hashbrown::Locked::new, hashbrown::Locked::new, setup),
+    },
+    Entry {
+        name: "skiplist",
+        about: "crossbeam-skiplist: a lock-free skip list in ordinary memory",
+        rival: true,
+        factory: skiplist::build,
     },
 ];
 
