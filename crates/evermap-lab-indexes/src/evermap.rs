@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use evermap::{Durability, Evermap, Map, Options};
+use evermap::{Durability, Evermap, Map, Options, Order};
 
 use super::builder::IndexBuilder;
 use evermap_lab_core::LabError;
@@ -13,7 +13,7 @@ use evermap_lab_core::subject::{
 use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 3] = [
+pub static ENTRIES: [Entry; 4] = [
     Entry {
         name: "evermap",
         about: "Evermap's store: Dash-EH over checksummed records, with expiry and compaction",
@@ -25,6 +25,12 @@ pub static ENTRIES: [Entry; 3] = [
         about: "the same with a tree of its keys in ordinary memory, so that it can be scanned",
         rival: false,
         factory: |name, setup| build(name, Kind::Ordered, setup),
+    },
+    Entry {
+        name: "evermap-ordered-persistent",
+        about: "the same with that tree in the file",
+        rival: false,
+        factory: |name, setup| build(name, Kind::OrderedPersistent, setup),
     },
     Entry {
         name: "evermap-unverified",
@@ -39,8 +45,10 @@ pub static ENTRIES: [Entry; 3] = [
 enum Kind {
     /// The usual ones.
     Plain,
-    /// With an ordered index.
+    /// With an ordered index in ordinary memory.
     Ordered,
+    /// With an ordered index in the file.
+    OrderedPersistent,
     /// Reads do not verify checksums.
     Unverified,
 }
@@ -68,8 +76,13 @@ impl Opened {
     fn new(name: &'static str, kind: Kind, setup: &Setup) -> Result<Self> {
         let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
         let (capacity, place) = (builder.capacity(), builder.place());
-        let ordered = kind == Kind::Ordered;
-        let options = Options::new().capacity(capacity).seed(0).ordered(ordered);
+        let order = match kind {
+            Kind::Ordered => Order::Volatile,
+            Kind::OrderedPersistent => Order::Persistent,
+            Kind::Plain | Kind::Unverified => Order::None,
+        };
+        let ordered = order != Order::None;
+        let options = Options::new().capacity(capacity).seed(0).ordered(order);
         let options = options.verify_reads(kind != Kind::Unverified);
         let options = match setup.medium {
             MediumKind::Adr => options.durability(Durability::Adr),

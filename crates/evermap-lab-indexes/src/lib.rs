@@ -5,7 +5,8 @@
 //!
 //! * [`entries`], `family`: every index, and how one of its family is created;
 //! * [`ablated`]: Dash-EH without one of its ideas;
-//! * [`ordered`]: the volatile ordered index;
+//! * [`ordered`], `valued`: the ordered indexes, and those in persistent memory with values of any
+//!   length; `cached`: a cache in front of one;
 //! * [`evermap`]: the store;
 //! * [`builder`], [`media`]: the medium, the pool and the index of a subject;
 //! * `indexed`, [`records`]: an index over words as a table, one over byte strings as a store;
@@ -13,6 +14,7 @@
 
 pub mod ablated;
 pub mod builder;
+mod cached;
 pub mod entries;
 pub mod evermap;
 mod family;
@@ -21,3 +23,4 @@ mod indexed;
 pub mod media;
 pub mod ordered;
 pub mod records;
+mod valued;

@@ -1,5 +1,6 @@
 //! The ordered indexes as tables of words: keys are written in big-endian order, so that they sort
-//! as the numbers do. And as stores of byte strings: the word of a key is its value.
+//! as the numbers do. And as stores of byte strings: the word of a key is its value, or names
+//! [that](crate::valued).
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -20,24 +21,63 @@ use evermap_lab_core::subject::store;
 use evermap_lab_core::subject::{
     Counts, Entry, Found, Guards, Measured, Place, Setup, Size, Store, Stored, Subject, Table,
 };
+use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 use crate::builder::IndexBuilder;
 use crate::family::ROOT;
 use crate::media::{Memory, Watched};
+use crate::valued::Valued;
+
+/// The least and the greatest length of values that are words.
+const WORD: (u32, u32) = (8, 8);
 
 /// Builds an ordered index in persistent memory, on any medium.
 macro_rules! persistent {
     ($tree:ident) => {
         |name, setup| {
             setup.word_values_only(name)?;
-            let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
-            let built = builder.memory().and_then(|memory| match memory {
-                Memory::Plain(medium) => on::<_, $tree<_>>(&builder, medium, |_| None),
-                Memory::Watched(medium) => on::<_, $tree<_>>(&builder, medium, Watched::counts),
-            });
-            built.map_err(|error| LabError::index(name, error))
+            build!($tree, name, setup, |builder, index, counts| on(&builder, index, counts))
         }
     };
+}
+
+/// As `persistent`, for trees that can be [`Valued`]; `within` makes the store that is measured.
+#[allow(unused_macros)]
+macro_rules! with_values {
+    ($tree:ident, $within:expr) => {
+        |name, setup| match setup.lengths.filter(|lengths| lengths.values.bounds() != WORD) {
+            None => {
+                build!($tree, name, setup, |builder, index, counts| { on(&builder, index, counts) })
+            }
+            Some(lengths) => build!($tree, name, setup, |builder, index, counts| {
+                valued(&builder, index, counts, lengths, $within)
+            }),
+        }
+    };
+}
+
+/// Evaluates an expression for a tree on the medium of the setup, which is one of two types.
+macro_rules! build {
+    ($tree:ident, $name:expr, $setup:expr, |$builder:ident, $index:ident, $counts:ident| $build:expr) => {{
+        let $builder = IndexBuilder { name: $name, guards: Guards::PerOperation, setup: $setup };
+        let built = $builder.memory().and_then(|memory| match memory {
+            Memory::Plain(medium) => {
+                let ($index, $counts) = (opened::<_, $tree<_>>(&$builder, medium)?, no_counts);
+                $build
+            }
+            Memory::Watched(medium) => {
+                let ($index, $counts) =
+                    (opened::<_, $tree<_>>(&$builder, medium)?, Watched::counts);
+                $build
+            }
+        });
+        built.map_err(|error| LabError::index($name, error))
+    }};
+}
+
+/// What a medium has counted that does not count.
+fn no_counts<M>(_: &M) -> Option<Counts> {
+    None
 }
 
 /// FAST & FAIR with the nodes and the searches of its paper.
@@ -93,16 +133,36 @@ pub static ENTRIES: [Entry; 7] = [
 ];
 
 /// Creates an ordered index in this medium, or opens the one in it.
-fn on<M: Medium, T: PersistentOrdered<M> + 'static>(
+fn opened<M: Medium, T: PersistentOrdered<M>>(
     builder: &IndexBuilder<'_>,
     medium: M,
-    counts: fn(&M) -> Option<Counts>,
-) -> Result<Box<dyn Subject>> {
+) -> Result<(Arc<Pool<M>>, T)> {
     let (pool, is_new) = builder.pool_in(medium)?;
     let root = pool.root(ROOT);
     let tree = if is_new { T::create(pool.clone(), root) } else { T::open(pool.clone(), root) }?;
+    Ok((pool, tree))
+}
+
+/// Returns an ordered index of a pool as a subject.
+fn on<M: Medium, T: OrderedIndex + 'static>(
+    builder: &IndexBuilder<'_>,
+    (pool, tree): (Arc<Pool<M>>, T),
+    counts: fn(&M) -> Option<Counts>,
+) -> Result<Box<dyn Subject>> {
     let home = InPool { pool, counts, place: builder.place() };
     Ok(subject(builder.name, Tree { tree, home }, builder.setup))
+}
+
+/// Returns an ordered index with values of these lengths as a subject: what `within` makes of it.
+fn valued<M: Medium, T: OrderedIndex + 'static, S: Store>(
+    builder: &IndexBuilder<'_>,
+    (pool, tree): (Arc<Pool<M>>, T),
+    counts: fn(&M) -> Option<Counts>,
+    lengths: KeyValueLengths,
+    within: fn(Valued<M, T>, &Setup) -> S,
+) -> Result<Box<dyn Subject>> {
+    let store = Valued { pool, tree, counts, place: builder.place() };
+    Ok(Box::new(Stored::new(builder.name, within(store, builder.setup), lengths)))
 }
 
 /// Returns a tree as a subject that takes the keys which the setup requests.
@@ -191,17 +251,6 @@ impl<T: OrderedIndex, H: Home> Tree<T, H> {
             Ok(())
         })
     }
-
-    fn measure(&self) -> Size {
-        let stats = self.tree.stats();
-        Size {
-            len: Some(stats.len),
-            load_factor: (stats.capacity > 0).then(|| stats.load_factor()),
-            dram_bytes: Some(stats.dram_bytes),
-            pm_bytes: Some(stats.pm_bytes),
-            placement: None,
-        }
-    }
 }
 
 impl<T: OrderedIndex + 'static, H: Home> Table for Tree<T, H> {
@@ -251,7 +300,7 @@ impl<T: OrderedIndex + 'static, H: Home> Table for Tree<T, H> {
     }
 
     fn size(&self) -> Result<Size> {
-        Ok(self.measure())
+        Ok(measure(&self.tree))
     }
 
     fn counts(&self) -> Option<Counts> {
@@ -263,8 +312,20 @@ impl<T: OrderedIndex + 'static, H: Home> Table for Tree<T, H> {
     }
 }
 
+/// Returns the size of a tree, without what its words name.
+pub(crate) fn measure(tree: &dyn OrderedIndex) -> Size {
+    let stats = tree.stats();
+    Size {
+        len: Some(stats.len),
+        load_factor: (stats.capacity > 0).then(|| stats.load_factor()),
+        dram_bytes: Some(stats.dram_bytes),
+        pm_bytes: Some(stats.pm_bytes),
+        placement: None,
+    }
+}
+
 /// Returns whether a key was bound.
-fn was(old: Option<u64>) -> Found {
+pub(crate) fn was(old: Option<u64>) -> Found {
     if old.is_some() { Found::Present } else { Found::Absent }
 }
 
@@ -308,7 +369,7 @@ impl<T: OrderedIndex + 'static, H: Home> Store for Tree<T, H> {
     }
 
     fn size(&self) -> store::Result<Size> {
-        Ok(self.measure())
+        Ok(measure(&self.tree))
     }
 
     fn counts(&self) -> Option<Counts> {
