@@ -48,6 +48,7 @@ impl Setting {
     pub const TO: Setting = Setting("to");
     pub const SAMPLES: Setting = Setting("samples");
     pub const SHARDS: Setting = Setting("shards");
+    pub const FIGURES: Setting = Setting("figures");
 
     /// The parts of a speed of the emulated medium.
     const SPEEDS: [Setting; 5] = [
@@ -146,6 +147,8 @@ pub struct Settings {
     pub samples: Option<u64>,
     /// The number of tables among which the keys are divided.
     pub shards: Option<usize>,
+    /// The figures of a paper, by their numbers.
+    pub figures: Option<Vec<String>>,
 }
 
 /// The default sizes of an experiment.
@@ -189,6 +192,7 @@ impl Settings {
             (Setting::TO, self.to.is_some()),
             (Setting::SAMPLES, self.samples.is_some()),
             (Setting::SHARDS, self.shards.is_some()),
+            (Setting::FIGURES, self.figures.is_some()),
         ];
         all.into_iter().filter(|one| one.1).map(|one| one.0).collect()
     }

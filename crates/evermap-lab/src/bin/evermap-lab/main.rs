@@ -283,6 +283,9 @@ struct Run {
     /// 1]
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
+    /// Figures of HiKV's paper, separated by commas: 1, 5 to 13, recovery [default: all]
+    #[arg(long, value_name = "FIGURE,...", value_delimiter = ',')]
+    figures: Option<Vec<String>>,
 }
 
 impl Run {
@@ -342,6 +345,7 @@ impl Run {
             to: self.to,
             samples: self.samples,
             shards: self.shards,
+            figures: self.figures,
         }
     }
 
