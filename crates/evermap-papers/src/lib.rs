@@ -12,6 +12,8 @@ pub mod cceh;
 pub mod dash_lh;
 #[cfg(feature = "fast_fair")]
 pub mod fast_fair;
+#[cfg(feature = "fptree")]
+pub mod fptree;
 #[cfg(feature = "hot")]
 pub mod hot;
 #[cfg(feature = "htm")]

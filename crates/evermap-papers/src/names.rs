@@ -21,6 +21,8 @@ pub const TRANCHE_256: &str = "tranche-256";
 pub const P_ART: &str = "p-art";
 /// FAST & FAIR.
 pub const FAST_FAIR: &str = "fast-fair";
+/// FPTree.
+pub const FP_TREE: &str = "fp-tree";
 /// P-BwTree.
 pub const P_BWTREE: &str = "p-bwtree";
 /// P-Masstree.

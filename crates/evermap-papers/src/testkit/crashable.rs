@@ -12,7 +12,7 @@ use evermap_pm::sim::battery::Battery;
 use super::tiny;
 use crate::cceh::{Locking, Recovery};
 use crate::level::{self, Resize};
-use crate::{bwtree, dash_lh, fast_fair, hot, masstree, names, tranche};
+use crate::{bwtree, dash_lh, fast_fair, fptree, hot, masstree, names, tranche};
 
 /// An index that can be crashed, in its smallest form.
 pub struct Crashable {
@@ -38,7 +38,7 @@ macro_rules! crashable {
 }
 
 /// Everything that can be crashed, each with its heap and its region.
-pub static CRASHABLE: [Crashable; 12] = [
+pub static CRASHABLE: [Crashable; 13] = [
     crashable!(names::DASH_EH, "Dash-EH with segments of 4 buckets", dash::EH_MUTANTS, kit::DashEh),
     crashable!(
         names::DASH_LH,
@@ -72,6 +72,12 @@ pub static CRASHABLE: [Crashable; 12] = [
         "FAST & FAIR with up to nine records in a node",
         fast_fair::MUTANTS,
         tiny::FastFair
+    ),
+    crashable!(
+        names::FP_TREE,
+        "FPTree with up to eight entries in a leaf",
+        fptree::MUTANTS,
+        tiny::FpTree
     ),
     crashable!(
         names::P_BWTREE,

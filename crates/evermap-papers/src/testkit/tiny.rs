@@ -8,7 +8,7 @@ use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_pm::sim::Sim;
 
 use crate::hot::Hot;
-use crate::{bwtree, cceh, dash_lh, fast_fair, level, line, masstree, tranche};
+use crate::{bwtree, cceh, dash_lh, fast_fair, fptree, level, line, masstree, tranche};
 
 /// Dash-LH, beginning with one segment of 4 buckets.
 pub struct DashLh;
@@ -79,6 +79,24 @@ pub struct FastFairPaper;
 
 impl<K: Numbered> PoolSubject<K> for FastFairPaper {
     type Index = InOrder<K, fast_fair::FastFair<Sim, fast_fair::Paper<9>>>;
+
+    fn config(&self) {}
+}
+
+/// FPTree with up to eight entries in a leaf.
+pub struct FpTree;
+
+impl<K: Numbered> PoolSubject<K> for FpTree {
+    type Index = InOrder<K, fptree::FpTree<Sim, fptree::Fused<8>>>;
+
+    fn config(&self) {}
+}
+
+/// The same in the paper's form.
+pub struct FpTreePaper;
+
+impl<K: Numbered> PoolSubject<K> for FpTreePaper {
+    type Index = InOrder<K, fptree::FpTree<Sim, fptree::Paper<8>>>;
 
     fn config(&self) {}
 }

@@ -7,6 +7,7 @@ mod conformance;
 mod crash;
 mod dash_lh;
 mod fast_fair;
+mod fptree;
 mod hot;
 mod level;
 mod line;

@@ -132,6 +132,13 @@ impl<const N: usize> BPlus<N> {
         pairs.chunks(tree::SET_BATCH).try_for_each(|pairs| self.set_batch(pairs))
     }
 
+    /// Returns the word of the greatest key up to a bound, or of the greatest of all. O(log n);
+    /// takes no lock and stores to no shared memory, like [`get`](OrderedIndex::get).
+    #[inline]
+    pub fn floor(&self, to: Bound<&[u8]>) -> Option<u64> {
+        self.floor_word(to)
+    }
+
     /// Returns what waits for its grace period, and which thread delays it.
     /// [`stats`](OrderedIndex::stats) does not count these bytes.
     pub fn reclamation(&self) -> EpochStats {

@@ -234,6 +234,80 @@ impl<const N: usize> BPlus<N> {
         Ok(word)
     }
 
+    /// Implements [`floor`](BPlus::floor).
+    #[inline]
+    pub(super) fn floor_word(&self, to: Bound<&[u8]>) -> Option<u64> {
+        let to = to.map(Probe::new);
+        let target = match &to {
+            Bound::Included(probe) => Target::At(probe),
+            // No key is less than the empty key.
+            Bound::Excluded(probe) if probe.key.is_empty() => return None,
+            Bound::Excluded(probe) => Target::Below(probe),
+            Bound::Unbounded => Target::Last,
+        };
+        let guard = self.epoch.pin();
+        let mut attempts = Attempts::new();
+        loop {
+            match self.try_floor(target, &attempts, &guard) {
+                Ok(word) => return word,
+                Err(Restart) => attempts.retry(),
+            }
+        }
+    }
+
+    /// Returns the word of the last key that is up to the target.
+    #[inline]
+    fn try_floor(
+        &self,
+        target: Target<'_>,
+        attempts: &Attempts,
+        guard: &Guard<'_>,
+    ) -> Result<Option<u64>, Restart> {
+        let Path { node, mut seen, .. } = self.descend(target, 0, guard)?.ok_or(Restart)?;
+        let mut locked = None;
+        if attempts.exhausted() {
+            seen = node.version.read()?;
+            locked = Some(node.version.upgrade(seen)?);
+        }
+        let end = match target {
+            Target::At(probe) => {
+                let position = node.search(probe, guard);
+                position.at + usize::from(position.exists)
+            }
+            Target::Below(probe) => node.search(probe, guard).at,
+            Target::First | Target::Last => node.count(),
+        };
+        let word = end.checked_sub(1).map(|last| node.word(last));
+        if locked.is_none() {
+            node.version.validate(seen)?;
+        }
+        drop(locked);
+        match word {
+            Some(word) => Ok(Some(word)),
+            None => self.floor_before(node, seen, attempts, guard),
+        }
+    }
+
+    /// Returns the word of the last key before those that a leaf serves, none of which was up to
+    /// the target at `seen`.
+    #[cold]
+    fn floor_before(
+        &self,
+        leaf: &Node<N>,
+        seen: Seen,
+        attempts: &Attempts,
+        guard: &Guard<'_>,
+    ) -> Result<Option<u64>, Restart> {
+        let low = leaf.range().low();
+        if low.is_empty() {
+            return Ok(None);
+        }
+        let word = self.try_floor(Target::Below(&Probe::new(low)), attempts, guard)?;
+        // There still was none when that word was read.
+        leaf.version.validate(seen)?;
+        Ok(word)
+    }
+
     /// Implements [`OrderedIndex::mutate`](crate::ordered::OrderedIndex::mutate).
     pub(super) fn change(
         &self,
@@ -430,6 +504,7 @@ impl<const N: usize> BPlus<N> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
@@ -438,6 +513,86 @@ mod tests {
     use crate::testkit::delays::Operation;
 
     const STABLE: [u64; 3] = [20, 40, 60];
+
+    /// Returns the word of the greatest key up to a bound.
+    fn floor_of(map: &BTreeMap<Vec<u8>, u64>, to: Bound<&[u8]>) -> Option<u64> {
+        if to == Bound::Excluded(&[]) {
+            return None;
+        }
+        map.range::<[u8], _>((Bound::Unbounded, to)).next_back().map(|(_, &word)| word)
+    }
+
+    /// Keys with common beginnings, so that leaves begin at keys that are not in the tree, are
+    /// inserted and then removed.
+    #[test]
+    fn the_floor_is_that_of_a_map() {
+        let tree = BPlus::<4>::new();
+        let mut map = BTreeMap::new();
+        let key = |number: u64| {
+            let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            let mut key = vec![b'k'; mixed as usize % 3 * 9];
+            key.extend((mixed as u16 % 500).to_be_bytes());
+            key
+        };
+        for number in 0..2_000 {
+            let (changed, asked) = (key(number), key(number * 7 + 1));
+            if number < 1_000 {
+                tree.upsert(&changed, number).unwrap();
+                map.insert(changed, number);
+            } else {
+                tree.remove(&key(number - 1_000)).unwrap();
+                map.remove(&key(number - 1_000));
+            }
+            let ends = [&asked[..], &asked[..1], &[], &[0xff]];
+            let bounds =
+                ends.into_iter().flat_map(|key| [Bound::Included(key), Bound::Excluded(key)]);
+            for to in bounds.chain([Bound::Unbounded]) {
+                assert_eq!(tree.floor(to), floor_of(&map, to), "{number}: {to:?}");
+            }
+        }
+        assert!(map.is_empty() && tree.check().is_empty());
+    }
+
+    /// What is between two stable keys comes and goes, and leaves are split and merged there.
+    #[test]
+    fn the_floor_beside_writers_is_not_before_a_stable_key() {
+        const APART: u64 = 64;
+        const ENDS: u64 = 4 * APART;
+        let tree = &BPlus::<4>::new();
+        for key in (0..=ENDS).step_by(APART as usize) {
+            assert!(tree.insert(&key.to_be_bytes(), key).unwrap().inserted());
+        }
+        let writing = AtomicUsize::new(1);
+        threads(3, |thread| {
+            if thread == 0 {
+                let _done = WriterDone(&writing);
+                for round in 0..20_000u64 {
+                    let _operation = Operation::begin();
+                    let key = round * 7 % ENDS;
+                    let inserts = (round / ENDS).is_multiple_of(2);
+                    if !key.is_multiple_of(APART) && inserts {
+                        tree.upsert(&key.to_be_bytes(), key).map_err(|error| error.to_string())?;
+                    } else if !key.is_multiple_of(APART) {
+                        tree.remove(&key.to_be_bytes()).map_err(|error| error.to_string())?;
+                    }
+                }
+                return Ok(());
+            }
+            let mut key = thread as u64;
+            // Relaxed: the loop need only end at some time.
+            while writing.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+                let _operation = Operation::begin();
+                key = (key * 5 + 3) % ENDS;
+                let found = tree.floor(Bound::Included(&key.to_be_bytes()));
+                if !found.is_some_and(|found| (key / APART * APART..=key).contains(&found)) {
+                    return Err(format!("the floor of {key} is {found:?}"));
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(tree.floor(Bound::Unbounded), Some(ENDS));
+    }
 
     /// Operations that have failed too often work under the lock of a leaf in which other threads
     /// insert and remove all the time.
@@ -497,6 +652,12 @@ mod tests {
                 Err(ChangeError::Restart) => {}
                 _ => return Err("a change found something else".into()),
             }
+        }
+        match tree.try_floor(Target::Last, exhausted, &guard) {
+            Ok(found) if found != Some(60) => {
+                return Err(format!("the last word is {found:?}"));
+            }
+            _ => {}
         }
         let mut page = Page::default();
         let from = Bound::Unbounded;
