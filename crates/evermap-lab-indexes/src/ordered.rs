@@ -10,6 +10,7 @@ use evermap_index::ordered::bplus::BPlus;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_papers::bwtree::BwTree;
 use evermap_papers::fast_fair::{FastFair, Paper};
+use evermap_papers::fptree::{self, FpTree};
 use evermap_papers::hot::Hot;
 use evermap_papers::masstree::Masstree;
 use evermap_papers::names;
@@ -21,9 +22,10 @@ use evermap_lab_core::subject::store;
 use evermap_lab_core::subject::{
     Counts, Entry, Found, Guards, Measured, Place, Setup, Size, Store, Stored, Subject, Table,
 };
-use evermap_lab_core::workload::bytes::KeyValueLengths;
+use evermap_lab_core::workload::bytes::{KeyValueLengths, mean_bytes};
 
 use crate::builder::IndexBuilder;
+use crate::cached::Cached;
 use crate::family::ROOT;
 use crate::media::{Memory, Watched};
 use crate::valued::Valued;
@@ -42,7 +44,6 @@ macro_rules! persistent {
 }
 
 /// As `persistent`, for trees that can be [`Valued`]; `within` makes the store that is measured.
-#[allow(unused_macros)]
 macro_rules! with_values {
     ($tree:ident, $within:expr) => {
         |name, setup| match setup.lengths.filter(|lengths| lengths.values.bounds() != WORD) {
@@ -83,8 +84,23 @@ fn no_counts<M>(_: &M) -> Option<Counts> {
 /// FAST & FAIR with the nodes and the searches of its paper.
 type FastFairPaper<M> = FastFair<M, Paper>;
 
+/// FPTree with the persists of its paper.
+type FpTreePaper<M> = FpTree<M, fptree::Paper>;
+
+/// Bytes of ordinary memory that HiKV's tree takes for a key of 16 bytes.
+const HIKV_TREE_BYTES: u64 = 40;
+
+/// Puts the cache that HiKV's paper calls FPTree_C in front of a tree.
+fn behind_a_cache<M: Medium, T: OrderedIndex + 'static>(
+    store: Valued<M, T>,
+    setup: &Setup,
+) -> Cached<Valued<M, T>> {
+    let pair = setup.lengths.map_or(0, |lengths| mean_bytes(lengths) as u64);
+    Cached::new(store, setup.keys * HIKV_TREE_BYTES, pair)
+}
+
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 7] = [
+pub static ENTRIES: [Entry; 10] = [
     Entry {
         name: "bplus",
         about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
@@ -111,6 +127,24 @@ pub static ENTRIES: [Entry; 7] = [
         about: "FAST & FAIR with nodes of 512 bytes and searches record by record, as published",
         rival: true,
         factory: persistent!(FastFairPaper),
+    },
+    Entry {
+        name: names::FP_TREE,
+        about: "FPTree: unsorted leaves with fingerprints, inner nodes in ordinary memory",
+        rival: true,
+        factory: with_values!(FpTree, |store, _| store),
+    },
+    Entry {
+        name: "fp-tree-paper",
+        about: "FPTree with three persists for a put or an update, as published",
+        rival: true,
+        factory: with_values!(FpTreePaper, |store, _| store),
+    },
+    Entry {
+        name: "fp-tree-cache",
+        about: "that with a cache of values, as large as the tree that HiKV has in ordinary memory",
+        rival: true,
+        factory: with_values!(FpTreePaper, behind_a_cache),
     },
     Entry {
         name: names::P_BWTREE,
