@@ -9,6 +9,7 @@ mod dash_lh;
 mod fast_fair;
 mod fptree;
 mod hot;
+mod killed;
 mod level;
 mod line;
 mod masstree;
