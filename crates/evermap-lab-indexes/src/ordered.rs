@@ -87,6 +87,9 @@ type FastFairPaper<M> = FastFair<M, Paper>;
 /// FPTree with the persists of its paper.
 type FpTreePaper<M> = FpTree<M, fptree::Paper>;
 
+/// The same with hardware transactions.
+type FpTreeHtm<M> = FpTree<M, fptree::Transactions>;
+
 /// Bytes of ordinary memory that HiKV's tree takes for a key of 16 bytes.
 const HIKV_TREE_BYTES: u64 = 40;
 
@@ -100,7 +103,7 @@ fn behind_a_cache<M: Medium, T: OrderedIndex + 'static>(
 }
 
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 10] = [
+pub static ENTRIES: [Entry; 11] = [
     Entry {
         name: "bplus",
         about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
@@ -139,6 +142,12 @@ pub static ENTRIES: [Entry; 10] = [
         about: "FPTree with three persists for a put or an update, as published",
         rival: true,
         factory: with_values!(FpTreePaper, |store, _| store),
+    },
+    Entry {
+        name: "fp-tree-htm",
+        about: "that with inner nodes used by hardware transactions, as published, where there are any",
+        rival: true,
+        factory: with_values!(FpTreeHtm, |store, _| store),
     },
     Entry {
         name: "fp-tree-cache",

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use evermap_papers::htm::{self, Missing};
 use evermap_papers::names::canonical;
 
 use crate::baselines::{hikv, plugin, tables};
@@ -30,16 +31,29 @@ pub fn subjects() -> Vec<Entry> {
         STORES,
         &plugin::entries(),
     ];
-    lists.concat()
+    let mut all = lists.concat();
+    all.retain(|entry| !TRANSACTIONAL.contains(&entry.name) || missing_transactions().is_none());
+    all
+}
+
+/// What needs hardware transactions.
+pub const TRANSACTIONAL: [&str; 2] = ["fp-tree-htm", "hikv-htm"];
+
+/// Returns why what needs hardware transactions cannot be measured here, or `None` if it can.
+pub fn missing_transactions() -> Option<Missing> {
+    htm::are_supported().err()
 }
 
 /// Returns the subject called `name`.
 ///
 /// # Errors
 ///
-/// `UnknownIndex`, with the names that are known.
+/// `UnknownIndex`, with the names that are known; `Config` if it needs what this processor lacks.
 pub fn subject(name: &str) -> Result<Entry, LabError> {
     let (all, name) = (subjects(), canonical(name));
+    if let (true, Some(why)) = (TRANSACTIONAL.contains(&name), missing_transactions()) {
+        return Err(LabError::Config(format!("{name} cannot be measured: {why}")));
+    }
     all.iter().find(|entry| entry.name == name).copied().ok_or_else(|| LabError::UnknownIndex {
         name: name.to_owned(),
         known: all.iter().map(|entry| entry.name).collect(),

@@ -7,6 +7,7 @@ use evermap_index::fingerprint;
 use evermap_index::node_lock::{self, LastObsolete, Lock};
 use evermap_pm::{Error, Medium, Result};
 
+use super::inner::Inner;
 use super::key::{Search, Stored, Target};
 use super::layout::{Entry, FINGERPRINT_WORDS, Header, LeafBlock, Line, Link};
 use super::{Form, FpTree};
@@ -149,7 +150,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
             Target::Before => Bound::Excluded(search.key),
             Target::Last => Bound::Unbounded,
         };
-        let offset = match self.inner.floor(to) {
+        let offset = match self.inner.floor(to)? {
             Some(offset) => offset,
             // Nothing is before the empty key.
             None => self.medium().load(&self.root_block()?.first),

@@ -1,10 +1,12 @@
 //! The invariants of the tree.
 
+use std::ops::Bound;
+
 use evermap_index::node_lock::Lock;
-use evermap_index::ordered::OrderedIndex;
 use evermap_pm::{Medium, Result};
 
 use super::access::Node;
+use super::inner::Inner;
 use super::key::Search;
 use super::{Form, FpTree};
 
@@ -24,7 +26,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
             let offset = node.next(m).offset();
             next = offset.map(|offset| self.next_node(&node, offset)).transpose()?;
         }
-        let known = self.inner.len();
+        let known = self.inner.len()?;
         if known != leaves {
             problems.push(format!("the inner nodes have {known} leaves, but there are {leaves}"));
         }
@@ -38,7 +40,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
             wrong("it is locked");
         }
         let low = node.low(m)?.to_vec(m);
-        if self.inner.get(&low)? != Some(node.offset) {
+        if self.inner.floor(Bound::Included(&low))? != Some(node.offset) {
             wrong("the inner nodes do not lead there");
         }
         let next = node.next(m).offset().map(|next| self.node_as_it_is(next)?.low(m));

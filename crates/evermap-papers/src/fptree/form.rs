@@ -1,5 +1,8 @@
 //! The forms of the tree: how many steps a change is made durable in.
 
+use evermap_index::ordered::bplus::BPlus;
+
+use super::inner::{Inner, Transactional};
 use super::layout::{Leaf, LeafBlock, SLOTS};
 
 /// A form of the tree. Forms with leaves of one size have the same persistent format: a file that
@@ -9,6 +12,8 @@ pub trait Form: Send + Sync + 'static {
     type Leaf: LeafBlock;
     /// Whether a fingerprint becomes durable together with the bitmap, whose line it shares.
     const FUSED: bool;
+    /// The inner nodes.
+    type Inner: Inner;
 }
 
 /// Leaves of `N` entries; an insertion or an update takes two fences. The entry comes first;
@@ -18,6 +23,7 @@ pub enum Fused<const N: usize = SLOTS> {}
 impl<const N: usize> Form for Fused<N> {
     type Leaf = Leaf<N>;
     const FUSED: bool = true;
+    type Inner = BPlus;
 }
 
 /// Leaves of `N` entries; an insertion or an update takes three fences, as published: for the
@@ -27,4 +33,15 @@ pub enum Paper<const N: usize = SLOTS> {}
 impl<const N: usize> Form for Paper<N> {
     type Leaf = Leaf<N>;
     const FUSED: bool = false;
+    type Inner = BPlus;
+}
+
+/// As [`Paper`], with inner nodes that are used by hardware transactions, as published too. Where
+/// the processor has none of these, one lock for all takes their place: see [`htm`](crate::htm).
+pub enum Transactions<const N: usize = SLOTS> {}
+
+impl<const N: usize> Form for Transactions<N> {
+    type Leaf = Leaf<N>;
+    const FUSED: bool = false;
+    type Inner = Transactional;
 }

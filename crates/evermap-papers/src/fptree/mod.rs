@@ -5,7 +5,7 @@
 //! laboratory compares trees to it.
 //!
 //! ```text
-//! ordinary memory              ┌ "" ─ "k" ─ "p" ┐            least keys, in a `BPlus`
+//! ordinary memory              ┌ "" ─ "k" ─ "p" ┐            least keys: see `inner`
 //!                              ▼      ▼     ▼
 //! persistent memory   ┌ fig apple ┐ ─▶ ┌ kiwi ┐ ─▶ ┌ plum pear quince ┐
 //! ```
@@ -18,8 +18,9 @@
 //!
 //! What is different from the paper, and why:
 //!
-//! * **No transactional memory.** The inner nodes are a [`BPlus`], whose readers take no lock; it
-//!   maps the least key of each leaf to the leaf. A leaf is read under a version. A search that
+//! * **No transactional memory**, except in the form [`Transactions`]. The inner nodes are a
+//!   [`BPlus`](evermap_index::ordered::bplus::BPlus), whose readers take no lock; it maps the least
+//!   key of each leaf to the leaf. A leaf is read under a version. A search that
 //!   comes to a leaf which was split meanwhile goes right.
 //! * **No log.** The reference to a new leaf says that the old one may still have its entries; and
 //!   each leaf has its least key, so recovery knows which ones these are.
@@ -43,16 +44,16 @@ use evermap_index::Stats;
 use evermap_index::fresh::Fresh;
 use evermap_index::index::{Action, Change, MutateMode};
 use evermap_index::node_lock::Seen;
-use evermap_index::ordered::bplus::{BPlus, Config};
 use evermap_index::ordered::memory::TreeMemory;
 use evermap_index::ordered::tree::{PersistentTree, Show};
-use evermap_index::ordered::{Direction, OrderedIndex, Page};
+use evermap_index::ordered::{Direction, Page, Run};
 use evermap_pm::{Medium, Result};
 
 mod access;
 mod change;
 mod check;
 mod form;
+pub mod inner;
 mod key;
 pub mod layout;
 pub mod mistakes;
@@ -65,7 +66,8 @@ mod tests;
 mod walk;
 
 use access::Node;
-pub use form::{Form, Fused, Paper};
+pub use form::{Form, Fused, Paper, Transactions};
+use inner::Inner;
 use layout::{LeafBlock, Root};
 pub use mistakes::MUTANTS;
 pub use recover::Rebuilt;
@@ -75,7 +77,7 @@ use tally::Tally;
 pub struct FpTree<M: Medium, F: Form = Fused> {
     memory: TreeMemory<M>,
     /// The least key of each leaf, and its offset.
-    inner: BPlus,
+    inner: F::Inner,
     /// The seed of the hash that fingerprints are of.
     seed: u64,
     rebuilt: Rebuilt,
@@ -87,7 +89,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
     /// Returns a tree without inner nodes.
     fn bare(memory: TreeMemory<M>) -> Result<Self> {
         Ok(FpTree {
-            inner: BPlus::with_config(Config::default())?,
+            inner: F::Inner::load(Run::new())?,
             seed: memory.pool.seed(),
             memory,
             rebuilt: Rebuilt::default(),
@@ -144,7 +146,7 @@ impl<M: Medium, F: Form> PersistentTree for FpTree<M, F> {
         m.flush(node.line());
         m.flush(node.header());
         m.store(&root.first, offset);
-        tree.inner.insert(&[], offset)?;
+        tree.inner.add(&[], offset)?;
         Ok(tree)
     }
 
@@ -192,10 +194,10 @@ impl<M: Medium, F: Form> PersistentTree for FpTree<M, F> {
     }
 
     fn add_stats(&self, stats: &mut Stats) {
-        let inner = self.inner.stats();
+        let (height, bytes) = self.inner.size();
         stats.capacity = stats.segments * F::Leaf::SLOTS as u64;
-        stats.depth += inner.depth;
-        stats.dram_bytes += inner.dram_bytes;
+        stats.depth += height;
+        stats.dram_bytes += bytes;
         self.tally.add_to(stats);
     }
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use evermap_index::FOUND_LATE;
 use evermap_index::node_lock::Lock;
 use evermap_index::ordered::Run;
-use evermap_index::ordered::bplus::{BPlus, Config};
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Result};
 
 use super::access::Node;
+use super::inner::Inner;
 use super::{Form, FpTree};
 
 /// How the inner nodes were made when the index was opened.
@@ -50,7 +50,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         // Before other threads remove keys of these leaves, and their blocks are used again.
         unfinished.iter().try_for_each(|node| self.recover(node))?;
         let leaves = run.len() as u64;
-        self.inner = BPlus::load(Config::default(), &[run], 1)?;
+        self.inner = F::Inner::load(run)?;
         self.rebuilt = Rebuilt { leaves, time: began.elapsed() };
         Ok(())
     }

@@ -12,12 +12,12 @@
 use evermap_index::FOUND_LATE;
 use evermap_index::fresh::Fresh;
 use evermap_index::node_lock::Lock;
-use evermap_index::ordered::OrderedIndex;
 use evermap_index::recipe;
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::access::{Locked, Node, Slots};
+use super::inner::Inner;
 use super::key::{Search, Stored, write_block};
 use super::layout::{FINGERPRINT_WORDS, INLINE_MAX, LeafBlock, Link, key_bytes, leaf_bytes};
 use super::{Form, FpTree, mistakes};
@@ -142,7 +142,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         m.store_transient(&header.next, new.offset);
         m.store_transient(&header.next_prefix, Search::at(&split.low).words[0]);
         // Without, searches come to it from the old leaf: if there is no memory.
-        let _ = self.inner.upsert(&split.low, new.offset);
+        let _ = self.inner.add(&split.low, new.offset);
         self.tally.split();
     }
 
@@ -216,7 +216,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         m.store_transient(&header.next_prefix, m.load(&gone.next_prefix));
         // Searches that begin from now on do not come to it any more. Another leaf that begins with
         // the same key is added under the lock of the one before.
-        let _ = self.inner.remove_if(low, node.node.offset);
+        let _ = self.inner.remove(low, node.node.offset);
         self.tally.merge();
         node.obsolete(m);
         left.changed(m);

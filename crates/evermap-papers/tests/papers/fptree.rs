@@ -10,7 +10,7 @@ use evermap_index::testkit::ordered::trees::{
 };
 use evermap_index::testkit::{Coarse, Plain};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
-use evermap_papers::fptree::{FpTree, Fused, MUTANTS, Paper};
+use evermap_papers::fptree::{FpTree, Fused, MUTANTS, Paper, Transactions};
 use evermap_papers::testkit::tiny;
 use evermap_pm::medium::{Counter, Counts};
 use evermap_pm::sim::{Sim, mutants::Fate};
@@ -24,6 +24,9 @@ crash_campaign!(fp_tree, tiny::FpTree);
 ordered_conformance!(ordered_paper, Make::<FpTree<Sim, Paper>>::new());
 conformance!(numbers_paper, tiny::FpTreePaper, [u64]);
 crash_campaign!(variant fp_tree_paper, tiny::FpTreePaper);
+
+// By hardware transactions, or under their lock where there are none.
+ordered_conformance!(ordered_transactions, Make::<FpTree<Sim, Transactions<8>>>::new());
 
 #[test]
 fn leaves_of_an_opener_that_died_are_recovered() {

@@ -15,6 +15,7 @@ use evermap_lab::crash::CRASHABLE;
 use evermap_lab::experiments::killed::{ChildJob, Job, run_child};
 use evermap_lab::experiments::{serve_engine, speed_called};
 use evermap_lab::machine::Portrait;
+use evermap_lab::registry::{TRANSACTIONAL, missing_transactions};
 use evermap_lab::report::changes;
 use evermap_lab::report::html::Html;
 use evermap_lab::report::{Format, Lines, Markdown, Origin, Terminal};
@@ -107,6 +108,10 @@ impl List {
         let subjects = subjects();
         let subjects = subjects.iter().map(|entry| (entry.name, entry.about));
         table(&mut out, "Indexes and stores (`--index`)", subjects)?;
+        if let Some(why) = missing_transactions() {
+            let missing = TRANSACTIONAL.join(" and ");
+            writeln!(out, "Not here: {missing}, because {why}\n").map_err(Failure::Output)?;
+        }
         let mixes = Mix::ALL.iter().map(|mix| (mix.name, mix.about));
         table(&mut out, "Mixes of operations (`lab run ycsb --workloads`)", mixes)?;
         let crashable = CRASHABLE.iter().map(|one| (one.name, one.about));
