@@ -8,6 +8,7 @@ use evermap_index::ordered::art::Art;
 use evermap_index::{Clht, DashEh, Index, OrderedIndex, Persistent, Visitor};
 use evermap_papers::bwtree::BwTree;
 use evermap_papers::fast_fair::FastFair;
+use evermap_papers::fptree::FpTree;
 use evermap_papers::hot::Hot;
 use evermap_papers::masstree::Masstree;
 use evermap_papers::{Cceh, DashLh, Level, LineHash, Tranche, names};
@@ -36,6 +37,7 @@ pub(crate) fn run(name: &str, level: &str, file: &str) -> Result<()> {
         names::TRANCHE_256 => hashed::<Tranche<u64, Mortal>>(pool, file, began),
         names::P_ART => ordered::<Art<Mortal>>(pool, file, began),
         names::FAST_FAIR => ordered::<FastFair<Mortal>>(pool, file, began),
+        names::FP_TREE => ordered::<FpTree<Mortal>>(pool, file, began),
         names::P_BWTREE => ordered::<BwTree<Mortal>>(pool, file, began),
         names::P_MASSTREE => ordered::<Masstree<Mortal>>(pool, file, began),
         names::P_HOT => ordered::<Hot<Mortal>>(pool, file, began),

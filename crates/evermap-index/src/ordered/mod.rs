@@ -134,7 +134,7 @@ pub trait PersistentOrdered<M: Medium>: OrderedIndex + Sized {
     fn is_at(pool: &Pool<M>, root: &PmU64) -> bool;
 
     /// Opens the index that the root cell `root` names. O(1): a node is recovered when it is first
-    /// used.
+    /// used. An index whose inner nodes are in ordinary memory makes these again: O(leaves).
     ///
     /// # Errors
     /// `Damaged` if the root cell does not name such an index.

@@ -63,6 +63,8 @@ fn trees_take_byte_strings() {
         "p-art",
         "fast-fair",
         "fast-fair-paper",
+        "fp-tree",
+        "fp-tree-paper",
         "p-bwtree",
         "p-masstree",
         "p-hot",

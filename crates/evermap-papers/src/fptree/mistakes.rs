@@ -19,6 +19,17 @@ pub const RETIRE_EARLY: &str = "FP-5";
 /// A leaf that is split refers to the new one before that is durable.
 pub const LINK_EARLY: &str = "FP-6";
 
+/// A split uses the entry of a key that the new leaf has before it is durable that the old leaf
+/// does not have it.
+pub const REUSE_EARLY: &str = "FP-7";
+
 /// All of them.
-pub const MUTANTS: &[&str] =
-    &[BITMAP_FIRST, KEEP_UPPER_HALF, LEAVE_SPLIT, UPDATE_IN_TWO_STEPS, RETIRE_EARLY, LINK_EARLY];
+pub const MUTANTS: &[&str] = &[
+    BITMAP_FIRST,
+    KEEP_UPPER_HALF,
+    LEAVE_SPLIT,
+    UPDATE_IN_TWO_STEPS,
+    RETIRE_EARLY,
+    LINK_EARLY,
+    REUSE_EARLY,
+];

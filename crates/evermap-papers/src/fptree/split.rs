@@ -87,8 +87,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
     }
 
     /// Splits a full leaf that this thread has locked. Returns the new leaf, which no other thread
-    /// reaches before the split is [complete](Self::complete_split). That the old leaf does not
-    /// have the upper half any more is durable after the next fence.
+    /// reaches before the split is [complete](Self::complete_split).
     pub(super) fn split<'m>(&'m self, node: &Node<'m, F>, split: &Split) -> Node<'m, F> {
         let (m, header) = (self.medium(), node.header());
         m.note(Note::Scope("split of a leaf"));
@@ -115,13 +114,11 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         }
         recipe::commit(m, &header.next, Link::unfinished(split.leaf).0);
         self.remove_upper(node, &split.upper);
-        if !F::FUSED {
-            m.fence();
-        }
         new
     }
 
-    /// Removes what a new leaf has from the one that was split. Flushes that.
+    /// Removes what a new leaf has from the one that was split. That is durable before the entries
+    /// are used for others.
     fn remove_upper(&self, node: &Node<'_, F>, upper: &[usize]) {
         let m = self.medium();
         let removed = match m.mutant(mistakes::KEEP_UPPER_HALF) {
@@ -132,6 +129,9 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         let removed = removed.iter().fold(0, |bits, slot| bits | 1 << slot);
         m.store(&node.line().bitmap, node.bitmap(m) & !removed);
         m.flush(node.line());
+        if !m.mutant(mistakes::REUSE_EARLY) {
+            m.fence();
+        }
     }
 
     /// Completes a split: makes the new leaf known to other threads, once it is durable that the

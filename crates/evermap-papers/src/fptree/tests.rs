@@ -78,6 +78,27 @@ fn undo_last_step(sim: &Sim, leaf: &Node<'_, Tiny>, bitmap: u64) {
     sim.store(&leaf.header().next, Link::unfinished(next).0);
 }
 
+/// A key is inserted into either half of a full leaf. In the lower half it takes the place of one
+/// that is in the new leaf now, which the old leaf must have lost before.
+#[test]
+fn a_split_survives_every_crash() {
+    for key in [0, 2 * FULL] {
+        let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+        insert(&index, (0..FULL).map(|key| 2 * key + 1));
+        record(&sim, || insert(&index, [key]));
+        for_each_image(&sim, false, |image| {
+            let copy = Sim::from_image(image.bytes, 1 << 20).unwrap();
+            let (_pool, index): (_, Tree) = reopened(&copy);
+            assert_eq!(index.check(), Vec::<String>::new());
+            let found = index.index.get(&key.to_be_bytes()).unwrap();
+            assert!(found.is_none_or(|found| found == key) && index.index.len() >= FULL);
+            (0..FULL).map(|key| 2 * key + 1).for_each(|key| {
+                assert_eq!(index.index.get(&key.to_be_bytes()).unwrap(), Some(key));
+            });
+        });
+    }
+}
+
 /// A process has died between the two stores of a split: both leaves have the upper half of the
 /// entries. The old leaf loses them before any other thread can remove one of them from the new
 /// leaf, and use its block for something else.
