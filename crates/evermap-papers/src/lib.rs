@@ -25,6 +25,8 @@ pub mod line;
 #[cfg(feature = "masstree")]
 pub mod masstree;
 pub mod names;
+#[cfg(feature = "nvtree")]
+pub mod nvtree;
 #[cfg(feature = "relativistic")]
 pub mod relativistic;
 #[cfg(feature = "testkit")]

@@ -23,6 +23,8 @@ pub const P_ART: &str = "p-art";
 pub const FAST_FAIR: &str = "fast-fair";
 /// FPTree.
 pub const FP_TREE: &str = "fp-tree";
+/// NV-Tree.
+pub const NV_TREE: &str = "nv-tree";
 /// P-BwTree.
 pub const P_BWTREE: &str = "p-bwtree";
 /// P-Masstree.

@@ -12,7 +12,7 @@ use evermap_pm::sim::battery::Battery;
 use super::tiny;
 use crate::cceh::{Locking, Recovery};
 use crate::level::{self, Resize};
-use crate::{bwtree, dash_lh, fast_fair, fptree, hot, masstree, names, tranche};
+use crate::{bwtree, dash_lh, fast_fair, fptree, hot, masstree, names, nvtree, tranche};
 
 /// An index that can be crashed, in its smallest form.
 pub struct Crashable {
@@ -38,7 +38,7 @@ macro_rules! crashable {
 }
 
 /// Everything that can be crashed, each with its heap and its region.
-pub static CRASHABLE: [Crashable; 13] = [
+pub static CRASHABLE: [Crashable; 14] = [
     crashable!(names::DASH_EH, "Dash-EH with segments of 4 buckets", dash::EH_MUTANTS, kit::DashEh),
     crashable!(
         names::DASH_LH,
@@ -90,6 +90,12 @@ pub static CRASHABLE: [Crashable; 13] = [
         "P-Masstree, beginning with one node",
         masstree::MUTANTS,
         tiny::PMasstree
+    ),
+    crashable!(
+        names::NV_TREE,
+        "NV-Tree with up to eight entries in a leaf",
+        nvtree::MUTANTS,
+        tiny::NvTree
     ),
     crashable!(names::P_HOT, "P-HOT with nodes of up to five entries", hot::MUTANTS, tiny::PHot),
 ];

@@ -8,7 +8,7 @@ use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_pm::sim::Sim;
 
 use crate::hot::Hot;
-use crate::{bwtree, cceh, dash_lh, fast_fair, fptree, level, line, masstree, tranche};
+use crate::{bwtree, cceh, dash_lh, fast_fair, fptree, level, line, masstree, nvtree, tranche};
 
 /// Dash-LH, beginning with one segment of 4 buckets.
 pub struct DashLh;
@@ -97,6 +97,25 @@ pub struct FpTreePaper;
 
 impl<K: Numbered> PoolSubject<K> for FpTreePaper {
     type Index = InOrder<K, fptree::FpTree<Sim, fptree::Paper<8>>>;
+
+    fn config(&self) {}
+}
+
+/// NV-Tree with up to eight entries in a leaf, four leaves of a parent, and three children of an
+/// inner node.
+pub struct NvTree;
+
+impl<K: Numbered> PoolSubject<K> for NvTree {
+    type Index = InOrder<K, nvtree::NvTree<Sim, nvtree::HalfFull<8, 4, 3>>>;
+
+    fn config(&self) {}
+}
+
+/// The same in the paper's form.
+pub struct NvTreePaper;
+
+impl<K: Numbered> PoolSubject<K> for NvTreePaper {
+    type Index = InOrder<K, nvtree::NvTree<Sim, nvtree::OneLeafPerParent<8, 4, 3>>>;
 
     fn config(&self) {}
 }

@@ -14,6 +14,7 @@ mod level;
 mod line;
 mod masstree;
 mod model;
+mod nvtree;
 mod relativistic;
 #[cfg(target_os = "linux")]
 mod system_calls;

@@ -1,0 +1,149 @@
+//! States that crashes seldom leave, constructed.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use evermap_index::OrderedIndex;
+use evermap_index::node_lock::Lock;
+use evermap_index::testkit::crash_states::{
+    created, for_each_image, is_durable_once_served, record, reopened, word_in,
+};
+use evermap_index::testkit::ordered::encoded::InOrder;
+use evermap_pm::region::{Identity, OnSuspect};
+use evermap_pm::sim::Sim;
+use evermap_pm::{Error, ErrorKind, Medium, PmU64, Pool};
+
+use super::key::Search;
+use super::leaf::Leaf;
+use super::{HalfFull, NvTree};
+
+type Small = NvTree<Sim, HalfFull<8, 4, 3>>;
+type Tree = InOrder<u64, Small>;
+
+fn insert(index: &Tree, keys: impl IntoIterator<Item = u64>) {
+    for key in keys {
+        assert!(index.index.insert(&key.to_be_bytes(), key).unwrap().inserted());
+    }
+}
+
+/// Returns the leaf of a key.
+fn leaf_of<'t>(tree: &'t Small, pool: &Pool<Sim>, key: u64) -> Leaf<'t> {
+    let _guard = pool.pin();
+    tree.leaf_of(&Search::new(&key.to_be_bytes())).unwrap()
+}
+
+fn is_damaged(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Damaged { .. })
+}
+
+/// The fence between an entry and its count is also for what the word refers to: a caller flushes
+/// that, and leaves it to the tree to order it.
+#[test]
+fn what_the_caller_has_flushed_is_durable_before_its_word_is() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..3);
+    let block = pool.allocate_fixed(64).unwrap();
+    let value: &PmU64 = sim.at(block).unwrap();
+    sim.store(value, 1);
+    sim.persist(value);
+    let count = sim.offset_of(&leaf_of(&index.index, &pool, 1).header.count);
+    record(&sim, || {
+        sim.store(value, 2);
+        sim.flush(value);
+        assert!(index.index.upsert(&1u64.to_be_bytes(), block).unwrap().changed());
+    });
+    let counted = Cell::new(0);
+    for_each_image(&sim, false, |image| {
+        if word_in(image, count) == 4 {
+            assert_eq!(word_in(image, block), 2);
+            counted.set(counted.get() + 1);
+        }
+    });
+    assert!(counted.get() > 0);
+}
+
+/// A process has died before what it had stored was durable: the first leaf, a count, and the
+/// reference to the next leaf. Another process finds it.
+#[test]
+fn what_recovery_finds_is_durable_before_it_is_used() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..9);
+    let header = leaf_of(&index.index, &pool, 0).header;
+    let head = &index.index.root_block().unwrap().head;
+    let words = [head, &header.count, &header.sibling].map(|word| sim.offset_of(word));
+    is_durable_once_served(&sim, (pool, index), &words, 3);
+}
+
+/// An insertion counts its entry when that is durable, and lookups read it when the count is.
+#[test]
+fn lookups_read_what_is_counted_durably() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..3);
+    let header = leaf_of(&index.index, &pool, 0).header;
+    let [count, visible] = [&header.count, &header.visible].map(|word| sim.offset_of(word));
+    record(&sim, || insert(&index, [3]));
+    for_each_image(&sim, false, |image| {
+        // They are in one line, and stored in this order.
+        assert!(word_in(image, visible) <= word_in(image, count));
+    });
+    for_each_image(&sim, true, |image| assert_eq!(word_in(image, count), 4));
+}
+
+/// The list of leaves leads back to one of them.
+#[test]
+fn a_list_in_a_circle_is_damaged() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..40);
+    let (early, late) = (leaf_of(&index.index, &pool, 8), leaf_of(&index.index, &pool, 39));
+    sim.store(&late.header.sibling, early.offset);
+    drop((pool, index));
+    let (pool, _) = Pool::open(sim.clone(), Identity::default(), OnSuspect::Refuse).unwrap();
+    let opened =
+        <Small as evermap_index::ordered::PersistentOrdered<Sim>>::open(pool.clone(), pool.root(0));
+    assert!(is_damaged(&opened.err().unwrap()));
+}
+
+/// The lock word of a leaf says that it is not part of the tree, although the tree leads there.
+#[test]
+fn an_obsolete_leaf_is_damaged() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..3);
+    let lock = &leaf_of(&index.index, &pool, 0).header.lock;
+    let before = Lock(sim.load(lock));
+    sim.store(lock, before.locked().obsolete().0);
+    let key = 1u64.to_be_bytes();
+    assert!(is_damaged(&index.index.get(&key).unwrap_err()));
+    assert!(is_damaged(&index.index.upsert(&key, 7).unwrap_err()));
+    sim.store(lock, before.0);
+    assert!(index.index.remove(&key).unwrap().removed());
+}
+
+/// A lookup that has begun in a leaf, which is then replaced, and whose keys are changed in the new
+/// one, begins again.
+#[test]
+fn a_leaf_that_was_replaced_is_obsolete() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..8);
+    let _guard = pool.pin();
+    let old = leaf_of(&index.index, &pool, 0);
+    let visible = old.visible(&sim).unwrap();
+    assert!(old.is_unchanged(&sim, visible));
+    insert(&index, [8]);
+    assert!(!old.is_unchanged(&sim, visible));
+    assert!(Lock(sim.load(&old.header.lock)).is_obsolete());
+    assert_ne!(leaf_of(&index.index, &pool, 0).offset, old.offset);
+}
+
+/// After a crash, what was appended and not counted does not exist.
+#[test]
+fn an_entry_that_is_not_counted_does_not_exist() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..3);
+    let leaf = leaf_of(&index.index, &pool, 0);
+    sim.store(&leaf.header.count, 2);
+    drop((pool, index));
+    let (_pool, index): (_, Tree) = reopened(&sim);
+    assert_eq!(index.index.get(&2u64.to_be_bytes()).unwrap(), None);
+    insert(&index, [2]);
+    assert_eq!(index.index.len(), 3);
+}
