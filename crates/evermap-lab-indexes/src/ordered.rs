@@ -14,6 +14,7 @@ use evermap_papers::fptree::{self, FpTree};
 use evermap_papers::hot::Hot;
 use evermap_papers::masstree::Masstree;
 use evermap_papers::names;
+use evermap_papers::nvtree::{self, NvTree};
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Pool, Result};
 
@@ -84,6 +85,9 @@ fn no_counts<M>(_: &M) -> Option<Counts> {
 /// FAST & FAIR with the nodes and the searches of its paper.
 type FastFairPaper<M> = FastFair<M, Paper>;
 
+/// NV-Tree as NVStore has it.
+type NvTreePaper<M> = NvTree<M, nvtree::OneLeafPerParent>;
+
 /// FPTree with the persists of its paper.
 type FpTreePaper<M> = FpTree<M, fptree::Paper>;
 
@@ -103,7 +107,7 @@ fn behind_a_cache<M: Medium, T: OrderedIndex + 'static>(
 }
 
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 11] = [
+pub static ENTRIES: [Entry; 13] = [
     Entry {
         name: "bplus",
         about: "the store's ordered side: a B+tree in ordinary memory, optimistic lock coupling",
@@ -130,6 +134,18 @@ pub static ENTRIES: [Entry; 11] = [
         about: "FAST & FAIR with nodes of 512 bytes and searches record by record, as published",
         rival: true,
         factory: persistent!(FastFairPaper),
+    },
+    Entry {
+        name: names::NV_TREE,
+        about: "NV-Tree: leaves that are only appended to, inner nodes rebuilt half full",
+        rival: true,
+        factory: with_values!(NvTree, |store, _| store),
+    },
+    Entry {
+        name: "nv-tree-paper",
+        about: "NV-Tree rebuilt with a parent for each leaf, as in NVStore",
+        rival: true,
+        factory: with_values!(NvTreePaper, |store, _| store),
     },
     Entry {
         name: names::FP_TREE,

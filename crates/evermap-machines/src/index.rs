@@ -11,6 +11,7 @@ use evermap_papers::fast_fair::FastFair;
 use evermap_papers::fptree::FpTree;
 use evermap_papers::hot::Hot;
 use evermap_papers::masstree::Masstree;
+use evermap_papers::nvtree::NvTree;
 use evermap_papers::{Cceh, DashLh, Level, LineHash, Tranche, names};
 use evermap_pm::Pool;
 use evermap_pm::medium::MappedOptions;
@@ -38,6 +39,7 @@ pub(crate) fn run(name: &str, level: &str, file: &str) -> Result<()> {
         names::P_ART => ordered::<Art<Mortal>>(pool, file, began),
         names::FAST_FAIR => ordered::<FastFair<Mortal>>(pool, file, began),
         names::FP_TREE => ordered::<FpTree<Mortal>>(pool, file, began),
+        names::NV_TREE => ordered::<NvTree<Mortal>>(pool, file, began),
         names::P_BWTREE => ordered::<BwTree<Mortal>>(pool, file, began),
         names::P_MASSTREE => ordered::<Masstree<Mortal>>(pool, file, began),
         names::P_HOT => ordered::<Hot<Mortal>>(pool, file, began),

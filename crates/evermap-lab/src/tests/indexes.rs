@@ -63,6 +63,8 @@ fn trees_take_byte_strings() {
         "p-art",
         "fast-fair",
         "fast-fair-paper",
+        "nv-tree",
+        "nv-tree-paper",
         "fp-tree",
         "fp-tree-paper",
         "p-bwtree",
@@ -89,6 +91,23 @@ fn trees_take_byte_strings() {
                 assert_eq!(counted.is_some(), persists, "{} {}", subject.name, phase.name);
             }
         }
+    }
+    // Values of any length, some of them behind a cache.
+    let lengths = KeyValueLengths { values: "9-300".parse().unwrap(), ..lengths };
+    let indexes = ["nv-tree", "nv-tree-paper", "fp-tree", "fp-tree-paper", "fp-tree-cache"];
+    let valued = Config {
+        indexes: indexes.map(str::to_owned).to_vec(),
+        lengths: Some(lengths),
+        threads: 2,
+        ..config.clone()
+    };
+    for plan in [Plan::Phases(Phase::ALL.to_vec()), mix("ycsb-a"), mix("scans")] {
+        let driven = drive(&Config { plan, ..valued.clone() }, &mut Kept::default()).unwrap();
+        for phase in driven.subjects.iter().flat_map(|subject| &subject.phases) {
+            assert!(phase.summary.flushes_per_op.is_some());
+        }
+        let hits = driven.subject("fp-tree-cache").unwrap().phases[0].summary.cache_hits_per_op;
+        assert!(hits.is_some());
     }
     let lengths = KeyValueLengths { values: "9".parse().unwrap(), ..lengths };
     let refused = Config { indexes: vec!["p-hot".into()], lengths: Some(lengths), ..config };

@@ -12,6 +12,7 @@ use evermap_index::Visitor;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_index::testkit::tier;
 use evermap_papers::fptree::FpTree;
+use evermap_papers::nvtree::NvTree;
 use evermap_pm::Pool;
 use evermap_pm::medium::{FlushKind, Mapped, MappedOptions};
 use evermap_pm::region::{Identity, OnSuspect, Region, RegionConfig};
@@ -181,6 +182,11 @@ fn verify<T: OrderedIndex>(tree: &T, known: &mut BTreeMap<u64, u64>, open_ends: 
     assert_eq!(tree.len(), expected.len() as u64);
     let problems = tree.check();
     assert!(problems.is_empty(), "{problems:?}");
+}
+
+#[test]
+fn nv_tree() {
+    survives::<NvTree<Mapped>>("killed::nv_tree");
 }
 
 #[test]
