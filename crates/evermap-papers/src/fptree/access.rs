@@ -201,9 +201,8 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         }
     }
 
-    /// Returns what is searched for of the leaf into which it belongs, by `read`, which returns
-    /// `None` if that leaf has nothing of it. So does this. Also returns the leaf, and its lock
-    /// word when it was read.
+    /// Reads the leaf into which what is searched for belongs, by `read`, which returns `None` if
+    /// the leaf does not have it. Also returns the leaf, and its lock word when it was read.
     ///
     /// # Errors
     /// Those of `read`; `Damaged`, `Poisoned`.

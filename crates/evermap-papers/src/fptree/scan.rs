@@ -8,7 +8,7 @@ use evermap_index::ordered::{Direction, Page};
 use evermap_pm::{Medium, Result};
 
 use super::access::Node;
-use super::key::Search;
+use super::key::{Search, Stored};
 use super::{Form, FpTree};
 
 /// A page ends with the leaf in which it has this many pairs.
@@ -82,29 +82,30 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         seen: &Seen<'_>,
     ) -> Result<bool> {
         let m = self.medium();
-        let entries = match self.sorted(node) {
-            Ok(entries) => entries,
-            // A key that is being stored looks like a damaged one.
-            Err(_) if !seen.is_unchanged(m) => return Ok(false),
-            Err(error) => return Err(error),
-        };
         let (search, equal) = match from {
             Bound::Unbounded => (None, true),
             Bound::Included(key) => (Some(Search::at(key)), true),
             Bound::Excluded(key) => (Some(Search::at(key)), false),
         };
-        for (key, slot) in entries {
+        let is_beyond = |key: &Stored<'_>| {
             let order = search.as_ref().map(|search| key.compare(m, search));
-            let is_beyond = match (order, direction) {
+            match (order, direction) {
                 (None, _) => true,
                 (Some(Ordering::Equal), _) => equal,
                 (Some(order), Direction::Ascending) => order == Ordering::Greater,
                 (Some(order), Direction::Descending) => order == Ordering::Less,
-            };
-            if is_beyond {
-                let word = m.load(&node.entry(slot).word);
-                page.pairs.push_with(word, |bytes| key.append(m, bytes));
             }
+        };
+        let entries = match self.sorted(node, is_beyond) {
+            Ok(entries) => entries,
+            // A key that is being stored looks like a damaged one.
+            Err(_) if !seen.is_unchanged(m) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        page.pairs.reserve(entries.len());
+        for (key, slot) in entries {
+            let word = m.load(&node.entry(slot).word);
+            page.pairs.push_with(word, |bytes| key.append(m, bytes));
         }
         Ok(true)
     }

@@ -42,18 +42,32 @@ impl Split {
 }
 
 impl<M: Medium, F: Form> FpTree<M, F> {
-    /// Returns the valid entries of a leaf with their keys, in the order of these.
+    /// Returns the valid entries of a leaf that are to be kept, with their keys, in the order of
+    /// these.
     ///
     /// # Errors
     /// `Damaged`.
-    pub(super) fn sorted(&self, node: &Node<'_, F>) -> Result<Vec<(Stored<'_>, usize)>> {
+    pub(super) fn sorted(
+        &self,
+        node: &Node<'_, F>,
+        is_kept: impl Fn(&Stored<'_>) -> bool,
+    ) -> Result<Vec<(Stored<'_>, usize)>> {
         let m = self.medium();
         let mut entries = Vec::with_capacity(F::Leaf::SLOTS);
+        // Small, because sorting moves them; most keys differ in their first eight bytes.
+        let mut order = Vec::with_capacity(F::Leaf::SLOTS);
         for slot in Slots(node.bitmap(m)) {
-            entries.push((Stored::read(m, &node.entry(slot).key)?, slot));
+            let key = node.key(m, slot)?;
+            if is_kept(&key) {
+                order.push((key.prefix(), entries.len()));
+                entries.push((key, slot));
+            }
         }
-        entries.sort_unstable_by(|one, other| one.0.compare_stored(m, &other.0));
-        Ok(entries)
+        order.sort_unstable_by(|one, other| {
+            let rests = || entries[one.1].0.compare_stored(m, &entries[other.1].0);
+            one.0.cmp(&other.0).then_with(rests)
+        });
+        Ok(order.into_iter().map(|(_, at)| entries[at]).collect())
     }
 
     /// Decides how a full leaf is split, which this thread has locked, and allocates what that
@@ -67,7 +81,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         blocks: &mut Fresh<'_, M>,
     ) -> Result<Split> {
         let m = self.medium();
-        let entries = self.sorted(node)?;
+        let entries = self.sorted(node, |_| true)?;
         let (lower, upper) = entries.split_at(entries.len() / 2);
         let low = match (lower.last(), upper.first()) {
             (Some((last, _)), Some((first, _))) => separator(&last.to_vec(m), &first.to_vec(m)),
