@@ -320,4 +320,13 @@ pub trait Persistent<M: Medium>: Sized {
     /// Walks the whole index and describes each violated invariant; returns an empty list if there
     /// is none. Must not run concurrently with mutations.
     fn check(&self) -> Vec<String>;
+
+    /// Does what an index has postponed, and saves what makes the next opening faster. Called
+    /// before the pool is closed, when other operations have ended. Most indexes have neither.
+    ///
+    /// # Errors
+    /// The errors of an [`Index`].
+    fn close(&self) -> Result<()> {
+        Ok(())
+    }
 }

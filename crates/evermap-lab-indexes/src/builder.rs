@@ -195,7 +195,7 @@ impl IndexBuilder<'_> {
     }
 
     /// Creates the pool, or opens the one in the medium. Returns whether it is new.
-    pub(crate) fn pool_in<M: Medium>(&self, medium: M) -> Result<(Arc<Pool<M>>, bool)> {
+    pub fn pool_in<M: Medium>(&self, medium: M) -> Result<(Arc<Pool<M>>, bool)> {
         if matches!(self.setup.file, File::Existing(_)) {
             let (pool, _) = Pool::open(medium, Identity::default(), OnSuspect::Refuse)?;
             return Ok((pool, false));

@@ -14,6 +14,8 @@ pub mod dash_lh;
 pub mod fast_fair;
 #[cfg(feature = "fptree")]
 pub mod fptree;
+#[cfg(feature = "hikv")]
+pub mod hikv;
 #[cfg(feature = "hot")]
 pub mod hot;
 #[cfg(feature = "htm")]

@@ -29,6 +29,10 @@ pub const NV_TREE: &str = "nv-tree";
 pub const P_BWTREE: &str = "p-bwtree";
 /// P-Masstree.
 pub const P_MASSTREE: &str = "p-masstree";
+/// HiKV.
+pub const HIKV: &str = "hikv";
+/// HiKV with a log.
+pub const HIKV_WAL: &str = "hikv-wal";
 /// P-HOT.
 pub const P_HOT: &str = "p-hot";
 

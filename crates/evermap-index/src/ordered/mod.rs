@@ -146,4 +146,12 @@ pub trait PersistentOrdered<M: Medium>: OrderedIndex + Sized {
     /// # Errors
     /// `Damaged` if part of the index could not be read.
     fn visit(&self, visitor: &mut dyn Visitor) -> Result<()>;
+
+    /// Does what an index has postponed. See [`Persistent::close`](crate::Persistent::close).
+    ///
+    /// # Errors
+    /// The errors of an [`Index`](crate::Index).
+    fn close(&self) -> Result<()> {
+        Ok(())
+    }
 }

@@ -92,7 +92,7 @@ fn prepare<K: Numbered>(
         pairs.push((number, change.new.ok_or("an upsert left the key absent")?));
     }
     if stop == Stop::Clean {
-        instance.pool.close().map_err(|error| error.to_string())?;
+        instance.close().map_err(|error| error.to_string())?;
     }
     Ok(Sample { image: image(instance.pool.medium()), pairs })
 }
@@ -223,6 +223,6 @@ fn operate<K: Numbered>(
     if undamaged && pool.is_swept() && !wrong.is_empty() {
         return Err(format!("audit: {}", wrong.join("; ")));
     }
-    let _ = pool.close();
+    let _ = instance.close();
     Ok(())
 }

@@ -105,6 +105,7 @@ pub(super) trait AnyIndex<K: Key>: Index<K> {
         each: &mut dyn FnMut(u64, u64),
     ) -> (Result<()>, Option<u64>);
     fn check(&self) -> Vec<String>;
+    fn close(&self) -> Result<()>;
 }
 
 impl<K: Key, I: Index<K> + Persistent<Sim>> AnyIndex<K> for I {
@@ -123,6 +124,10 @@ impl<K: Key, I: Index<K> + Persistent<Sim>> AnyIndex<K> for I {
 
     fn check(&self) -> Vec<String> {
         Persistent::check(self)
+    }
+
+    fn close(&self) -> Result<()> {
+        Persistent::close(self)
     }
 }
 

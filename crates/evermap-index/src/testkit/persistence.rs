@@ -103,7 +103,7 @@ impl<K: Numbered> Subject<K> for AnyPooled<'_, K> {
 
     fn reopen(&self, instance: Self::Instance, stop: Stop) -> Result<Self::Instance> {
         if stop == Stop::Clean {
-            instance.pool.close()?;
+            instance.close()?;
         }
         let medium = Sim::in_memory(CAPACITY)?.observed_by(Arc::new(Stops));
         restore(&medium, &image(instance.pool.medium()))?;
@@ -167,6 +167,12 @@ pub struct PoolInstance<K> {
 }
 
 impl<K: Numbered> PoolInstance<K> {
+    /// Closes the index and its pool.
+    pub(super) fn close(&self) -> Result<()> {
+        self.index.close()?;
+        self.pool.close()
+    }
+
     /// Compares a walk by units with a walk over everything. Returns `None` if they show the same.
     fn compare_walks(&self) -> Option<String> {
         let guard = self.pool.pin();

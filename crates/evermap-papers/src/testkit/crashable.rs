@@ -12,7 +12,7 @@ use evermap_pm::sim::battery::Battery;
 use super::tiny;
 use crate::cceh::{Locking, Recovery};
 use crate::level::{self, Resize};
-use crate::{bwtree, dash_lh, fast_fair, fptree, hot, masstree, names, nvtree, tranche};
+use crate::{bwtree, dash_lh, fast_fair, fptree, hikv, hot, masstree, names, nvtree, tranche};
 
 /// An index that can be crashed, in its smallest form.
 pub struct Crashable {
@@ -38,7 +38,7 @@ macro_rules! crashable {
 }
 
 /// Everything that can be crashed, each with its heap and its region.
-pub static CRASHABLE: [Crashable; 14] = [
+pub static CRASHABLE: [Crashable; 16] = [
     crashable!(names::DASH_EH, "Dash-EH with segments of 4 buckets", dash::EH_MUTANTS, kit::DashEh),
     crashable!(
         names::DASH_LH,
@@ -96,6 +96,18 @@ pub static CRASHABLE: [Crashable; 14] = [
         "NV-Tree with up to eight entries in a leaf",
         nvtree::MUTANTS,
         tiny::NvTree
+    ),
+    crashable!(
+        names::HIKV,
+        "HiKV with two partitions, beginning with one bucket each",
+        hikv::MUTANTS,
+        tiny::HiKv
+    ),
+    crashable!(
+        names::HIKV_WAL,
+        "HiKV with a log, in the same size",
+        hikv::LOG_MUTANTS,
+        tiny::HiKvWal
     ),
     crashable!(names::P_HOT, "P-HOT with nodes of up to five entries", hot::MUTANTS, tiny::PHot),
 ];

@@ -7,6 +7,7 @@ use evermap_index::testkit::ordered::encoded::InOrder;
 use evermap_index::testkit::{Numbered, PoolSubject};
 use evermap_pm::sim::Sim;
 
+use crate::hikv;
 use crate::hot::Hot;
 use crate::{bwtree, cceh, dash_lh, fast_fair, fptree, level, line, masstree, nvtree, tranche};
 
@@ -134,6 +135,24 @@ pub struct PMasstree;
 
 impl<K: Numbered> PoolSubject<K> for PMasstree {
     type Index = InOrder<K, masstree::Masstree<Sim>>;
+
+    fn config(&self) {}
+}
+
+/// HiKV with two partitions, which begin with one bucket, and without threads.
+pub struct HiKv;
+
+impl<K: Numbered> PoolSubject<K> for HiKv {
+    type Index = InOrder<K, hikv::Indexed<Sim, hikv::Tiny<false>>>;
+
+    fn config(&self) {}
+}
+
+/// The same with two logs.
+pub struct HiKvWal;
+
+impl<K: Numbered> PoolSubject<K> for HiKvWal {
+    type Index = InOrder<K, hikv::Indexed<Sim, hikv::Tiny<true>>>;
 
     fn config(&self) {}
 }

@@ -8,6 +8,7 @@ mod crash;
 mod dash_lh;
 mod fast_fair;
 mod fptree;
+mod hikv;
 mod hot;
 mod killed;
 mod level;

@@ -411,7 +411,7 @@ impl<K: Numbered> Crashed<'_, K> {
                 self.reopen(sim, boot)
             }
             Verb::Close => {
-                live.instance.pool.close().map_err(error_of)?;
+                live.instance.close().map_err(error_of)?;
                 drop(live);
                 let opening = history.map.begin(sim, 0, MapOp::Get);
                 let live = self.reopen(sim, history.restarted(opening))?;

@@ -159,6 +159,10 @@ impl<K: Numbered, M: Medium, I: PersistentOrdered<M>> Persistent<M> for InOrder<
     fn check(&self) -> Vec<String> {
         self.index.check()
     }
+
+    fn close(&self) -> Result<()> {
+        self.index.close()
+    }
 }
 
 /// Creates ordered indexes as indexes of other keys.

@@ -13,7 +13,7 @@ use std::ops::Bound;
 
 use evermap_index::ordered::bplus::BPlus;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, Run};
-use evermap_pm::sync::{Mutex, MutexGuard, RwLock};
+use evermap_pm::sync::{Mutex, MutexGuard, Rank, RwLock};
 use evermap_pm::{ErrorKind, Result};
 
 /// The number of trees.
@@ -53,13 +53,13 @@ impl Parts {
     pub(super) fn new() -> Self {
         let least: Vec<_> = (0..PARTS).map(|part| (part == 0).then(Vec::new)).collect();
         let part = |least: &Option<Vec<u8>>| {
-            Mutex::new(Part { tree: BPlus::new(), least: least.clone(), end: None })
+            Mutex::ranked(Rank::Part, Part { tree: BPlus::new(), least: least.clone(), end: None })
         };
-        Parts { parts: least.iter().map(part).collect(), least: RwLock::new(least) }
+        Parts { parts: least.iter().map(part).collect(), least: RwLock::ranked(Rank::Leaf, least) }
     }
 
     fn lock(&self, part: usize) -> Result<Held<'_>> {
-        Ok(self.parts[part].lock().map_err(|_| ErrorKind::Poisoned)?)
+        Ok(self.parts[part].lock_next().map_err(|_| ErrorKind::Poisoned)?)
     }
 
     /// Locks the part that serves `key`.

@@ -8,10 +8,12 @@
 //! for a place holds nothing that a server of the queue, or a thread with a reservation, might wait
 //! for.
 
+use std::sync::TryLockError;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
+use evermap_pm::{ErrorKind, Result};
 
 /// A change of a key, by the positions of its items; 0 for none. The key is that of either item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +63,7 @@ impl Queue {
             reserved: Counter::default(),
             next: Counter::default(),
             done: Counter::default(),
-            server: Mutex::new(()),
+            server: Mutex::ranked(Rank::Notices, ()),
         }
     }
 
@@ -107,13 +109,17 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// The error of `act`. The request at which it failed stays the first.
-    pub(super) fn serve<E>(
+    /// The error of `act`. The request at which it failed stays the first. `Poisoned`.
+    pub(super) fn serve(
         &self,
         most: u64,
-        mut act: impl FnMut(Request) -> Result<(), E>,
-    ) -> Result<u64, E> {
-        let Ok(_server) = self.server.try_lock() else { return Ok(0) };
+        mut act: impl FnMut(Request) -> Result<()>,
+    ) -> Result<u64> {
+        let _server = match self.server.try_lock() {
+            Ok(server) => server,
+            Err(TryLockError::WouldBlock) => return Ok(0),
+            Err(TryLockError::Poisoned(_)) => return Err(ErrorKind::Poisoned.into()),
+        };
         // Only the server writes it, and it has the lock.
         let first = self.done.0.load(Relaxed);
         let mut count = 0;
@@ -164,7 +170,7 @@ impl Drop for Reservation<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::convert::Infallible;
+    use evermap_pm::Error;
 
     fn request(number: u64) -> Request {
         Request { old: number, new: number + 1 }
@@ -175,7 +181,7 @@ mod tests {
         let done = queue.serve(most, |request| {
             assert_eq!(request.new, request.old + 1);
             seen.push(request.old);
-            Ok::<_, Infallible>(())
+            Ok(())
         });
         assert_eq!(done.unwrap() as usize, seen.len());
         seen
@@ -224,11 +230,11 @@ mod tests {
             .serve(9, |request| {
                 assert!(served(&queue, 9).is_empty(), "another is at it");
                 assert!(!queue.is_past(request.old), "not done before it is");
-                Ok::<_, Infallible>(())
+                Ok(())
             })
             .unwrap();
         queue.reserve().unwrap().send(request(3));
-        assert_eq!(queue.serve(9, |_| Err::<(), _>("no")), Err("no"));
+        assert!(queue.serve(9, |_| Err(Error::damaged(0, "no"))).is_err());
         assert_eq!(served(&queue, 9), [3]);
     }
 
@@ -260,7 +266,7 @@ mod tests {
                     while left.load(Relaxed) > 0 {
                         let done = queue.serve(5, |request| {
                             seen.lock().unwrap().push(request);
-                            Ok::<_, Infallible>(())
+                            Ok(())
                         });
                         left.fetch_sub(done.unwrap(), Relaxed);
                         std::thread::yield_now();

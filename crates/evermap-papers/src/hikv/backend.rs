@@ -1,22 +1,19 @@
-//! Backends: threads that take from the queues what has to be done to the tree.
+//! Backends: threads that take from the queues what has to be done to the tree. A thread that waits
+//! for a queue serves it itself, so there may be no backend at all.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use evermap_pm::Result;
 use evermap_pm::sync::Backoff;
 
 use super::balance::{Balance, Kind, Sample, WINDOW};
-use super::hash::PARTITIONS;
 use super::helpers::HelperThreads;
 use super::queue::{Queue, Request, Reservation};
-use crate::subject::store::Result;
 
-/// The number of queues; each has the keys of some partitions.
-const QUEUES: usize = 8;
-/// The number of requests in all queues together, as in the paper.
-const REQUESTS: usize = 4096;
-const _: () = assert!(PARTITIONS.is_multiple_of(QUEUES) && REQUESTS.is_multiple_of(QUEUES));
+/// The greatest number of queues; each has the keys of some partitions.
+pub(super) const QUEUES: usize = 8;
 /// The number of requests that a backend takes from one queue before it looks at the next.
 const BATCH: u64 = 32;
 /// The number of times that a backend looks at empty queues before it sleeps. It yields its
@@ -28,15 +25,15 @@ const NAP: Duration = Duration::from_millis(1);
 
 /// The number of backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Number {
-    /// This number, always.
+pub enum Backends {
+    /// This number, always. With none, the threads that need the tree update it.
     Fixed(usize),
-    /// The number that the formula computes.
+    /// The number that the formula of the paper computes.
     Adaptive,
 }
 
-/// The queues and their backends.
-pub(super) struct Backends {
+/// The queues and those who serve them.
+pub(super) struct Service {
     queues: Vec<Queue>,
     /// Backends with smaller numbers serve, the others sleep.
     active: AtomicUsize,
@@ -44,21 +41,24 @@ pub(super) struct Backends {
     balance: Option<Balance>,
 }
 
-impl Backends {
-    /// Creates empty queues.
-    pub(super) fn new(number: Number) -> Self {
+impl Service {
+    /// Creates empty queues for the keys of this number of partitions, which have space for this
+    /// number of requests in all.
+    pub(super) fn new(number: Backends, partitions: usize, requests: usize) -> Self {
         // Adaptive: no more than there are processors, but at least two, so that there is something
         // to adapt.
         let (most, balance) = match number {
-            Number::Fixed(most) => (most, None),
-            Number::Adaptive => {
-                let most = crate::machine::processors().len().max(2);
+            Backends::Fixed(most) => (most, None),
+            Backends::Adaptive => {
+                let most = std::thread::available_parallelism().map_or(2, usize::from).max(2);
                 (most, Some(Balance::new(most)))
             }
         };
         let active = AtomicUsize::new(if balance.is_some() { 1 } else { most });
-        let queues = (0..QUEUES).map(|_| Queue::new(REQUESTS / QUEUES)).collect();
-        Backends { queues, active, most, balance }
+        let queues = partitions.min(QUEUES);
+        let slots = requests.div_ceil(queues).max(1);
+        let queues = (0..queues).map(|_| Queue::new(slots)).collect();
+        Service { queues, active, most, balance }
     }
 
     /// Returns the number of threads to start, each with [`run`](Self::run).
@@ -66,36 +66,42 @@ impl Backends {
         self.most
     }
 
-    /// Reserves a place for a request about a key of this partition. Waits while the queue is full,
-    /// so the caller must hold no lock.
+    /// Reserves a place for a request about a key of this partition. While the queue is full, it
+    /// serves that, so the caller must hold no lock.
     ///
     /// # Errors
     ///
-    /// If a backend has failed.
+    /// The error of `act`.
     #[inline]
     pub(super) fn reserve(
         &self,
         partition: usize,
         helpers: &HelperThreads,
+        act: impl FnMut(Request) -> Result<()>,
     ) -> Result<Reservation<'_>> {
-        let queue = &self.queues[partition % QUEUES];
+        let queue = &self.queues[partition % self.queues.len()];
         match queue.reserve() {
             Some(reservation) => Ok(reservation),
-            None => wait_for(helpers, || queue.reserve()),
+            None => help_until(queue, helpers, act, || queue.reserve()),
         }
     }
 
-    /// Waits until the tree shows every change whose sender has returned. Senders continue; their
+    /// Returns when the tree shows every change whose sender has returned. Senders continue; their
     /// new changes are not waited for.
     ///
     /// # Errors
     ///
-    /// If a backend has failed.
-    pub(super) fn settle(&self, helpers: &HelperThreads) -> Result<()> {
-        let tickets: [u64; QUEUES] = std::array::from_fn(|at| self.queues[at].ticket());
+    /// The error of `act`.
+    pub(super) fn settle(
+        &self,
+        helpers: &HelperThreads,
+        mut act: impl FnMut(Request) -> Result<()>,
+    ) -> Result<()> {
+        let tickets: Vec<u64> = self.queues.iter().map(Queue::ticket).collect();
         for (queue, ticket) in self.queues.iter().zip(tickets) {
             if !queue.is_past(ticket) {
-                wait_for(helpers, || queue.is_past(ticket).then_some(()))?;
+                let is_past = || queue.is_past(ticket).then_some(());
+                help_until(queue, helpers, &mut act, is_past)?;
             }
         }
         Ok(())
@@ -143,16 +149,16 @@ impl Backends {
 
     /// Takes a batch from each queue.
     fn round(&self, number: usize, act: &mut impl FnMut(Request) -> Result<()>) -> Result<u64> {
-        let mut done = 0;
-        for at in 0..QUEUES {
+        let (mut done, queues) = (0, self.queues.len());
+        for at in 0..queues {
             // Each backend starts at a different queue, so that they seldom meet.
-            let queue = &self.queues[(at + number * QUEUES / self.most) % QUEUES];
+            let queue = &self.queues[(at + number * queues / self.most) % queues];
             if queue.is_empty() {
                 continue;
             }
-            let start = Instant::now();
+            let start = self.balance.as_ref().map(|balance| (balance, Instant::now()));
             let count = queue.serve(BATCH, &mut *act)?;
-            if let Some(balance) = &self.balance {
+            if let Some((balance, start)) = start {
                 balance.applied(count, start);
             }
             done += count;
@@ -177,15 +183,22 @@ impl Backends {
     }
 }
 
-/// Waits until `look` returns something, and keeps the threads awake that this depends on.
-fn wait_for<R>(helpers: &HelperThreads, mut look: impl FnMut() -> Option<R>) -> Result<R> {
+/// Serves a queue until `look` returns something, unless another thread is serving it.
+fn help_until<R>(
+    queue: &Queue,
+    helpers: &HelperThreads,
+    mut act: impl FnMut(Request) -> Result<()>,
+    mut look: impl FnMut() -> Option<R>,
+) -> Result<R> {
     let mut backoff = Backoff::new();
     loop {
         if let Some(found) = look() {
             return Ok(found);
         }
-        helpers.check()?;
-        helpers.wake_all();
-        backoff.wait();
+        if queue.serve(BATCH, &mut act)? == 0 {
+            // Another thread is at it, or is about to fill the slot of the next request.
+            helpers.wake_all();
+            backoff.wait();
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use evermap_pm::epoch::thread_ordinal;
-use evermap_pm::sync::Mutex;
+use evermap_pm::sync::{Mutex, Rank};
 
 /// One of this many operations is timed.
 const SAMPLED: u64 = 64;
@@ -147,7 +147,7 @@ impl Drop for Sample<'_> {
 
 /// Adds to a counter of one thread. If there are more threads than shards, some share one, and a
 /// lost count does no harm.
-#[inline(always)]
+#[inline]
 fn add(counter: &AtomicU64, more: u64) -> u64 {
     let before = counter.load(Relaxed);
     counter.store(before + more, Relaxed);
@@ -161,7 +161,7 @@ impl Balance {
         Balance {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             most,
-            past: Mutex::new(past),
+            past: Mutex::ranked(Rank::Leaf, past),
         }
     }
 

@@ -1,0 +1,111 @@
+//! The ordered side: which item holds a key, in the order of keys.
+
+use std::ops::Bound;
+
+use evermap_index::ordered::bplus::BPlus;
+use evermap_index::ordered::{Direction, OrderedIndex, Page, Run};
+use evermap_pm::{ErrorKind, Result, parallel};
+
+use super::parts::{Parts, copy};
+
+/// A tree of positions, or several.
+#[allow(clippy::large_enum_variant)] // there is one in a store
+pub(super) enum Tree {
+    /// One for all keys.
+    One(BPlus),
+    /// One for each range.
+    Parts(Parts),
+}
+
+impl Tree {
+    /// Creates an empty tree, or several.
+    pub(super) fn new(ranges: bool) -> Self {
+        if ranges { Tree::Parts(Parts::new()) } else { Tree::One(BPlus::new()) }
+    }
+
+    /// Creates one tree of the pairs of these runs: they are sorted, and the tree is built from its
+    /// leaves up.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace`.
+    pub(super) fn load(runs: &[Run], threads: usize) -> Result<Self> {
+        Ok(Tree::One(BPlus::load(Default::default(), runs, threads)?))
+    }
+
+    /// Inserts the pairs of these runs one by one, with `threads` threads, as in the paper.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace`.
+    pub(super) fn insert_all(&self, runs: &[Run], threads: usize) -> Result<()> {
+        let insert = |run: usize| {
+            runs[run].iter().try_for_each(|(key, position)| self.set(key, position).map(drop))
+        };
+        parallel(threads, runs.len(), insert).into_iter().collect()
+    }
+
+    /// Binds `key` to the position `new`, or removes it if that is 0. Returns the position before,
+    /// or 0.
+    pub(super) fn set(&self, key: &[u8], new: u64) -> Result<u64> {
+        let change = |tree: &BPlus| match new {
+            0 => tree.remove(key),
+            _ => tree.upsert(key, new),
+        };
+        let done = match self {
+            Tree::One(tree) => change(tree)?,
+            Tree::Parts(parts) => parts.with(key, change)?,
+        };
+        Ok(done.old.unwrap_or(0))
+    }
+
+    /// Returns the position of `key`.
+    pub(super) fn get(&self, key: &[u8]) -> Result<Option<u64>> {
+        match self {
+            Tree::One(tree) => tree.get(key),
+            Tree::Parts(parts) => parts.with(key, |tree| tree.get(key)),
+        }
+    }
+
+    /// Adds up to `count` keys starting at `from`, ascending, with their positions, to an empty
+    /// `run`.
+    pub(super) fn collect(&self, from: &[u8], count: usize, run: &mut Run) -> Result<()> {
+        match self {
+            Tree::One(tree) => copy(tree, Bound::Included(from), Direction::Ascending, count, run),
+            Tree::Parts(parts) => parts.collect(from, count, run),
+        }
+    }
+
+    /// See [`OrderedIndex::page`].
+    ///
+    /// # Errors
+    ///
+    /// `Config` if there are several trees: they have no pages.
+    pub(super) fn page(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        page: &mut Page,
+    ) -> Result<()> {
+        match self {
+            Tree::One(tree) => tree.page(from, direction, page),
+            Tree::Parts(_) => Err(ErrorKind::Config("ranges of keys have no pages".into()).into()),
+        }
+    }
+
+    /// Returns the number of keys.
+    pub(super) fn len(&self) -> Result<u64> {
+        match self {
+            Tree::One(tree) => Ok(tree.len()),
+            Tree::Parts(parts) => parts.len(),
+        }
+    }
+
+    /// Returns the size in bytes.
+    pub(super) fn dram_bytes(&self) -> Result<u64> {
+        match self {
+            Tree::One(tree) => Ok(tree.stats().dram_bytes),
+            Tree::Parts(parts) => parts.dram_bytes(),
+        }
+    }
+}
