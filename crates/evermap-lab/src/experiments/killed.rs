@@ -218,11 +218,15 @@ impl KillPlan {
         keys: u64,
         left: &LeftFile,
     ) -> Result<Box<dyn Subject>, LabError> {
+        entry.build(&self.setup(keys, left)?)
+    }
+
+    /// Returns what opens what is left.
+    pub(super) fn setup(&self, keys: u64, left: &LeftFile) -> Result<Setup, LabError> {
         let location = Some(self.location.clone());
         let pages = evermap_pm::medium::Pages::Base;
         let setup = Setup::new(self.medium, location, pages, keys, self.lengths)?;
-        let file = File::Existing(left.0.clone());
-        entry.build(&Setup { file, speed: self.speed, ..setup })
+        Ok(Setup { file: File::Existing(left.0.clone()), speed: self.speed, ..setup })
     }
 }
 

@@ -135,7 +135,7 @@ impl Service {
                 helpers.sleep(WINDOW);
                 continue;
             }
-            if self.round(number, &mut act)? > 0 {
+            if self.round(number, self.most, &mut act)? > 0 {
                 looks = 0;
             } else if looks < LOOKS {
                 looks += 1;
@@ -147,12 +147,17 @@ impl Service {
         Ok(())
     }
 
-    /// Takes a batch from each queue.
-    fn round(&self, number: usize, act: &mut impl FnMut(Request) -> Result<()>) -> Result<u64> {
+    /// Takes a batch from each queue, as the backend with this number of so many.
+    pub(super) fn round(
+        &self,
+        number: usize,
+        of: usize,
+        act: &mut impl FnMut(Request) -> Result<()>,
+    ) -> Result<u64> {
         let (mut done, queues) = (0, self.queues.len());
         for at in 0..queues {
             // Each backend starts at a different queue, so that they seldom meet.
-            let queue = &self.queues[(at + number * queues / self.most) % queues];
+            let queue = &self.queues[(at + number * queues / of.max(1)) % queues];
             if queue.is_empty() {
                 continue;
             }

@@ -62,6 +62,14 @@ impl<M: Medium> Core<M> {
         }
     }
 
+    /// Serves each queue once, as the backend with this number of so many.
+    pub(super) fn serve_once(&self, number: usize, of: usize) -> Result<u64> {
+        match &self.service {
+            Some(service) => service.round(number, of, &mut self.server()),
+            None => Ok(0),
+        }
+    }
+
     /// Balances ranges until the helper threads stop.
     pub(super) fn migrate(&self) -> Result<()> {
         while !self.helpers.is_stopped() {

@@ -86,6 +86,19 @@ pub enum Rebuild {
     OneByOne,
 }
 
+/// The tree, or several, and how threads that use it are kept apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trees {
+    /// One tree whose readers take no lock.
+    Optimistic,
+    /// One tree that is used by hardware transactions, as in the paper, or under one lock where the
+    /// processor has none of them: see [`htm`](crate::htm).
+    Transactional,
+    /// Several trees by ranges of keys, each with a lock, and a thread that evens them out
+    /// (HiKV-par).
+    Ranges,
+}
+
 /// How a store is created and opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -101,9 +114,8 @@ pub struct Config {
     pub backends: Option<Backends>,
     /// The number of requests that all queues have space for.
     pub requests: usize,
-    /// Whether there are several trees, by ranges of keys, each with a lock, and a thread that
-    /// evens them out (HiKV-par).
-    pub ranges: bool,
+    /// How threads that use the tree are kept apart.
+    pub trees: Trees,
     /// The number of logs (HiKV-wal), or 0 for none. Chosen at creation.
     pub logs: u64,
     /// The size of a log in bytes: enough for the longest record. Chosen at creation.
@@ -124,7 +136,7 @@ impl Default for Config {
             backends: Some(Backends::Adaptive),
             // As in the paper.
             requests: 4096,
-            ranges: false,
+            trees: Trees::Optimistic,
             logs: 0,
             log_bytes: 2 << 20,
             rebuild: Rebuild::Bulk,
@@ -234,7 +246,7 @@ impl<M: Medium> HiKv<M> {
         let core = Arc::new(Core {
             root: block,
             hash,
-            order: Order::new(is_new.then(|| Tree::new(config.ranges))),
+            order: Order::new(is_new.then(|| Tree::new(config.trees))),
             log,
             service: config.backends.map(service),
             image: if is_new { Image::none() } else { Image::open(&pool, header) },
@@ -254,7 +266,7 @@ impl<M: Medium> HiKv<M> {
         for number in 0..self.core.service.as_ref().map_or(0, Service::most) {
             self.start(format!("hikv-{number}"), move |core| core.serve(number))?;
         }
-        if config.ranges {
+        if config.trees == Trees::Ranges {
             self.start("hikv-migration".into(), Core::migrate)?;
         }
         let threads = config.rebuild_threads;
@@ -349,6 +361,17 @@ impl<M: Medium> HiKv<M> {
     pub fn settle(&self, threads: usize) -> Result<()> {
         self.core.complete_tree(threads)?;
         self.core.settle()
+    }
+
+    /// Takes some changes from each queue and updates the tree, as a backend does that is number
+    /// `number` of `of`. Returns how many it took. For programs whose own threads divide the work
+    /// among themselves, with [`Backends::Fixed`] of none.
+    ///
+    /// # Errors
+    ///
+    /// Those of a scan.
+    pub fn update_tree(&self, number: usize, of: usize) -> Result<u64> {
+        self.core.serve_once(number, of)
     }
 
     /// Walks over the hash index, and returns the size of the store. O(n).

@@ -7,7 +7,7 @@ use evermap_pm::{ErrorKind, Medium, Result, parallel};
 use super::hash::Shown;
 use super::item::Item;
 use super::tree::Tree;
-use super::{Core, Rebuild};
+use super::{Core, Rebuild, Trees};
 
 /// The number of items whose keys are fetched together.
 const TOGETHER: usize = 32;
@@ -32,14 +32,14 @@ impl<M: Medium> Core<M> {
     fn build(&self, threads: usize) -> Result<Tree> {
         let partitions = self.hash.partitions.len();
         let saved = self.image.read(&self.pool, threads)?;
-        if self.config.rebuild == Rebuild::Bulk && !self.config.ranges {
+        if self.config.rebuild == Rebuild::Bulk && self.config.trees == Trees::Optimistic {
             let collect = || {
                 let runs = parallel(threads, partitions, |partition| self.collect(partition));
                 runs.into_iter().collect::<Result<Vec<_>>>()
             };
             return Tree::load(&saved.map_or_else(collect, Ok)?, threads);
         }
-        let tree = Tree::new(self.config.ranges);
+        let tree = Tree::new(self.config.trees);
         match saved {
             Some(runs) => tree.insert_all(&runs, threads)?,
             None => {

@@ -23,7 +23,7 @@ const HIKV: Config = Config {
     spares: 64,
     backends: Some(Backends::Adaptive),
     requests: 4096,
-    ranges: false,
+    trees: Trees::Optimistic,
     logs: 0,
     log_bytes: 2 << 20,
     rebuild: Rebuild::Bulk,
@@ -31,13 +31,14 @@ const HIKV: Config = Config {
 };
 const FIXED: Config = Config { backends: Some(Backends::Fixed(1)), ..HIKV };
 const SYNC: Config = Config { backends: None, ..HIKV };
-const PAR: Config = Config { ranges: true, ..HIKV };
+const PAR: Config = Config { trees: Trees::Ranges, ..HIKV };
+const HTM: Config = Config { trees: Trees::Transactional, ..HIKV };
 const WAL: Config = Config { logs: 16, ..HIKV };
 /// Without threads, and with queues of few requests.
 const ALONE: Config =
     Config { backends: Some(Backends::Fixed(0)), requests: 64, rebuild_threads: 0, ..HIKV };
 const ONE_BY_ONE: Config = Config { rebuild: Rebuild::OneByOne, ..ALONE };
-const VARIANTS: [Config; 7] = [HIKV, FIXED, SYNC, PAR, WAL, ALONE, ONE_BY_ONE];
+const VARIANTS: [Config; 8] = [HIKV, FIXED, SYNC, PAR, HTM, WAL, ALONE, ONE_BY_ONE];
 
 fn memory() -> Sim {
     Sim::in_memory(1 << 28).unwrap()

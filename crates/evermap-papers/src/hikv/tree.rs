@@ -1,26 +1,35 @@
 //! The ordered side: which item holds a key, in the order of keys.
 
+use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use evermap_index::ordered::bplus::BPlus;
 use evermap_index::ordered::{Direction, OrderedIndex, Page, Run};
 use evermap_pm::{ErrorKind, Result, parallel};
 
+use super::Trees;
 use super::parts::{Parts, copy};
+use crate::htm::Elided;
 
 /// A tree of positions, or several.
 #[allow(clippy::large_enum_variant)] // there is one in a store
 pub(super) enum Tree {
     /// One for all keys.
     One(BPlus),
+    /// One that transactions use as if each were alone.
+    Transactional(Elided<BTreeMap<Vec<u8>, u64>>),
     /// One for each range.
     Parts(Parts),
 }
 
 impl Tree {
     /// Creates an empty tree, or several.
-    pub(super) fn new(ranges: bool) -> Self {
-        if ranges { Tree::Parts(Parts::new()) } else { Tree::One(BPlus::new()) }
+    pub(super) fn new(trees: Trees) -> Self {
+        match trees {
+            Trees::Optimistic => Tree::One(BPlus::new()),
+            Trees::Transactional => Tree::Transactional(Elided::new(BTreeMap::new())),
+            Trees::Ranges => Tree::Parts(Parts::new()),
+        }
     }
 
     /// Creates one tree of the pairs of these runs: they are sorted, and the tree is built from its
@@ -54,6 +63,13 @@ impl Tree {
         };
         let done = match self {
             Tree::One(tree) => change(tree)?,
+            Tree::Transactional(tree) => {
+                let old = tree.with(|tree| match new {
+                    0 => tree.remove(key),
+                    _ => tree.insert(key.to_vec(), new),
+                });
+                return Ok(old?.unwrap_or(0));
+            }
             Tree::Parts(parts) => parts.with(key, change)?,
         };
         Ok(done.old.unwrap_or(0))
@@ -63,6 +79,7 @@ impl Tree {
     pub(super) fn get(&self, key: &[u8]) -> Result<Option<u64>> {
         match self {
             Tree::One(tree) => tree.get(key),
+            Tree::Transactional(tree) => tree.with(|tree| tree.get(key).copied()),
             Tree::Parts(parts) => parts.with(key, |tree| tree.get(key)),
         }
     }
@@ -72,6 +89,10 @@ impl Tree {
     pub(super) fn collect(&self, from: &[u8], count: usize, run: &mut Run) -> Result<()> {
         match self {
             Tree::One(tree) => copy(tree, Bound::Included(from), Direction::Ascending, count, run),
+            Tree::Transactional(tree) => tree.with(|tree| {
+                let pairs = tree.range::<[u8], _>((Bound::Included(from), Bound::Unbounded));
+                pairs.take(count).for_each(|(key, position)| run.push(key, *position));
+            }),
             Tree::Parts(parts) => parts.collect(from, count, run),
         }
     }
@@ -80,7 +101,7 @@ impl Tree {
     ///
     /// # Errors
     ///
-    /// `Config` if there are several trees: they have no pages.
+    /// `Config` if the tree is another one: those have no pages.
     pub(super) fn page(
         &self,
         from: Bound<&[u8]>,
@@ -89,7 +110,9 @@ impl Tree {
     ) -> Result<()> {
         match self {
             Tree::One(tree) => tree.page(from, direction, page),
-            Tree::Parts(_) => Err(ErrorKind::Config("ranges of keys have no pages".into()).into()),
+            Tree::Transactional(_) | Tree::Parts(_) => {
+                Err(ErrorKind::Config("only the usual tree of HiKV has pages".into()).into())
+            }
         }
     }
 
@@ -97,14 +120,20 @@ impl Tree {
     pub(super) fn len(&self) -> Result<u64> {
         match self {
             Tree::One(tree) => Ok(tree.len()),
+            Tree::Transactional(tree) => tree.with(|tree| tree.len() as u64),
             Tree::Parts(parts) => parts.len(),
         }
     }
 
-    /// Returns the size in bytes.
+    /// Returns the size in bytes. Of a tree for transactions these are the entries and the keys: its
+    /// nodes are the standard library's own.
     pub(super) fn dram_bytes(&self) -> Result<u64> {
         match self {
             Tree::One(tree) => Ok(tree.stats().dram_bytes),
+            Tree::Transactional(tree) => tree.with(|tree| {
+                let entry = size_of::<(Vec<u8>, u64)>() as u64;
+                tree.keys().map(|key| entry + key.capacity() as u64).sum()
+            }),
             Tree::Parts(parts) => parts.dram_bytes(),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use evermap_papers::hikv::{Backends, Config};
+use evermap_papers::hikv::{Backends, Config, Trees};
 use evermap_papers::names;
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, Pool};
@@ -35,15 +35,19 @@ fn sync() -> Config {
 }
 
 fn par() -> Config {
-    Config { ranges: true, ..hikv() }
+    Config { trees: Trees::Ranges, ..hikv() }
 }
 
 fn wal() -> Config {
     Config { logs: LOGS, ..hikv() }
 }
 
+fn transactional() -> Config {
+    Config { trees: Trees::Transactional, ..hikv() }
+}
+
 /// Every variant.
-pub(crate) const ENTRIES: [Entry; 5] = [
+pub(crate) const ENTRIES: [Entry; 6] = [
     Entry {
         name: names::HIKV,
         about: "HiKV's design: a hash index in the medium, a B+tree updated by backend threads",
@@ -67,6 +71,12 @@ pub(crate) const ENTRIES: [Entry; 5] = [
         about: "HiKV with locked B+trees by key range, and a thread that evens them out",
         rival: true,
         factory: |name, setup| build(name, par(), setup),
+    },
+    Entry {
+        name: "hikv-htm",
+        about: "HiKV with a tree used by hardware transactions, as published, where there are any",
+        rival: true,
+        factory: |name, setup| build(name, transactional(), setup),
     },
     Entry {
         name: names::HIKV_WAL,

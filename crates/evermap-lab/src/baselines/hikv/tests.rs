@@ -3,15 +3,13 @@
 use evermap_pm::medium::{Pages, Speed};
 
 use super::*;
-use crate::driver::{Config, Plan, Quiet};
-use crate::experiments::drive;
+use crate::driver::{Config, Plan, Quiet, drive};
 use crate::subject::{File, MediumKind};
 use crate::testing::{Kept, media_everywhere, mixes};
 use crate::workload::{Blend, KeyValueLengths, Phase, Zipf};
 
 fn config(medium: MediumKind, plan: Plan) -> Config {
     Config {
-        indexes: ENTRIES.map(|entry| entry.name.to_owned()).to_vec(),
         keys: 800,
         threads: 2,
         rounds: 1,
@@ -38,7 +36,7 @@ fn variants_pass_all_phases_on_every_medium_and_leave_no_file() {
         let phases = config(medium, Plan::Phases(Phase::ALL.to_vec()));
         let speed = Speed { read_ns: 20, ..phases.speed };
         let config = Config { location: Some(location.clone()), speed, ..phases };
-        let driven = drive(&config, &mut Kept::default()).unwrap();
+        let driven = drive(&ENTRIES, &config, &mut Kept::default()).unwrap();
         assert_eq!(driven.subjects.len(), ENTRIES.len());
         for subject in &driven.subjects {
             let record = &subject.phases[0].summary;
@@ -55,7 +53,8 @@ fn variants_pass_all_phases_on_every_medium_and_leave_no_file() {
 fn variants_pass_every_mix() {
     for mix in mixes() {
         let blend = Blend { mix, keys: mix.keys, theta: Zipf::YCSB, ops: 1500 };
-        drive(&config(MediumKind::Dram, Plan::Blend(blend)), &mut Kept::default()).unwrap();
+        drive(&ENTRIES, &config(MediumKind::Dram, Plan::Blend(blend)), &mut Kept::default())
+            .unwrap();
     }
 }
 

@@ -6,7 +6,7 @@
 //! * [`sweeps`]: figures 8, 9 and 12, by the time of a write, the number of keys, and the time of a
 //!   read;
 //! * [`ablations`]: figure 10, HiKV without each of its ideas;
-//! * [`adaption`]: figure 11, how threads are divided;
+//! * [`adaption`]: figure 11, how the threads of a [`pool`] are divided;
 //! * [`space`]: figure 13, bytes in both memories;
 //! * [`reopening`]: section 4.9, recovery.
 
@@ -28,6 +28,7 @@ mod kinds;
 mod mixes;
 mod model;
 mod operations;
+mod pool;
 mod reopening;
 mod space;
 mod sweeps;

@@ -1,23 +1,78 @@
 //! Section 4.9: how soon a killed store can be used again.
 
+use std::time::Instant;
+
+use evermap_papers::hikv::{Backends, Config, HiKv, Rebuild};
+use evermap_pm::Medium;
+
 use super::{ADAPTIVE, Bench, FPTREE, NVSTORE, Part, table};
 use crate::LabError;
 use crate::experiments::killed::{ChildLine, Job, KillPlan};
+use crate::experiments::settings::Settings;
+use crate::indexes::builder::IndexBuilder;
+use crate::indexes::media::Memory;
 use crate::registry::subject;
 use crate::report::interval::median;
-use crate::report::{Figure, Output, Record, grouped};
+use crate::report::{Figure, Grid, Output, Record, counted, grouped};
+use crate::subject::{Guards, Setup};
 
 /// HiKV, and those that the paper shows beside it; NV-Tree with parents that are half full too.
 const STORES: [&str; 4] = [ADAPTIVE, NVSTORE, "nv-tree", FPTREE];
 /// Recoveries of each file.
 const OPENINGS: u64 = 3;
 
+/// Ways to build HiKV's tree, by name.
+const BUILDS: [(&str, Rebuild); 2] = [
+    ("inserted one by one, as published", Rebuild::OneByOne),
+    ("sorted, and loaded", Rebuild::Bulk),
+];
+
+/// Builds the tree of the store that is left. Returns milliseconds from before the opening until it
+/// is complete, for each way and each number of threads.
+fn builds(setup: &Setup) -> Result<Vec<(String, f64)>, LabError> {
+    let mut threads = vec![1, Settings::processors()];
+    threads.dedup();
+    let mut times = Vec::new();
+    for (name, rebuild) in BUILDS {
+        for &threads in &threads {
+            let all: Result<Vec<_>, _> =
+                (0..OPENINGS).map(|_| build_once(setup, rebuild, threads)).collect();
+            let name = format!("{name}, {}", counted(threads, "thread"));
+            times.extend(median(&all?).map(|ms| (name, ms)));
+        }
+    }
+    Ok(times)
+}
+
+fn build_once(setup: &Setup, rebuild: Rebuild, threads: usize) -> Result<f64, LabError> {
+    let builder = IndexBuilder { name: ADAPTIVE, guards: Guards::PerOperation, setup };
+    let begin = Instant::now();
+    let built = builder.memory().and_then(|memory| match memory {
+        Memory::Plain(medium) => complete(&builder, medium, rebuild, threads),
+        Memory::Watched(medium) => complete(&builder, medium, rebuild, threads),
+    });
+    built.map_err(|error| LabError::index(ADAPTIVE, error))?;
+    Ok(begin.elapsed().as_secs_f64() * 1e3)
+}
+
+fn complete<M: Medium>(
+    builder: &IndexBuilder<'_>,
+    medium: M,
+    rebuild: Rebuild,
+    threads: usize,
+) -> evermap_pm::Result<()> {
+    let (pool, _) = builder.pool_in(medium)?;
+    let backends = Some(Backends::Fixed(0));
+    let config = Config { rebuild, rebuild_threads: 0, backends, ..Config::default() };
+    HiKv::open(pool.clone(), pool.root(0), config)?.settle(threads)
+}
+
 /// Fills stores in processes that are killed, and opens them in others.
 pub(super) fn reopening(bench: &Bench<'_>, out: &mut dyn Output) -> Result<Part, LabError> {
     let sizes = [bench.config.keys / 4, bench.config.keys].map(|keys| keys.max(1));
     let plan = KillPlan::new(bench.settings, bench.config.lengths, bench.config.keys)?;
     out.begin((STORES.len() * sizes.len()) as u64);
-    let mut times = Vec::new();
+    let (mut times, mut built) = (Vec::new(), Vec::new());
     for store in STORES {
         let entry = subject(store)?;
         for keys in sizes {
@@ -32,6 +87,9 @@ pub(super) fn reopening(bench: &Bench<'_>, out: &mut dyn Output) -> Result<Part,
                         scans.extend(scan.map(|seconds| seconds * 1e3));
                     }
                 }
+            }
+            if store == ADAPTIVE && keys == sizes[1] {
+                built = builds(&plan.setup(keys, &left)?)?;
             }
             let (get, scan) = (median(&gets), median(&scans));
             for (phase, ms) in [("first get", get), ("first scan", scan)] {
@@ -58,15 +116,27 @@ pub(super) fn reopening(bench: &Bench<'_>, out: &mut dyn Output) -> Result<Part,
             Some(format!("{get:.2}; {scan:.1}"))
         },
     );
+    let title = format!("Section 4.9: the tree of {ADAPTIVE} with {} keys", grouped(sizes[1]));
+    let mut trees = Grid::new(title, &["ms", "million keys a second"]);
+    for (name, ms) in &built {
+        let rate = format!("{:.2}", sizes[1] as f64 / ms / 1e3);
+        trees.push(name.clone(), vec![format!("{ms:.1}"), rate]);
+    }
     let rate = |store: &str, paper: &str| Figure {
         what: format!("recovery up to the first scan, {store}, million keys a second"),
         paper: paper.into(),
         here: of(store, sizes[1]).map(|(_, scan)| format!("{:.2}", sizes[1] as f64 / scan / 1e3)),
     };
+    let one_by_one = built.first().map(|(_, ms)| format!("{:.2}", sizes[1] as f64 / ms / 1e3));
     let figures = vec![
+        Figure {
+            what: "recovery by insertions, one thread, million keys a second".into(),
+            paper: "0.57 (50 million keys)".into(),
+            here: one_by_one,
+        },
         rate(ADAPTIVE, "0.57 with one thread, 8.0 with 16"),
         rate(NVSTORE, "4.5"),
         rate(FPTREE, "28.7"),
     ];
-    Ok(Part { tables: vec![grid], figures, ..Part::default() })
+    Ok(Part { tables: vec![grid, trees], figures, ..Part::default() })
 }
