@@ -12,6 +12,7 @@ use evermap_index::Visitor;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_index::testkit::tier;
 use evermap_papers::fptree::FpTree;
+use evermap_papers::hikv::{Indexed, Tiny, Usual};
 use evermap_papers::nvtree::NvTree;
 use evermap_pm::Pool;
 use evermap_pm::medium::{FlushKind, Mapped, MappedOptions};
@@ -192,4 +193,15 @@ fn nv_tree() {
 #[test]
 fn fp_tree() {
     survives::<FpTree<Mapped>>("killed::fp_tree");
+}
+
+#[test]
+fn hikv() {
+    survives::<Indexed<Mapped, Usual>>("killed::hikv");
+}
+
+/// Without backends, and with a log and queues of few requests.
+#[test]
+fn hikv_with_a_log() {
+    survives::<Indexed<Mapped, Tiny<true>>>("killed::hikv_with_a_log");
 }
