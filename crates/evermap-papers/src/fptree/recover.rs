@@ -3,7 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use evermap_index::FOUND_LATE;
 use evermap_index::node_lock::Lock;
 use evermap_index::ordered::Run;
 use evermap_pm::medium::Note;
@@ -12,6 +11,10 @@ use evermap_pm::{Medium, Result};
 use super::access::Node;
 use super::inner::Inner;
 use super::{Form, FpTree};
+
+/// Why crash campaigns need not detect that a reference which was found becomes durable late.
+const REFERENCE_FOUND_LATE: &str = "late, it matters to other threads: \
+     `references_that_are_found_are_durable_before_a_leaf_is_used`";
 
 /// How the inner nodes were made when the index was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +48,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
             }
             next = self.leaf_after(&node);
         }
-        m.note(Note::Harmless(FOUND_LATE));
+        m.note(Note::Harmless(REFERENCE_FOUND_LATE));
         m.fence();
         // Before other threads remove keys of these leaves, and their blocks are used again.
         unfinished.iter().try_for_each(|node| self.recover(node))?;
@@ -63,7 +66,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
             // Generations of an earlier opener could equal the current one.
             m.store_transient(&header.lock, Lock::stale(self.memory.generation).0);
         }
-        m.note(Note::Harmless(FOUND_LATE));
+        m.note(Note::Harmless(REFERENCE_FOUND_LATE));
         m.flush(header);
         if let Ok(low) = node.low(m) {
             run.push_with(node.offset, |bytes| low.append(m, bytes));
