@@ -54,8 +54,8 @@ pub(super) struct Upper {
     nodes: usize,
     /// `fanout - 1` keys for each inner node.
     inner: Box<[AtomicU64]>,
-    /// For each parent, a header and `parent` entries. The header has the number of entries, the
-    /// [`Growth`], and a word that is not used.
+    /// For each parent, a header and `parent` entries. The header has the number of entries and the
+    /// [`Growth`].
     parents: Box<[AtomicU64]>,
     /// The number of parents, with the spare ones.
     slots: usize,
@@ -73,12 +73,38 @@ pub(super) struct Place {
 /// A leaf and what separates it from the one before it.
 pub(super) type LeafEntry = (Brief, u64);
 
-/// How often a parent was split since the last rebuild: where the tree grows.
+/// Where and how much a parent grows.
 #[derive(Clone, Copy, Default)]
 struct Growth {
-    splits: u64,
-    /// Where the last leaf was added.
-    last: usize,
+    /// The leaves that were added since the last rebuild, half of those before it, and so on.
+    added: u64,
+    /// The place behind the leaf that was split last, or 0.
+    behind: usize,
+    /// Whether that one was behind the one before it.
+    ascends: bool,
+}
+
+impl Growth {
+    /// Returns this after the leaf at place `at` was split. If keys ascend, that is the one that
+    /// was added last; if they descend, it is the one that was split last itself.
+    fn after_split_of(&self, at: usize) -> Self {
+        Growth { added: self.added + 1, behind: at + 1, ascends: at >= self.behind }
+    }
+}
+
+/// Where leaves are divided, and spare parents left.
+struct Cut {
+    /// The number of the leaf behind it.
+    at: usize,
+    growth: Growth,
+}
+
+/// A parent of a new array.
+struct Planned {
+    leaves: Range<usize>,
+    growth: Growth,
+    /// The number of spare parents behind it.
+    spares: usize,
 }
 
 /// What there is above the leaves.
@@ -110,20 +136,43 @@ impl Upper {
         Upper::fill(shape, leaves, &[])
     }
 
-    /// Builds the same for other leaves. `growth` says at which leaves the tree has grown, and how
-    /// much.
-    fn fill(shape: Shape, leaves: &[LeafEntry], growth: &[(usize, Growth)]) -> Self {
-        let chunks = leaves.len().div_ceil(shape.filled).max(1);
-        let (mut left, mut right) = (vec![0; chunks], vec![0; chunks]);
-        let all: u64 = growth.iter().map(|(_, growth)| growth.splits).sum();
-        for (at, growth) in growth.iter().filter(|_| shape.spares) {
-            let share = (chunks as u64 * growth.splits).div_ceil(all.max(1)) as usize;
-            let chunk = (at / shape.filled).min(chunks - 1);
-            // It grows towards where the next leaf will be added.
-            let side = if growth.last >= shape.parent / 2 { &mut right } else { &mut left };
-            side[chunk] += share;
+    /// Returns the parents of leaves that are divided at `cuts`, and the number of spare parents
+    /// before the first of them. There are as many spare ones as necessary ones, in proportion to
+    /// the growth.
+    fn plan(shape: Shape, leaves: usize, cuts: &[Cut]) -> (usize, Vec<Planned>) {
+        let all: u64 = cuts.iter().map(|cut| cut.growth.added).sum();
+        let spares = (leaves / shape.filled).max(1) as u64;
+        let (mut leading, mut plan, mut start) = (0, Vec::<Planned>::new(), 0);
+        let mut descends = Growth::default();
+        let end = Cut { at: leaves, growth: Growth::default() };
+        for cut in cuts.iter().chain([&end]) {
+            while start < cut.at.min(leaves) {
+                let end = cut.at.min(leaves).min(start + shape.filled);
+                let growth = std::mem::take(&mut descends);
+                plan.push(Planned { leaves: start..end, growth, spares: 0 });
+                start = end;
+            }
+            let share = (spares * cut.growth.added / all.max(1)) as usize;
+            let added = cut.growth.added / 2;
+            if !cut.growth.ascends {
+                descends = Growth { added, behind: 1, ascends: false };
+            }
+            let Some(last) = plan.last_mut() else {
+                leading += share;
+                continue;
+            };
+            last.spares += share;
+            if cut.growth.ascends {
+                last.growth = Growth { added, behind: last.leaves.len() - 1, ascends: true };
+            }
         }
-        let slots = chunks + left.iter().chain(&right).sum::<usize>();
+        (leading, plan)
+    }
+
+    /// Builds the same for other leaves, with spare parents at these places.
+    fn fill(shape: Shape, leaves: &[LeafEntry], cuts: &[Cut]) -> Self {
+        let (leading, plan) = Upper::plan(shape, leaves.len(), cuts);
+        let slots = leading + plan.iter().map(|parent| 1 + parent.spares).sum::<usize>();
         let mut height = 0;
         while shape.fanout.pow(height) < slots {
             height += 1;
@@ -138,14 +187,14 @@ impl Upper {
             parents: array(slots * (1 + shape.parent) * ENTRY),
             slots,
         };
-        let mut slot = 0;
-        for (number, chunk) in leaves.chunks(shape.filled).enumerate() {
-            slot += left[number];
-            for (at, leaf) in chunk.iter().enumerate() {
+        let mut slot = leading;
+        for Planned { leaves: places, growth, spares } in plan {
+            upper.set_count(slot, places.len());
+            upper.set_growth(slot, growth);
+            for (at, leaf) in leaves[places].iter().enumerate() {
                 upper.set_entry(Place { slot, at }, *leaf);
             }
-            upper.set_count(slot, chunk.len());
-            slot += 1 + right[number];
+            slot += 1 + spares;
         }
         upper.separate_all();
         upper
@@ -219,13 +268,14 @@ impl Upper {
     fn growth(&self, slot: usize) -> Growth {
         let header = self.header(slot);
         let load = |word: usize| self.parents[header + word].load(Acquire);
-        Growth { splits: load(1), last: load(2) as usize }
+        Growth { added: load(1), behind: load(2) as usize, ascends: load(3) != 0 }
     }
 
     fn set_growth(&self, slot: usize, growth: Growth) {
         let header = self.header(slot);
-        self.parents[header + 1].store(growth.splits, Release);
-        self.parents[header + 2].store(growth.last as u64, Release);
+        self.parents[header + 1].store(growth.added, Release);
+        self.parents[header + 2].store(growth.behind as u64, Release);
+        self.parents[header + 3].store(u64::from(growth.ascends), Release);
     }
 
     fn word_of(&self, place: Place) -> usize {
@@ -324,7 +374,7 @@ impl Upper {
         }
         self.set_entry(Place { slot, at: at + 1 }, leaf);
         self.set_count(slot, count + 1);
-        self.set_growth(slot, Growth { last: at, ..self.growth(slot) });
+        self.set_growth(slot, self.growth(slot).after_split_of(at));
     }
 
     /// Returns a spare parent beside a full one, if there is any: that on the side to which the
@@ -333,27 +383,28 @@ impl Upper {
         let slot = place.slot;
         let right = Some(slot + 1).filter(|&right| right < self.slots && self.count(right) == 0);
         let left = slot.checked_sub(1).filter(|&left| self.count(left) == 0);
-        if place.at >= self.shape.parent / 2 { right.or(left) } else { left.or(right) }
+        let ascends = self.growth(slot).after_split_of(place.at).ascends;
+        if ascends { right.or(left) } else { left.or(right) }
     }
 
     /// Gives half of the leaves of a full parent to a spare one beside it. Returns `false` if there
     /// is none. `place` is where the next leaf will be added.
     pub(super) fn split(&self, place: Place) -> bool {
         let (Some(spare), slot) = (self.spare(place), place.slot) else { return false };
-        let (all, half) = (self.count(slot), self.shape.parent / 2);
-        let Growth { splits, .. } = self.growth(slot);
+        let (all, half, growth) = (self.count(slot), self.shape.parent / 2, self.growth(slot));
         let moved = if spare > slot { half..all } else { 0..half };
-        let goes_along = moved.contains(&place.at);
         self.copy(slot, moved.clone(), spare);
         self.set_count(spare, moved.len());
         if spare < slot {
             self.copy(slot, half..all, slot);
         }
         self.set_count(slot, all - moved.len());
-        let later = spare.max(slot);
-        self.separate(later, self.entry(Place { slot: later, at: 0 }).0);
-        let (grown, other) = if goes_along { (spare, slot) } else { (slot, spare) };
-        self.set_growth(grown, Growth { splits: splits + 1, last: place.at });
+        let (lower, upper) = (spare.min(slot), spare.max(slot));
+        self.separate(upper, self.entry(Place { slot: upper, at: 0 }).0);
+        let (grown, other, before) =
+            if place.at < half { (lower, upper, 0) } else { (upper, lower, half) };
+        let behind = growth.behind.saturating_sub(before);
+        self.set_growth(grown, Growth { behind, ..growth });
         self.set_growth(other, Growth::default());
         true
     }
@@ -370,18 +421,25 @@ impl Upper {
     /// added. O(leaves).
     pub(super) fn rebuilt(&self, place: Place) -> Self {
         let leaves: Vec<LeafEntry> = self.leaves().collect();
-        let (mut grown, mut before) = (Vec::new(), 0);
-        for slot in 0..self.slots {
-            let mut growth = self.growth(slot);
+        let (mut cuts, mut before) = (Vec::new(), 0);
+        for slot in (0..self.slots).filter(|_| self.shape.spares) {
+            let (mut growth, count) = (self.growth(slot), self.count(slot));
             if slot == place.slot {
-                growth = Growth { splits: growth.splits + 1, last: place.at };
+                growth = growth.after_split_of(place.at);
             }
-            if growth.splits > 0 {
-                grown.push((before + growth.last.min(self.count(slot)), growth));
+            // The leaf to which keys ascend was added behind the one that was split last. That of
+            // `place` will be.
+            let is_added = slot != place.slot;
+            let cut = match growth.ascends {
+                true => growth.behind + usize::from(is_added),
+                false => growth.behind.saturating_sub(1),
+            };
+            if growth.added > 0 {
+                cuts.push(Cut { at: before + cut.min(count), growth });
             }
-            before += self.count(slot);
+            before += count;
         }
-        Upper::fill(self.shape, &leaves, &grown)
+        Upper::fill(self.shape, &leaves, &cuts)
     }
 
     /// Returns how much there is. O(parents).
