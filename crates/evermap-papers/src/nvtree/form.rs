@@ -17,8 +17,9 @@ pub trait Form: Send + Sync + 'static {
 /// A rebuild fills half of each parent, and leaves spare parents where the tree has grown: the
 /// usual form. In all, these are as many as the parents with leaves.
 ///
-/// A leaf has a line for its header and 31 for its entries.
-pub enum HalfFull<const LEAF: usize = 62, const PARENT: usize = 128, const FANOUT: usize = 128> {}
+/// A leaf has 1 KiB: a line for its header and 15 for its entries. These are about as many as the
+/// comparisons of others have given NV-Tree.
+pub enum HalfFull<const LEAF: usize = 30, const PARENT: usize = 128, const FANOUT: usize = 128> {}
 
 impl<const LEAF: usize, const PARENT: usize, const FANOUT: usize> Form
     for HalfFull<LEAF, PARENT, FANOUT>
@@ -33,7 +34,7 @@ impl<const LEAF: usize, const PARENT: usize, const FANOUT: usize> Form
 /// A rebuild gives each leaf a parent of its own, as NVStore does: there is room for splits
 /// everywhere, and the parents take much memory.
 pub enum OneLeafPerParent<
-    const LEAF: usize = 62,
+    const LEAF: usize = 30,
     const PARENT: usize = 128,
     const FANOUT: usize = 128,
 > {}

@@ -17,8 +17,9 @@ use super::{Form, mistakes};
 
 /// Walks over all leaves, recovers each, and returns them in order. O(leaves).
 ///
-/// An earlier process may have died before the first line of a leaf was durable that it had stored.
-/// Everything else is durable before that line says so, which leads to it or counts it.
+/// An earlier process may have died before the first line of a leaf was durable that it had stored,
+/// or an entry that it had changed in place. Everything else is durable before that line says so,
+/// which leads to it or counts it.
 ///
 /// # Errors
 /// `Damaged`: a leaf is none, or not behind the one before it. So the walk ends.
@@ -64,6 +65,11 @@ fn recover<M: Medium>(memory: &TreeMemory<M>, leaf: &Leaf<'_>) -> Result<()> {
     let count = leaf.count(m)?;
     m.note(Note::Harmless(FOUND_LATE));
     m.flush(header);
+    if count == leaf.entries.len() {
+        // An entry may have been changed in place.
+        m.note(Note::Harmless(FOUND_LATE));
+        m.flush(leaf.entries);
+    }
     if !m.mutant(mistakes::TRUST_VISIBLE) {
         m.store_transient(&header.visible, Visible::new(count).0);
     }

@@ -14,6 +14,7 @@ use std::time::Instant;
 use evermap_index::fresh::Fresh;
 use evermap_index::ordered::leaf::{LeafRef, leaf_bytes};
 use evermap_index::recipe;
+use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, PmU64, Result};
 
 use super::counters::Counted;
@@ -90,6 +91,10 @@ impl<M: Medium, F: Form> NvTree<M, F> {
         if m.mutant(mistakes::COMMIT_LATE) {
             m.store(cell, new);
         } else {
+            m.note(Note::Harmless(
+                "needed where another thread uses the new leaf: \
+                 `a_leaf_is_durably_replaced_before_another_one_is_used`",
+            ));
             recipe::commit(m, cell, new);
         }
         let right = draft.merged.as_ref().map(|locked| locked.node);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use evermap_index::OrderedIndex;
 use evermap_index::node_lock::Lock;
 use evermap_index::testkit::crash_states::{
-    created, for_each_image, is_durable_once_served, record, reopened, word_in,
+    created, for_each_image, is_durable_once_served, is_kept, record, reopened, word_in,
 };
 use evermap_index::testkit::ordered::encoded::InOrder;
 use evermap_pm::region::{Identity, OnSuspect};
@@ -74,6 +74,16 @@ fn what_recovery_finds_is_durable_before_it_is_used() {
     is_durable_once_served(&sim, (pool, index), &words, 3);
 }
 
+/// As above, with entries of a full leaf that were being changed in place.
+#[test]
+fn changes_in_place_that_recovery_finds_are_durable_before_they_are_used() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..8);
+    let entries = leaf_of(&index.index, &pool, 0).entries;
+    let words = [&entries[2].word, &entries[6].word].map(|word| sim.offset_of(word));
+    is_durable_once_served(&sim, (pool, index), &words, 3);
+}
+
 /// An insertion counts its entry when that is durable, and lookups read it when the count is.
 #[test]
 fn lookups_read_what_is_counted_durably() {
@@ -132,6 +142,23 @@ fn a_leaf_that_was_replaced_is_obsolete() {
     assert!(!old.is_unchanged(&sim, visible));
     assert!(Lock(sim.load(&old.header.lock)).is_obsolete());
     assert_ne!(leaf_of(&index.index, &pool, 0).offset, old.offset);
+}
+
+/// The thread that replaces a leaf need not be the one that appends to the new one, so what refers
+/// to that is durable first.
+#[test]
+fn a_leaf_is_durably_replaced_before_another_one_is_used() {
+    let (sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..8);
+    let head = &index.index.root_block().unwrap().head;
+    let old = sim.load(head);
+    record(&sim, || {
+        let key = 3u64.to_be_bytes();
+        index.index.make_room(&Search::new(&key), &pool.pin()).unwrap();
+    });
+    assert_ne!(sim.load(head), old);
+    is_kept(&sim, head);
+    assert_eq!(index.index.check(), Vec::<String>::new());
 }
 
 /// After a crash, what was appended and not counted does not exist.

@@ -69,7 +69,7 @@ fn beginnings_need_not_tell_keys_apart() {
 
 #[test]
 fn pages_are_as_long_as_the_caller_expects() {
-    pages_have_what_is_expected::<NvTree<Sim>>(62);
+    pages_have_what_is_expected::<NvTree<Sim>>(30);
 }
 
 /// Each change is two ordered persists, of the entry and of its count, for keys of any length.
@@ -81,7 +81,7 @@ fn every_change_is_two_persists() {
         let tree: NvTree<Sim> = tree_in(memory().unwrap().observed_by(counter.clone())).unwrap();
         let key = |number: u8| [vec![7; length - 1], vec![number]].concat();
         let costs = |change: &dyn Fn(u8)| {
-            (0..10).for_each(|number| {
+            (0..7).for_each(|number| {
                 counter.reset();
                 change(number);
                 let counts = counter.counts();
@@ -106,13 +106,13 @@ fn every_change_is_two_persists() {
 fn replacing_leaves_costs_little_more() {
     let costs = Costs::of::<NvTree<Sim>>();
     let (lines, fences) = Costs::of_each("insert", &costs.inserted);
-    assert!(lines <= 4.0 && fences <= 2.2, "{:?}", costs.inserted);
+    assert!(lines <= 3.5 && fences <= 2.3, "{:?}", costs.inserted);
     let found = costs.found;
     assert_eq!((found.lines_flushed, found.fences, found.stores, found.cas), (0, 0, 0, 0));
     let (lines, fences) = Costs::of_each("update", &costs.updated);
-    assert!(lines <= 4.0 && fences <= 2.2, "{:?}", costs.updated);
+    assert!(lines <= 3.5 && fences <= 2.3, "{:?}", costs.updated);
     let (lines, fences) = Costs::of_each("removal", &costs.removed);
-    assert!(lines <= 4.0 && fences <= 2.2, "{:?}", costs.removed);
+    assert!(lines <= 3.5 && fences <= 2.3, "{:?}", costs.removed);
 }
 
 /// Returns the pairs of a tree.
@@ -215,7 +215,7 @@ fn a_growing_tree_is_seldom_rebuilt() {
         assert!(counters.rebuilds <= most, "{name}: {counters:?}");
         assert!(counters.upper.parents <= 4 * counters.upper.used_parents, "{name}: {counters:?}");
     }
-    let tree = filled::<OneLeafPerParent<8, 8, 8>>(KEYS, ORDERS[1].1);
+    let tree = filled::<OneLeafPerParent<8, 8, 8>>(KEYS / 2, ORDERS[1].1);
     let counters = tree.counters();
     println!("one leaf per parent, ascending: {counters:?}");
     assert_eq!(tree.check(), SOUND);
@@ -232,7 +232,7 @@ fn a_lookup_reads_half_a_leaf() {
         let read = (0..KEYS).map(read).sum::<usize>() as f64 / KEYS as f64;
         let stats = tree.stats();
         println!("{name}: {read:.1} entries read, load factor {:.2}", stats.load_factor());
-        assert!(read < 40.0 && stats.load_factor() > 0.45, "{name}");
+        assert!(read < 20.0 && stats.load_factor() > 0.45, "{name}");
         assert_eq!(stats.len, KEYS);
     }
 }
