@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use evermap_index::ordered::{Cursor, Direction, OrderedIndex};
+use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::ordered::trees::{
     Costs, Make, SOUND, in_memory, keys_with_equal_prefixes, memory, nodes_stay_stale,
@@ -11,7 +12,7 @@ use evermap_index::testkit::ordered::trees::{
 };
 use evermap_index::testkit::{Coarse, Config, Failure, Plain, ordered as kit, persistence};
 use evermap_index::{Bytes, conformance, crash_campaign, ordered_conformance};
-use evermap_papers::nvtree::{Form, HalfFull, MUTANTS, NvTree, OneLeafPerParent};
+use evermap_papers::nvtree::{Form, HalfFull, MUTANTS, NvTree, OneLeafPerParent, layout};
 use evermap_papers::testkit::tiny;
 use evermap_pm::medium::Counter;
 use evermap_pm::sim::{Sim, mutants::Fate};
@@ -43,6 +44,52 @@ fn full_nodes_conform() -> Result<(), Failure> {
 #[test]
 fn long_keys_conform_without_space() -> Result<(), Failure> {
     persistence::full::<Bytes, _>(&tiny::NvTree, &Config::from_env())
+}
+
+/// Without space for other leaves, keys are changed in place beside lookups.
+#[test]
+fn lookups_find_what_is_changed_in_place() {
+    const KEYS: u64 = 24;
+    const ROUNDS: u64 = 300;
+    let pool = super::model::pool(4096, 1 << 17);
+    let tree: Tiny<Sim> = PersistentOrdered::create(pool.clone(), pool.root(0)).unwrap();
+    let key = |number: u64| number.to_be_bytes();
+    let mut keys = 0..;
+    while tree.insert(&key(keys.next().unwrap()), 0).is_ok() {}
+    let bytes = layout::block_bytes(&pool, 8);
+    pool.epoch().drain();
+    while pool.allocate_fixed(bytes).is_ok() {}
+    // So that their leaves are full.
+    (0..8 * KEYS).for_each(|step| assert!(tree.update(&key(step % KEYS), 0).is_ok()));
+    let before = tree.counters();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=ROUNDS {
+                for number in 0..KEYS {
+                    // Every other key is removed and inserted again.
+                    if number % 2 == 1 {
+                        assert!(tree.remove(&key(number)).unwrap().removed());
+                    }
+                    assert_eq!(tree.upsert(&key(number), round).unwrap().new, Some(round));
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let mut last = [0; KEYS as usize];
+        while !done.load(Ordering::Relaxed) {
+            for (number, last) in (0..KEYS).zip(&mut last) {
+                let found = tree.get(&key(number)).unwrap();
+                assert!(found.is_some() || number % 2 == 1, "key {number}");
+                assert!(found.is_none_or(|round| round >= *last), "key {number}");
+                *last = found.unwrap_or(*last);
+            }
+        }
+    });
+    let after = tree.counters();
+    assert_eq!((after.splits, after.replacements), (before.splits, before.replacements));
+    assert!((0..KEYS).all(|number| tree.get(&key(number)).unwrap() == Some(ROUNDS)));
+    assert_eq!(tree.check(), SOUND);
 }
 
 #[test]
