@@ -9,6 +9,7 @@ use evermap_index::{Clht, DashEh, Index, OrderedIndex, Persistent, Visitor};
 use evermap_papers::bwtree::BwTree;
 use evermap_papers::fast_fair::FastFair;
 use evermap_papers::fptree::FpTree;
+use evermap_papers::hikv::{Alone, Indexed};
 use evermap_papers::hot::Hot;
 use evermap_papers::masstree::Masstree;
 use evermap_papers::nvtree::NvTree;
@@ -42,6 +43,7 @@ pub(crate) fn run(name: &str, level: &str, file: &str) -> Result<()> {
         names::NV_TREE => ordered::<NvTree<Mortal>>(pool, file, began),
         names::P_BWTREE => ordered::<BwTree<Mortal>>(pool, file, began),
         names::P_MASSTREE => ordered::<Masstree<Mortal>>(pool, file, began),
+        names::HIKV => ordered::<Indexed<Mortal, Alone>>(pool, file, began),
         names::P_HOT => ordered::<Hot<Mortal>>(pool, file, began),
         _ => Err(format!("there is no index {name}").into()),
     }

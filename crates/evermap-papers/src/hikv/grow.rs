@@ -6,8 +6,9 @@
 //! 2. The number of buckets is stored and made durable: that commits the split.
 //!
 //! The entries of the keys that have moved stay where they were: an entry whose signature belongs
-//! to another bucket counts as free. So nothing is left to do, and nothing to repair. A crash
-//! before the commit leaves a bucket that does not count, and is written anew.
+//! to another bucket counts as free. So nothing has to be done after the commit, and nothing to be
+//! repaired. A crash before the commit leaves a bucket that does not count, and is written anew.
+//! Chained buckets that are left without keys are freed.
 //!
 //! A put that has found no space in the first bucket of a chain adds one bucket to its partition.
 //! That keeps the load where one key in `keys / buckets` is in a chained bucket, whatever the
@@ -18,7 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use evermap_pm::{Error, Medium, Result};
 
 use super::hash::{Hash, Spare, chunk_buckets};
-use super::layout::{BUCKET, Bucket, CHUNKS, ENTRIES, MARK};
+use super::layout::{BUCKET, Bucket, CHUNKS, ENTRIES, Entry, MARK};
 use super::mistakes;
 
 impl<M: Medium> Hash<M> {
@@ -65,6 +66,24 @@ impl<M: Medium> Hash<M> {
         m.store(&descriptor.count, count + 1);
         m.persist(&descriptor.count);
         state.publish(count + 1);
+        self.shorten(partition, (from, count + 1))
+    }
+
+    /// Cuts the end of a chain off that has no keys any more.
+    fn shorten(&self, partition: usize, (number, count): (u64, u64)) -> Result<()> {
+        let m = self.pool.medium();
+        let chain = self.chain(partition, number).collect::<Result<Vec<_>>>()?;
+        let is_bound = |entry: &Entry| self.bound(entry, (partition, number, count)).is_some();
+        let last = chain.iter().rposition(|(_, bucket)| bucket.entries.iter().any(is_bound));
+        let last = last.unwrap_or(0);
+        if last + 1 == chain.len() {
+            return Ok(());
+        }
+        let guard = self.pool.pin();
+        m.store(&chain[last].1.next, 0);
+        m.persist(&chain[last].1.next);
+        // Lookups may still be there.
+        chain[last + 1..].iter().for_each(|&(gone, _)| self.pool.retire(gone, BUCKET, &guard));
         Ok(())
     }
 

@@ -349,6 +349,7 @@ impl<M: Medium> Hash<M> {
                     show(Shown::Chained(offset))?;
                 }
                 for entry in &bucket.entries {
+                    self.settle_entry(entry);
                     if let Some((signature, position)) =
                         self.bound(entry, (partition, number, count))
                     {
@@ -358,6 +359,17 @@ impl<M: Medium> Hash<M> {
             }
         }
         damage
+    }
+
+    /// Makes what an earlier process may have left in an entry durable. Its stripe is locked, so no
+    /// other thread is changing it.
+    fn settle_entry(&self, entry: &Entry) {
+        let m = self.pool.medium();
+        let word = m.load(&entry.position);
+        if word & MARK != 0 {
+            m.persist(&entry.position);
+            m.store_transient(&entry.position, word & !MARK);
+        }
     }
 
     /// Returns the offsets of the chained buckets that are not used yet.

@@ -30,6 +30,15 @@ impl Settings for Usual {
     }
 }
 
+/// The same without threads: the threads that need the tree build it and update it.
+pub enum Alone {}
+
+impl Settings for Alone {
+    fn config() -> Config {
+        Config { backends: Some(Backends::Fixed(0)), rebuild_threads: 0, ..Config::default() }
+    }
+}
+
 /// So small that a few dozen keys cause everything: without threads, and with queues of few
 /// requests. With a log if `LOG`.
 pub enum Tiny<const LOG: bool> {}
@@ -40,12 +49,10 @@ impl<const LOG: bool> Settings for Tiny<LOG> {
             partition_bits: 1,
             base: 1,
             spares: 2,
-            backends: Some(Backends::Fixed(0)),
             requests: 8,
             logs: if LOG { 2 } else { 0 },
             log_bytes: 1 << 10,
-            rebuild_threads: 0,
-            ..Config::default()
+            ..Alone::config()
         }
     }
 }

@@ -65,7 +65,7 @@ pub use hash::Census;
 use hash::Hash;
 use helpers::HelperThreads;
 use image::Image;
-pub use indexed::{Indexed, Settings, Tiny, Usual};
+pub use indexed::{Alone, Indexed, Settings, Tiny, Usual};
 use layout::{KIND, PARTITION_BITS_MAX, Root};
 use log::Log;
 pub use mistakes::{LOG_MUTANTS, MUTANTS, NOTICED_ELSEWHERE};
