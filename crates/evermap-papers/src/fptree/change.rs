@@ -110,7 +110,10 @@ impl<M: Medium, F: Form> FpTree<M, F> {
     ) -> Result<Done> {
         let m = self.medium();
         let block = Stored::read(m, &node.entry(slot).key)?.block();
-        let new = match decide(Some(old)) {
+        let action = decide(Some(old));
+        // With the same word too, the key has another entry then.
+        let changed = action != Action::Keep;
+        let new = match action {
             Action::Keep => Some(old),
             // Otherwise the entry would move, and readers would not know.
             Action::Put(word) if word == old => Some(old),
@@ -134,8 +137,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         };
         let change = Change { old: Some(old), new };
         let emptied = new.is_none() && node.bitmap(m) == 0;
-        // A scan shows pairs of one moment, so it has to know.
-        Ok(Done { change, changed: new != Some(old), emptied })
+        Ok(Done { change, changed, emptied })
     }
 
     /// Makes a free entry of a leaf the one of a key, instead of those in `replaced`. A longer key
