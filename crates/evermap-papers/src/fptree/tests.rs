@@ -1,8 +1,10 @@
 //! States that crashes seldom leave, constructed.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use evermap_index::node_lock::Lock;
+use evermap_index::ordered::Page;
 use evermap_index::testkit::crash_states::{
     created, for_each_image, is_durable_once_served, is_kept, record, reopened, word_in,
 };
@@ -76,6 +78,27 @@ fn undo_last_step(sim: &Sim, leaf: &Node<'_, Tiny>, bitmap: u64) {
     let next = leaf.next(sim).offset().unwrap();
     sim.store(&leaf.line().bitmap, bitmap);
     sim.store(&leaf.header().next, Link::unfinished(next).0);
+}
+
+/// An update with the word that a key has moves the key to another entry. A reader that began
+/// before has to read the leaf again.
+#[test]
+fn an_update_with_the_same_word_is_noticed() {
+    let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..FULL - 1);
+    let key = 1u64.to_be_bytes();
+    let read = || {
+        let page = &mut Page::default();
+        index.index.try_ascending(Bound::Unbounded, 1, page).unwrap().unwrap()
+    };
+    let seen = read();
+    assert!(!index.index.insert(&key, 7).unwrap().inserted());
+    assert!(seen.is_unchanged(&sim), "nothing was changed");
+    assert_eq!(index.index.update(&key, 1).unwrap().old, Some(1));
+    assert!(!seen.is_unchanged(&sim));
+    let seen = read();
+    assert!(index.index.remove(&key).unwrap().removed());
+    assert!(!seen.is_unchanged(&sim));
 }
 
 /// A key is inserted into either half of a full leaf. In the lower half it takes the place of one

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use evermap_index::ordered::{Direction, OrderedIndex, PersistentOrdered};
+use evermap_index::ordered::OrderedIndex;
 use evermap_index::testkit::crash::battery;
 use evermap_index::testkit::ordered::trees::{
-    Costs, Make, SOUND, in_memory, keys, keys_with_equal_prefixes, memory, nodes_stay_stale,
+    Costs, Make, SOUND, in_memory, keys_with_equal_prefixes, memory, nodes_stay_stale,
     pages_have_what_is_expected, tree_in,
 };
-use evermap_index::testkit::{Coarse, Plain, beside_readers};
+use evermap_index::testkit::{Coarse, Plain};
 use evermap_index::{conformance, crash_campaign, ordered_conformance};
 use evermap_papers::fptree::{FpTree, Fused, MUTANTS, Paper, Transactions};
 use evermap_papers::testkit::tiny;
@@ -64,7 +64,7 @@ struct Persists {
 }
 
 /// Counts what operations on a key of this length cost.
-fn persists<T: PersistentOrdered<Sim>>(length: usize) -> Persists {
+fn persists<T: evermap_index::ordered::PersistentOrdered<Sim>>(length: usize) -> Persists {
     let counter = Arc::new(Counter::default());
     let tree: T = tree_in(memory().unwrap().observed_by(counter.clone())).unwrap();
     tree.insert(b"another key", 1).unwrap();
@@ -141,27 +141,6 @@ fn a_lookup_compares_about_one_key() {
     let each = |sum: usize| sum as f64 / KEYS as f64;
     println!("{} keys for one that is present, {} for another", each(hits), each(misses));
     assert!((1.0..1.15).contains(&each(hits)) && each(misses) < 0.25);
-}
-
-/// An update with the word that the key has moves it to another entry, which readers have to notice
-/// like any other change.
-#[test]
-fn updates_with_the_same_word_are_changes() {
-    fn with<T: PersistentOrdered<Sim>>() {
-        let tree: T = in_memory();
-        let key = b"key";
-        for other in 0..3u8 {
-            tree.insert(&[other], 0).unwrap();
-        }
-        tree.insert(key, 1).unwrap();
-        let update = |_| assert_eq!(tree.update(key, 1).unwrap().old, Some(1));
-        beside_readers(3_000, update, || {
-            assert_eq!(tree.get(key).unwrap(), Some(1));
-            assert_eq!(keys(&tree, Direction::Ascending).len(), 4);
-        });
-    }
-    with::<FpTree<Sim>>();
-    with::<FpTree<Sim, Paper>>();
 }
 
 /// Leaves that become empty are taken out, wherever they are, and their space is used again.
