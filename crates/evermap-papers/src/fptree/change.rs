@@ -115,8 +115,6 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         let changed = action != Action::Keep;
         let new = match action {
             Action::Keep => Some(old),
-            // Otherwise the entry would move, and readers would not know.
-            Action::Put(word) if word == old => Some(old),
             Action::Put(word) => {
                 if node.bitmap(m) == F::Leaf::FULL {
                     // Before it is durable that the entry names something, that itself has to be.
