@@ -29,7 +29,7 @@ use crate::builder::IndexBuilder;
 use crate::cached::Cached;
 use crate::family::ROOT;
 use crate::media::{Memory, Watched};
-use crate::valued::Valued;
+use crate::valued::{Valued, measure, was};
 
 /// The least and the greatest length of values that are words.
 const WORD: (u32, u32) = (8, 8);
@@ -60,7 +60,8 @@ macro_rules! with_values {
 
 /// Evaluates an expression for a tree on the medium of the setup, which is one of two types.
 macro_rules! build {
-    ($tree:ident, $name:expr, $setup:expr, |$builder:ident, $index:ident, $counts:ident| $build:expr) => {{
+    ($tree:ident, $name:expr, $setup:expr,
+        |$builder:ident, $index:ident, $counts:ident| $build:expr) => {{
         let $builder = IndexBuilder { name: $name, guards: Guards::PerOperation, setup: $setup };
         let built = $builder.memory().and_then(|memory| match memory {
             Memory::Plain(medium) => {
@@ -161,7 +162,7 @@ pub static ENTRIES: [Entry; 13] = [
     },
     Entry {
         name: "fp-tree-htm",
-        about: "that with inner nodes used by hardware transactions, as published, where there are any",
+        about: "that with inner nodes used by hardware transactions, where there are any",
         rival: true,
         factory: with_values!(FpTreeHtm, |store, _| store),
     },
@@ -369,23 +370,6 @@ impl<T: OrderedIndex + 'static, H: Home> Table for Tree<T, H> {
     fn place(&self) -> Place {
         self.home.place()
     }
-}
-
-/// Returns the size of a tree, without what its words name.
-pub(crate) fn measure(tree: &dyn OrderedIndex) -> Size {
-    let stats = tree.stats();
-    Size {
-        len: Some(stats.len),
-        load_factor: (stats.capacity > 0).then(|| stats.load_factor()),
-        dram_bytes: Some(stats.dram_bytes),
-        pm_bytes: Some(stats.pm_bytes),
-        placement: None,
-    }
-}
-
-/// Returns whether a key was bound.
-pub(crate) fn was(old: Option<u64>) -> Found {
-    if old.is_some() { Found::Present } else { Found::Absent }
 }
 
 impl<T: OrderedIndex + 'static, H: Home> Store for Tree<T, H> {

@@ -16,15 +16,13 @@ use evermap_pm::{Error, Guard, Medium, PmU64, Pool};
 use evermap_lab_core::subject::store::{Result, Store};
 use evermap_lab_core::subject::{Counts, Found, Place, Size};
 
-use crate::ordered::{measure, was};
-
 /// Bytes before the value.
 const HEADER: u64 = 8;
 
 /// A tree, with the blocks of its values.
 ///
-/// A value is flushed and not fenced: the tree's first fence, which makes the new entry durable, has
-/// to come before anything refers to that entry. NV-Tree and FPTree are such trees.
+/// A value is flushed and not fenced: the tree's first fence, which makes the new entry durable,
+/// must come before anything refers to that entry. NV-Tree and FPTree are such trees.
 pub(crate) struct Valued<M: Medium, T> {
     pub(crate) pool: Arc<Pool<M>>,
     pub(crate) tree: T,
@@ -34,7 +32,7 @@ pub(crate) struct Valued<M: Medium, T> {
 
 impl<M: Medium, T: OrderedIndex> Valued<M, T> {
     /// Announces an operation to a medium that counts, so that it counts each line once.
-    #[inline(always)]
+    #[inline]
     fn operate<R>(&self, operation: impl FnOnce() -> R) -> R {
         self.pool.medium().note(Note::Begin(0));
         let result = operation();
@@ -165,4 +163,21 @@ impl<M: Medium, T: OrderedIndex + 'static> Store for Valued<M, T> {
     fn place(&self) -> Place {
         self.place.clone()
     }
+}
+
+/// Returns the size of a tree, without what its words name.
+pub(crate) fn measure(tree: &dyn OrderedIndex) -> Size {
+    let stats = tree.stats();
+    Size {
+        len: Some(stats.len),
+        load_factor: (stats.capacity > 0).then(|| stats.load_factor()),
+        dram_bytes: Some(stats.dram_bytes),
+        pm_bytes: Some(stats.pm_bytes),
+        placement: None,
+    }
+}
+
+/// Returns whether a key was bound.
+pub(crate) fn was(old: Option<u64>) -> Found {
+    if old.is_some() { Found::Present } else { Found::Absent }
 }

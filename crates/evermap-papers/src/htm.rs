@@ -128,8 +128,8 @@ impl<T> Elided<T> {
     fn transaction<R>(&self, work: &mut impl FnMut(&mut T) -> R) -> Option<R> {
         for _ in 0..ATTEMPTS {
             let mut backoff = Backoff::new();
-            // One that begins while the lock is held would be undone. Whoever has waited for long
-            // waits for the lock itself: its holder may have panicked.
+            // One that begins while the lock is held would be undone. After a long wait the
+            // lock itself is waited for, because its holder may have panicked.
             while self.held.load(Acquire) {
                 if backoff.wait() > WAITS_MAX {
                     return None;

@@ -147,7 +147,7 @@ impl Service {
         Ok(())
     }
 
-    /// Takes a batch from each queue, as the backend with this number of so many.
+    /// Takes a batch from each queue, as backend `number` of `of`.
     pub(super) fn round(
         &self,
         number: usize,

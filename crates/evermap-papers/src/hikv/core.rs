@@ -62,7 +62,7 @@ impl<M: Medium> Core<M> {
         }
     }
 
-    /// Serves each queue once, as the backend with this number of so many.
+    /// Serves each queue once, as backend `number` of `of`.
     pub(super) fn serve_once(&self, number: usize, of: usize) -> Result<u64> {
         match &self.service {
             Some(service) => service.round(number, of, &mut self.server()),

@@ -125,8 +125,8 @@ impl Tree {
         }
     }
 
-    /// Returns the size in bytes. Of a tree for transactions these are the entries and the keys: its
-    /// nodes are the standard library's own.
+    /// Returns the size in bytes. Of a tree for transactions these are the entries and the keys, as
+    /// its nodes are the standard library's own.
     pub(super) fn dram_bytes(&self) -> Result<u64> {
         match self {
             Tree::One(tree) => Ok(tree.stats().dram_bytes),

@@ -24,18 +24,18 @@ impl Table for SkipList {
 
     fn guard(&self) {}
 
-    #[inline(always)]
+    #[inline]
     fn insert(&self, key: u64, word: u64, (): &()) -> Result<Found> {
         self.0.get_or_insert(key, AtomicU64::new(word));
         Ok(Found::Unsaid)
     }
 
-    #[inline(always)]
+    #[inline]
     fn get(&self, key: u64, (): &()) -> Result<Option<u64>> {
         Ok(self.0.get(&key).map(|entry| entry.value().load(Acquire)))
     }
 
-    #[inline(always)]
+    #[inline]
     fn update(&self, key: u64, word: u64, (): &()) -> Result<Found> {
         let entry = self.0.get(&key);
         Ok(match entry {
@@ -47,7 +47,7 @@ impl Table for SkipList {
         })
     }
 
-    #[inline(always)]
+    #[inline]
     fn remove(&self, key: u64, (): &()) -> Result<Found> {
         Ok(self.0.remove(&key).map(|entry| entry.value().load(Acquire)).into())
     }

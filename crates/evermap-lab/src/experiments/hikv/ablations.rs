@@ -1,10 +1,11 @@
 //! Figure 10: HiKV without each of its ideas.
 
+use super::bench::{ADAPTIVE, Bench, CHANGES, Cost, Part, operation, reduction, speed, table};
 use super::sweeps::DELAYS;
-use super::{ADAPTIVE, Bench, CHANGES, Cost, Part, drive, operation, reduction, speed, table};
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
+use crate::experiments::definition::drive;
 use crate::experiments::tables::{mark, notes_of_all, persists};
 use crate::report::{Figure, Grid, Marks, Output, Plot, Point, Series};
 use crate::subject::MediumKind;
@@ -87,16 +88,17 @@ fn plot(sweep: &[DriveReport]) -> Plot {
 fn figures(changes: &DriveReport, sweep: &[DriveReport]) -> Vec<Figure> {
     let last = DELAYS.len() - 1;
     let saved = SAVED.map(|(other, paper)| {
-        let at = |at: usize| {
-            let both = put(sweep, ADAPTIVE, at)?;
-            Some(both.with(put(sweep, other, at)?, |own, other| {
-                reduction(own.serving, other.serving)
-            }))
-        };
+        let at =
+            |at: usize| {
+                let both = put(sweep, ADAPTIVE, at)?;
+                Some(both.with(put(sweep, other, at)?, |own, other| {
+                    reduction(own.serving, other.serving)
+                }))
+            };
         Figure {
             what: format!(
-                "Put: by how much less of its processor time the serving thread of {ADAPTIVE} takes \
-                 than that of {other}, at {} and at {} ns, %",
+                "Put: by how much less processor time the serving thread of {ADAPTIVE} takes than \
+                 that of {other}, at {} and at {} ns, %",
                 DELAYS[0], DELAYS[last]
             ),
             paper: paper.into(),

@@ -1,12 +1,12 @@
-//! Figure 11: how threads are divided into those that serve and those that update the tree. Measured
-//! in a pool of threads that do either, and computed for the paper's 16.
+//! Figure 11: how threads are divided into those that serve and those that update the tree.
+//! Measured in a pool of threads that do either, and computed for the paper's 16.
 
 use std::time::Duration;
 
+use super::bench::{ADAPTIVE, Bench, Part, table};
 use super::mixes::{alone, demand};
 use super::model::{CORES, Machine, backends};
 use super::pool::{self, Window};
-use super::{ADAPTIVE, Bench, Part, table};
 use crate::LabError;
 use crate::driver::Config;
 use crate::experiments::settings::Settings;

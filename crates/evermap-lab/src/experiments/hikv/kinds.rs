@@ -1,6 +1,6 @@
 //! Figure 1: why HiKV has two indexes.
 
-use super::{Bench, Part, SCANS, operation, scans, table};
+use super::bench::{Bench, Part, SCANS, operation, scans, table};
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};

@@ -1,10 +1,11 @@
 //! Figure 7: YCSB with one thread, with all, and with 32 in a model.
 
+use super::bench::{ADAPTIVE, Bench, Cost, FPTREE, FPTREE_C, NVSTORE, Part, RIVALS, table};
 use super::model::{Demand, Machine};
-use super::{ADAPTIVE, Bench, Cost, FPTREE, FPTREE_C, NVSTORE, Part, RIVALS, drive, table};
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
+use crate::experiments::definition::drive;
 use crate::experiments::tables::{mark, notes_of_all};
 use crate::report::{Figure, Marks, Output, Plot, Point, Record, Series, counted, significant};
 use crate::workload::{Blend, Mix, Zipf};

@@ -1,5 +1,6 @@
 //! The evaluation of HiKV's paper, figure by figure: HiKV beside what it was compared with.
 //!
+//! * [`bench`]: what all sections measure with;
 //! * [`kinds`]: figure 1, a hash table, a skip list and a B+tree in ordinary memory;
 //! * [`operations`]: figures 5 and 6, each operation beside NVStore, FPTree and FPTree_C;
 //! * [`mixes`]: figure 7, YCSB; [`model`]: the same on as many processors as the paper had;
@@ -10,20 +11,17 @@
 //! * [`space`]: figure 13, bytes in both memories;
 //! * [`reopening`]: section 4.9, recovery.
 
-use evermap_pm::medium::Speed;
-
-use super::definition::{Experiment, drive};
+use super::definition::Experiment;
 use super::settings::{Scale, Setting, Settings, circumstances};
 use crate::LabError;
 use crate::driver::Config;
-use crate::driver::results::DriveReport;
-use crate::experiments::tables::mark;
-use crate::report::{Figure, Grid, Output, Plot, Record, Report, counted};
+use crate::report::{Output, Report, counted};
 use crate::subject::MediumKind;
-use crate::workload::{Blend, Distribution, KeyValueLengths, Lengths, Mix, Phase, Zipf};
+use crate::workload::{KeyValueLengths, Lengths};
 
 mod ablations;
 mod adaption;
+mod bench;
 mod kinds;
 mod mixes;
 mod model;
@@ -34,6 +32,8 @@ mod space;
 mod sweeps;
 #[cfg(test)]
 mod tests;
+
+use bench::{Bench, Part};
 
 pub(super) const HIKV: Experiment = Experiment {
     name: "hikv",
@@ -53,18 +53,6 @@ pub(super) const HIKV: Experiment = Experiment {
     ],
     run: hikv,
 };
-
-/// HiKV with one backend, and with as many as the load needs.
-const ONE_BACKEND: &str = "hikv-1-1";
-const ADAPTIVE: &str = "hikv";
-/// NVStore: NV-Tree as its paper has it, over values of any length.
-const NVSTORE: &str = "nv-tree-paper";
-/// FPTree as published.
-const FPTREE: &str = "fp-tree-paper";
-/// FPTree with the ordinary memory of HiKV's tree as a cache of values.
-const FPTREE_C: &str = "fp-tree-cache";
-/// What the paper compares HiKV with.
-const RIVALS: [&str; 3] = [NVSTORE, FPTREE, FPTREE_C];
 
 /// One or more figures of the paper.
 struct Section {
@@ -87,37 +75,6 @@ const SECTIONS: [Section; 9] = [
 ];
 /// The last section, which starts processes.
 const RECOVERY: &str = "recovery";
-
-/// What a section has found.
-#[derive(Default)]
-struct Part {
-    tables: Vec<Grid>,
-    plots: Vec<Plot>,
-    figures: Vec<Figure>,
-    notes: Vec<String>,
-}
-
-/// What all sections measure with.
-struct Bench<'s> {
-    settings: &'s Settings,
-    /// One thread, keys of 16 bytes and values of 256 on the emulated medium, unless others are
-    /// requested.
-    config: Config,
-}
-
-impl Bench<'_> {
-    /// Returns the number of threads beside which HiKV has one of its own: the processors.
-    fn threads(&self) -> usize {
-        self.settings.threads.unwrap_or_else(Settings::processors).max(2)
-    }
-
-    /// Returns the configuration for some stores. Fast ones, which are repeated often, need no
-    /// counts and no latencies.
-    fn stores(&self, names: &[&str]) -> Config {
-        let indexes = names.iter().map(|&name| name.to_owned()).collect();
-        Config { indexes, counts: false, latency: false, ..self.config.clone() }
-    }
-}
 
 fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     let scale = Scale { keys: 500_000, rounds: 5, quick_keys: 20_000, quick_rounds: 1 };
@@ -187,101 +144,3 @@ fn company() -> String {
         counted(Settings::processors(), "processor"),
     )
 }
-
-/// Scans alone.
-const SCANS: Mix = Mix {
-    name: "scan",
-    about: "scans of 1 to 100 pairs from keys that are there",
-    read: 0,
-    update: 0,
-    insert: 0,
-    modify: 0,
-    scan: 100,
-    scan_least: 1,
-    keys: Distribution::Uniform,
-};
-
-/// Returns the scans of a table with this many keys. A scan costs as much as many lookups.
-fn scans(keys: u64) -> Blend {
-    Blend { mix: SCANS, keys: SCANS.keys, theta: Zipf::YCSB, ops: (keys / 10).max(1) }
-}
-
-/// Returns the name of a phase in the paper.
-fn operation(phase: &str) -> &str {
-    match phase {
-        "insert" => "Put",
-        "positive" => "Get",
-        "update" => "Update",
-        "delete" => "Delete",
-        "scan" => "Scan",
-        other => other,
-    }
-}
-
-/// What an operation of a store takes, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Cost {
-    /// Of wall-clock time, for a thread.
-    wall: f64,
-    /// Of processor time of the serving threads.
-    serving: f64,
-    /// Of processor time of all threads.
-    all: f64,
-    /// Whether other programs disturbed it.
-    void: bool,
-}
-
-impl Cost {
-    /// Returns the cost of an operation of `index` in `phase`.
-    fn of(driven: &DriveReport, index: &str, phase: &str) -> Option<Self> {
-        Cost::in_record(&driven.subject(index)?.phase(phase)?.summary)
-    }
-
-    fn in_record(record: &Record) -> Option<Self> {
-        Some(Cost {
-            wall: 1e3 * record.threads as f64 / record.mops?,
-            serving: record.serving_ns_per_op?,
-            all: record.cpu_ns_per_op?,
-            void: record.void,
-        })
-    }
-
-    /// Formats a figure of two costs, marked if one of them was disturbed.
-    fn with(self, other: Cost, figure: impl Fn(Cost, Cost) -> f64) -> String {
-        format!("{:.1}{}", figure(self, other), mark(self.void || other.void))
-    }
-}
-
-/// Returns by how many percent `own` is less than `other`.
-fn reduction(own: f64, other: f64) -> f64 {
-    100.0 * (1.0 - own / other)
-}
-
-/// Returns by how many percent `own` is more than `other`.
-fn gain(own: f64, other: f64) -> f64 {
-    100.0 * (own / other - 1.0)
-}
-
-/// Returns a table of one cell for each store and column.
-fn table(
-    title: impl Into<String>,
-    columns: &[String],
-    stores: &[&str],
-    cell: impl Fn(&str, usize) -> Option<String>,
-) -> Grid {
-    let columns: Vec<_> = columns.iter().map(String::as_str).collect();
-    let mut grid = Grid::new(title, &columns);
-    for store in stores {
-        let cells = (0..columns.len()).map(|at| cell(store, at).unwrap_or_else(|| "-".into()));
-        grid.push(*store, cells.collect());
-    }
-    grid
-}
-
-/// Returns the speed of memory that takes this long for a persist and a read, as the paper has it.
-fn speed(config: &Config, persist_ns: u64, read_ns: u64) -> Speed {
-    Speed { persist_ns, read_ns, near_read_ns: read_ns, ..config.speed }
-}
-
-/// The phases that change something.
-const CHANGES: [Phase; 3] = [Phase::Insert, Phase::Update, Phase::Delete];

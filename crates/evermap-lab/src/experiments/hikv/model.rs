@@ -8,7 +8,7 @@
 //! Two numbers of the paper fix what a second thread of a core adds and what a line takes. What
 //! operations take is measured here, with one thread on emulated memory.
 
-use super::Cost;
+use super::bench::Cost;
 use crate::experiments::queues::throughput;
 
 /// Cores of the paper's machine.

@@ -3,13 +3,14 @@
 //! The paper gives HiKV one serving thread and one backend, and the rivals two threads for what
 //! writes; for what only reads, all have one thread.
 
-use super::{
-    Bench, CHANGES, Cost, FPTREE, FPTREE_C, NVSTORE, ONE_BACKEND, Part, RIVALS, SCANS, drive, gain,
+use super::bench::{
+    Bench, CHANGES, Cost, FPTREE, FPTREE_C, NVSTORE, ONE_BACKEND, Part, RIVALS, SCANS, gain,
     operation, reduction, scans, table,
 };
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
+use crate::experiments::definition::drive;
 use crate::experiments::tables::{blocks, lines, mark, notes_of_all, persists};
 use crate::report::{Figure, Grid, Output, Record, significant};
 use crate::subject::MediumKind;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use evermap_papers::hikv::{Backends, Config, HiKv, Rebuild};
 use evermap_pm::Medium;
 
-use super::{ADAPTIVE, Bench, FPTREE, NVSTORE, Part, table};
+use super::bench::{ADAPTIVE, Bench, FPTREE, NVSTORE, Part, table};
 use crate::LabError;
 use crate::experiments::killed::{ChildLine, Job, KillPlan};
 use crate::experiments::settings::Settings;

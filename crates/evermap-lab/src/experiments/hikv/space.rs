@@ -1,9 +1,10 @@
 //! Figure 13: bytes in ordinary memory and in the medium.
 
-use super::{ADAPTIVE, Bench, FPTREE, NVSTORE, Part, drive, table};
+use super::bench::{ADAPTIVE, Bench, FPTREE, NVSTORE, Part, table};
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan, Quiet};
+use crate::experiments::definition::drive;
 use crate::report::{Figure, Output};
 use crate::subject::MediumKind;
 use crate::workload::{KeyValueLengths, Lengths, Phase};

@@ -1,12 +1,13 @@
 //! Figures 8, 9 and 12: by the time of a write, the number of keys, and the time of a read.
 
-use super::{
-    ADAPTIVE, Bench, CHANGES, Cost, FPTREE, NVSTORE, ONE_BACKEND, Part, SCANS, drive, gain,
-    operation, reduction, scans, speed, table,
+use super::bench::{
+    ADAPTIVE, Bench, CHANGES, Cost, FPTREE, NVSTORE, ONE_BACKEND, Part, SCANS, gain, operation,
+    reduction, scans, speed, table,
 };
 use crate::LabError;
 use crate::driver::results::DriveReport;
 use crate::driver::{Config, Plan};
+use crate::experiments::definition::drive;
 use crate::experiments::tables::{mark, notes_of_all};
 use crate::report::{Figure, Grid, Marks, Output, Plot, Point, Series, grouped, significant};
 use crate::subject::MediumKind;

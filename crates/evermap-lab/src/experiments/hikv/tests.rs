@@ -1,7 +1,9 @@
 //! Every figure has its table, and the counts, which do not depend on the machine, are the paper's.
 
+use super::bench::{FPTREE, NVSTORE, ONE_BACKEND, gain, reduction};
 use super::*;
 use crate::experiments::experiment;
+use crate::report::Grid;
 use crate::testing::Kept;
 
 fn settings(figures: &[&str]) -> Settings {
@@ -38,8 +40,7 @@ fn every_figure_of_the_paper_has_its_table() {
     assert!(report.figures.iter().all(|figure| figure.here.is_some()), "{:?}", report.figures);
 }
 
-/// Persists are those of the paper: item and entry; value and entry, and the count; value and entry,
-/// fingerprint, bitmap.
+/// Item and entry; value and entry, and the count; value and entry, fingerprint, bitmap.
 #[test]
 fn persists_are_those_of_the_paper() {
     let report = run(&settings(&["5", "10"]));
