@@ -178,7 +178,7 @@ mod rtm {
 
     /// Begins a transaction. Returns `false` if it was undone: then the thread is here again, as it
     /// was before. Call only if the instructions [exist](exists).
-    #[inline(always)]
+    #[inline]
     pub(super) fn begin() -> bool {
         let mut status = BEGUN;
         // SAFETY: invariant: only called where `exists` has returned true. If the transaction is
@@ -190,14 +190,14 @@ mod rtm {
     }
 
     /// Commits the transaction of this thread.
-    #[inline(always)]
+    #[inline]
     pub(super) fn commit() {
         // SAFETY: invariant: only called after `begin` has returned true.
         unsafe { asm!("xend", options(nostack)) };
     }
 
     /// Undoes the transaction of this thread, which continues where that began.
-    #[inline(always)]
+    #[inline]
     pub(super) fn undo() {
         // SAFETY: invariant: only called after `begin` has returned true.
         unsafe { asm!("xabort 1", options(nostack)) };
