@@ -15,6 +15,7 @@ use evermap_index::fresh::Fresh;
 use evermap_index::ordered::leaf::{LeafRef, leaf_bytes};
 use evermap_index::recipe;
 use evermap_pm::medium::Note;
+use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Guard, Medium, PmU64, Result};
 
 use super::counters::Counted;
@@ -28,8 +29,9 @@ use super::{Form, NvTree, mistakes, recover};
 struct Draft<'m> {
     /// One or two leaves. The first has the least key of the full one.
     leaves: Vec<LeafEntry>,
-    /// The right neighbour of the full one, if they are merged.
-    merged: Option<Locked<'m>>,
+    /// The right neighbour of the full one, if they are merged. They have the same parent as long
+    /// as no other thread changes what is above the leaves.
+    merged: Option<(Locked<'m>, MutexGuard<'m, ()>)>,
     /// The blocks of keys that are not bound any more.
     dropped: Vec<LeafRef<'m>>,
 }
@@ -97,7 +99,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
             ));
             recipe::commit(m, cell, new);
         }
-        let right = draft.merged.as_ref().map(|locked| locked.node);
+        let right = draft.merged.as_ref().map(|(locked, _)| locked.node);
         self.relink(locked, draft.merged, &draft.leaves);
         let (pool, bytes) = (&self.memory.pool, layout::block_bytes(&self.memory.pool, F::LEAF));
         pool.retire(leaf.offset, bytes, guard);
@@ -143,11 +145,16 @@ impl<M: Medium, F: Form> NvTree<M, F> {
         if let Some(next) = next
             && let Some(right) = self.lock(self.leaf(next)?)?
         {
-            match self.write_both(low, &live, &right.node, fresh) {
+            let changing = self.changing.lock().expect("no panics while held");
+            let written = match self.next_of(leaf) == Some(next) {
+                true => self.write_both(low, &live, &right.node, fresh),
+                false => Ok(None),
+            };
+            match written {
                 Ok(Some((leaf, dropped))) => {
                     draft.leaves.push(leaf);
                     draft.dropped.extend(dropped);
-                    draft.merged = Some(right);
+                    draft.merged = Some((right, changing));
                     Counted::count(&self.counted.merges);
                     return Ok(Some(draft));
                 }
@@ -220,10 +227,17 @@ impl<M: Medium, F: Form> NvTree<M, F> {
     /// Makes what is above the leaves refer to `leaves` in place of `locked`, and of the leaf
     /// behind it if that is `merged`. From the moment on at which a search can find the new leaves,
     /// the old ones are obsolete.
-    fn relink(&self, locked: Locked<'_>, merged: Option<Locked<'_>>, leaves: &[LeafEntry]) {
+    fn relink(
+        &self,
+        locked: Locked<'_>,
+        merged: Option<(Locked<'_>, MutexGuard<'_, ()>)>,
+        leaves: &[LeafEntry],
+    ) {
         let m = self.medium();
         let old = locked.node;
-        let _changing = self.changing.lock().expect("no panics while held");
+        let (merged, changing) = merged.unzip();
+        let _changing =
+            changing.unwrap_or_else(|| self.changing.lock().expect("no panics while held"));
         let place = self.place_with_room(&old, leaves.len() > 1);
         self.with_upper(|upper| {
             upper.write(|upper| {
@@ -256,6 +270,13 @@ impl<M: Medium, F: Form> NvTree<M, F> {
                 self.rebuild(place);
             }
         }
+    }
+
+    /// Returns the leaf behind this one that has the same parent. The calling thread is the one
+    /// that changes what is above the leaves.
+    fn next_of(&self, leaf: &Leaf<'_>) -> Option<u64> {
+        let place = self.place_of(leaf)?;
+        self.with_upper(|upper| upper.next_in_parent(place))
     }
 
     /// Returns where the entry of a leaf is.
