@@ -1,9 +1,4 @@
 //! The store as an ordered index, whose words are values of 8 bytes.
-//!
-//! A page is what one tree holds at one moment, after the tree shows whatever was acknowledged when
-//! the page was asked for. The changes of different keys may reach the tree in another order than
-//! they were made. So a page never misses what was acknowledged before it was asked for, but of two
-//! changes made meanwhile it may show only the later one.
 
 use std::marker::PhantomData;
 use std::ops::Bound;
@@ -57,7 +52,12 @@ impl<const LOG: bool> Settings for Tiny<LOG> {
     }
 }
 
-/// HiKV in medium `M` as an ordered index. See the [module](self).
+/// HiKV in medium `M` as an ordered index, whose words are values of 8 bytes.
+///
+/// A page is what one tree holds at one moment, after the tree shows whatever was acknowledged when
+/// the page was asked for. The changes of different keys may reach the tree in another order than
+/// they were made. So a page never misses what was acknowledged before it was asked for, but of two
+/// changes made meanwhile it may show only the later one.
 pub struct Indexed<M: Medium, S> {
     store: HiKv<M>,
     settings: PhantomData<fn() -> S>,

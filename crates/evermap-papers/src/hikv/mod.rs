@@ -11,21 +11,20 @@
 //!        +------------>  items (medium)  <-----------+
 //! ```
 //!
-//! * **Changes.** A change is durable when the hash index names the new [item](item): one persist
-//!   for the item, one for the [entry](hash). The [tree](tree) is updated later, through
-//!   [queues](queue) that [backends](backend) serve. A tree holds positions, so every update
-//!   reaches it too. The thread that has updated the tree retires the item that nothing names any
-//!   more.
-//! * **Readers** see what is durable: a position has a mark until it is, and who reads it makes it
-//!   durable: see [`recipe`](evermap_index::recipe).
+//! * **Changes.** A change is durable when the hash index names the new item: one persist for the
+//!   item, one for the entry. The tree is updated later, through queues that backends serve. A tree
+//!   holds positions, so every update reaches it too. The thread that has updated the tree retires
+//!   the item that nothing names any more.
+//! * **Readers** see what is durable: a position has a mark until it is, and a reader that meets the
+//!   mark makes it durable: see [`recipe`](evermap_index::recipe).
 //! * **Scans** wait for the changes that were sent before they started. A thread that waits for a
 //!   queue serves it, so there need not be any backend.
-//! * **Growth.** Partitions grow [bucket by bucket](grow).
+//! * **Growth.** Partitions grow bucket by bucket, by linear hashing.
 //! * **Recovery.** The hash index serves everything but scans as soon as the store is opened. The
-//!   tree is [built](rebuild) meanwhile, or by the first scan. What was allocated and never bound
-//!   is not [visited](HiKv::visit), so a sweep frees it.
-//! * **Normal shutdown** saves the tree as an [image](image).
-//! * **The [log](log)** of one variant is carried out again.
+//!   tree is built meanwhile, or by the first scan. What was allocated and never bound is not
+//!   [visited](HiKv::visit), so a sweep frees it.
+//! * **Normal shutdown** saves the tree as an image.
+//! * **The log** of one variant is carried out again.
 //!
 //! `docs/design/hikv.md` explains why it is correct, and what differs from the paper.
 
