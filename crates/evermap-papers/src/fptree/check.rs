@@ -26,7 +26,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
             let offset = node.next(m).offset();
             next = offset.map(|offset| self.next_node(&node, offset)).transpose()?;
         }
-        let known = self.inner.len()?;
+        let known = self.inner.leaves()?;
         if known != leaves {
             problems.push(format!("the inner nodes have {known} leaves, but there are {leaves}"));
         }

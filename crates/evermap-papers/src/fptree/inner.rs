@@ -39,7 +39,7 @@ pub trait Inner: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// `Poisoned`.
-    fn len(&self) -> Result<u64>;
+    fn leaves(&self) -> Result<u64>;
 
     /// Returns the height, and bytes of ordinary memory.
     fn size(&self) -> (u32, u64);
@@ -70,7 +70,7 @@ impl Inner for BPlus {
         self.remove_if(low, leaf).map(drop)
     }
 
-    fn len(&self) -> Result<u64> {
+    fn leaves(&self) -> Result<u64> {
         Ok(OrderedIndex::len(self))
     }
 
@@ -110,7 +110,7 @@ impl Inner for Transactional {
         })
     }
 
-    fn len(&self) -> Result<u64> {
+    fn leaves(&self) -> Result<u64> {
         self.with(|leaves| leaves.len() as u64)
     }
 
