@@ -54,7 +54,7 @@ impl<const LOG: bool> Settings for Tiny<LOG> {
 
 /// HiKV in medium `M` as an ordered index, whose words are values of 8 bytes.
 ///
-/// A page is what one tree holds at one moment, after the tree shows whatever was acknowledged when
+/// A page is what one tree holds at one moment, after the tree shows what was acknowledged when
 /// the page was asked for. The changes of different keys may reach the tree in another order than
 /// they were made. So a page never misses what was acknowledged before it was asked for, but of two
 /// changes made meanwhile it may show only the later one.

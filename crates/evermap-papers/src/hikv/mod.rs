@@ -15,8 +15,8 @@
 //!   item, one for the entry. The tree is updated later, through queues that backends serve. A tree
 //!   holds positions, so every update reaches it too. The thread that has updated the tree retires
 //!   the item that nothing names any more.
-//! * **Readers** see what is durable: a position has a mark until it is, and a reader that meets the
-//!   mark makes it durable: see [`recipe`](evermap_index::recipe).
+//! * **Readers** see what is durable: a position has a mark until it is, and a reader that meets
+//!   the mark makes it durable: see [`recipe`](evermap_index::recipe).
 //! * **Scans** wait for the changes that were sent before they started. A thread that waits for a
 //!   queue serves it, so there need not be any backend.
 //! * **Growth.** Partitions grow bucket by bucket, by linear hashing.
