@@ -25,7 +25,7 @@ RANDOM=$seed
 # File system, level, domain, and what is changed.
 groups=(
     "ext4 adr mem-ctrl $(echo index.{dash-eh,dash-lh,cceh,level,p-clht,line-hash,tranche})
-        $(echo index.{p-art,fast-fair,fp-tree,p-bwtree,p-masstree,p-hot} store.{dash-eh,level,tranche})
+        $(echo index.{p-art,fast-fair,nv-tree,fp-tree,hikv,p-bwtree,p-masstree,p-hot} store.{dash-eh,level,tranche})
         server.dash-eh server.level"
     "xfs adr mem-ctrl index.dash-eh index.p-art store.dash-eh server.dash-eh"
     "ext4 eadr cpu index.level index.p-hot store.dash-lh server.cceh"

@@ -1,6 +1,6 @@
 //! The ordered indexes as tables of words: keys are written in big-endian order, so that they sort
 //! as the numbers do. And as stores of byte strings: the word of a key is its value, or names
-//! [that](crate::valued).
+//! that: see `valued`.
 
 use std::ops::Bound;
 use std::sync::Arc;
