@@ -21,6 +21,29 @@ impl<M: Medium, F: Form> FastFair<M, F> {
         most: usize,
         page: &mut Page,
     ) -> Result<Option<Seen<'_>>> {
+        let mut seen = Seen::default();
+        let read = self.ascend(from, most, page, &mut seen);
+        self.if_unchanged(read, seen)
+    }
+
+    /// Returns the locks of the nodes that were read, or `None` if that has not led to a page. An
+    /// error counts only if they are as they were: a node that is being changed leads anywhere.
+    fn if_unchanged<'m>(&self, read: Result<bool>, seen: Seen<'m>) -> Result<Option<Seen<'m>>> {
+        match read {
+            Ok(is_read) => Ok(is_read.then_some(seen)),
+            Err(_) if !seen.is_unchanged(self.medium()) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads a page, and notes the locks of its nodes. Returns `false` if they have changed.
+    fn ascend<'m>(
+        &'m self,
+        from: Bound<&[u8]>,
+        most: usize,
+        page: &mut Page,
+        seen: &mut Seen<'m>,
+    ) -> Result<bool> {
         let m = self.medium();
         let (key, excluded) = match from {
             Bound::Unbounded => (&[][..], false),
@@ -29,8 +52,7 @@ impl<M: Medium, F: Form> FastFair<M, F> {
         };
         let search = Search::new(key);
         let mut node = self.descend(&search, 0)?.node;
-        let (mut leaves, mut seen) =
-            (Vec::with_capacity(most + NodeRef::<F>::RECORDS), Seen::default());
+        let mut leaves = Vec::with_capacity(most + NodeRef::<F>::RECORDS);
         seen.add(&node.header().lock, self.version(&node)?);
         let place = self.place(&node, &search)?;
         let mut start = place.position + usize::from(excluded && place.found.is_some());
@@ -51,11 +73,11 @@ impl<M: Medium, F: Form> FastFair<M, F> {
         if let Some(low) = next {
             // It was split before its version was read: the key is further to the right.
             if low.as_slice() <= key && !matches!(from, Bound::Unbounded) {
-                return Ok(None);
+                return Ok(false);
             }
             page.continue_at(&low);
         }
-        Ok(Some(seen))
+        Ok(true)
     }
 
     /// Reads a page of one node. Returns its lock, or `None` if it has changed meanwhile.
@@ -64,6 +86,18 @@ impl<M: Medium, F: Form> FastFair<M, F> {
         from: Bound<&[u8]>,
         page: &mut Page,
     ) -> Result<Option<Seen<'_>>> {
+        let mut seen = Seen::default();
+        let read = self.descend_page(from, page, &mut seen);
+        self.if_unchanged(read, seen)
+    }
+
+    /// The same as [`ascend`](Self::ascend), of one node in descending order.
+    fn descend_page<'m>(
+        &'m self,
+        from: Bound<&[u8]>,
+        page: &mut Page,
+        seen: &mut Seen<'m>,
+    ) -> Result<bool> {
         let (node, search) = match from {
             Bound::Unbounded => (self.last_node()?, None),
             Bound::Included(key) => {
@@ -76,7 +110,6 @@ impl<M: Medium, F: Form> FastFair<M, F> {
             }
         };
         let m = self.medium();
-        let mut seen = Seen::default();
         seen.add(&node.header().lock, self.version(&node)?);
         let end = match search {
             None => NodeRef::<F>::RECORDS,
@@ -93,7 +126,7 @@ impl<M: Medium, F: Form> FastFair<M, F> {
                 Ok::<_, Error>(search.admits(self.compare_low(&next, &search)?))
             };
             if search.map_or(Ok(true), admits)? {
-                return Ok(None);
+                return Ok(false);
             }
         }
         let leaves: Vec<_> = self.leaves(&node, 0..end).collect();
@@ -102,7 +135,7 @@ impl<M: Medium, F: Form> FastFair<M, F> {
         if let Some(low) = low {
             page.continue_at(&low);
         }
-        Ok(Some(seen))
+        Ok(true)
     }
 
     /// Returns the last node of the lowest level.
