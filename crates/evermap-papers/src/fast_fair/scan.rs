@@ -28,7 +28,11 @@ impl<M: Medium, F: Form> FastFair<M, F> {
 
     /// Returns the locks of the nodes that were read, or `None` if that has not led to a page. An
     /// error counts only if they are as they were: a node that is being changed leads anywhere.
-    fn if_unchanged<'m>(&self, read: Result<bool>, seen: Seen<'m>) -> Result<Option<Seen<'m>>> {
+    pub(super) fn if_unchanged<'m>(
+        &self,
+        read: Result<bool>,
+        seen: Seen<'m>,
+    ) -> Result<Option<Seen<'m>>> {
         match read {
             Ok(is_read) => Ok(is_read.then_some(seen)),
             Err(_) if !seen.is_unchanged(self.medium()) => Ok(None),

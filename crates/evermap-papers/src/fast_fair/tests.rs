@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use evermap_index::node_lock::Lock;
+use evermap_index::node_lock::{Lock, Seen};
 use evermap_index::ordered::tree::PersistentTree;
 use evermap_index::testkit::crash_states::{
     created, is_durable_once_served, is_kept, record, reopened,
@@ -10,7 +10,7 @@ use evermap_index::testkit::crash_states::{
 use evermap_index::testkit::ordered::encoded::InOrder;
 use evermap_index::{OrderedIndex, Persistent};
 use evermap_pm::sim::{Mutation, Sim};
-use evermap_pm::{ErrorKind, Medium, Pool};
+use evermap_pm::{Error, ErrorKind, Medium, Pool};
 
 use super::layout::{Node, NodeBlock, RECORDS_MAX, node_bytes};
 use super::{FastFair, Improved, mistakes};
@@ -180,4 +180,23 @@ fn nodes_that_their_neighbours_do_not_know_are_made_stale() {
     for child in children {
         assert!(!Lock(sim.load(&child.header().lock)).is_of(pool.generation()));
     }
+}
+
+/// A page that meets a node in the middle of a split finds references that lead nowhere: only what
+/// stays so is damage.
+#[test]
+fn errors_count_only_if_nodes_are_unchanged() {
+    let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    insert(&index, 0..3);
+    let lock = &index.index.root_node().unwrap().header().lock;
+    let seen = || {
+        let mut seen = Seen::default();
+        seen.add(lock, Lock(sim.load(lock)));
+        seen
+    };
+    let judged = |seen| index.index.if_unchanged(Err(Error::damaged(0, "for the test")), seen);
+    assert!(judged(seen()).is_err());
+    let before = seen();
+    sim.store(lock, Lock(sim.load(lock)).locked().changed().0);
+    assert!(judged(before).unwrap().is_none());
 }
