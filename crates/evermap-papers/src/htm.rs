@@ -149,11 +149,6 @@ impl<T> Elided<T> {
         None
     }
 
-    /// Returns the value of a thread that has it alone.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
-    }
-
     /// Returns how the value was used so far.
     pub fn counts(&self) -> Counts {
         Counts { committed: self.committed.load(Relaxed), locked: self.locked.load(Relaxed) }

@@ -1,6 +1,8 @@
 //! Figure 10: HiKV without each of its ideas.
 
-use super::bench::{ADAPTIVE, Bench, CHANGES, Cost, Part, operation, reduction, speed, table};
+use super::bench::{
+    ADAPTIVE, Bench, CHANGES, Cost, Part, fences_of_changes, operation, reduction, speed, table,
+};
 use super::sweeps::DELAYS;
 use crate::LabError;
 use crate::driver::results::DriveReport;
@@ -105,15 +107,10 @@ fn figures(changes: &DriveReport, sweep: &[DriveReport]) -> Vec<Figure> {
             here: at(0).zip(at(last)).map(|(first, last)| format!("{first} and {last}")),
         }
     });
-    let fences =
-        |phase: &Phase| changes.subject("hikv-wal")?.phase(phase.name())?.summary.fences_per_op;
-    let all: Option<Vec<_>> = CHANGES.iter().map(fences).collect();
     let logged = Figure {
         what: "persists of a Put / an Update / a Delete: hikv-wal".into(),
         paper: "3 for a Put".into(),
-        here: all.map(|all| {
-            all.iter().map(|fences| format!("{fences:.2}")).collect::<Vec<_>>().join(" / ")
-        }),
+        here: fences_of_changes(|phase| Some(&changes.subject("hikv-wal")?.phase(phase)?.summary)),
     };
     saved.into_iter().chain([logged]).collect()
 }

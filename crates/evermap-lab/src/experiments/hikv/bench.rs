@@ -126,6 +126,19 @@ pub(super) fn gain(own: f64, other: f64) -> f64 {
     100.0 * (own / other - 1.0)
 }
 
+/// Formats by how many percent a speed is more than another, marked if one of them was disturbed.
+pub(super) fn gained((own, own_void): (f64, bool), (other, other_void): (f64, bool)) -> String {
+    format!("{:+.1}{}", gain(own, other), mark(own_void || other_void))
+}
+
+/// Formats the fences of a put, an update and a removal, if all of them were counted.
+pub(super) fn fences_of_changes<'r>(
+    record: impl Fn(&'static str) -> Option<&'r Record>,
+) -> Option<String> {
+    let fences = |phase: &Phase| Some(format!("{:.2}", record(phase.name())?.fences_per_op?));
+    Some(CHANGES.iter().map(fences).collect::<Option<Vec<_>>>()?.join(" / "))
+}
+
 /// Returns a table of one cell for each store and column.
 pub(super) fn table(
     title: impl Into<String>,

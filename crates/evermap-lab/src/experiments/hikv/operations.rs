@@ -4,8 +4,8 @@
 //! writes; for what only reads, all have one thread.
 
 use super::bench::{
-    Bench, CHANGES, Cost, FPTREE, FPTREE_C, NVSTORE, ONE_BACKEND, Part, RIVALS, SCANS, gain,
-    operation, reduction, scans, table,
+    Bench, CHANGES, Cost, FPTREE, FPTREE_C, NVSTORE, ONE_BACKEND, Part, RIVALS, SCANS,
+    fences_of_changes, gained, operation, reduction, scans, table,
 };
 use crate::LabError;
 use crate::driver::results::DriveReport;
@@ -163,9 +163,7 @@ fn figures(drives: &Drives) -> Vec<Figure> {
             figures.push(Figure {
                 what: format!("{}, operations a second beside {rival}, %", operation(phase)),
                 paper: format!("{paper:+}"),
-                here: both.map(|(own, other)| {
-                    format!("{:+.1}{}", gain(own.0, other.0), mark(own.1 || other.1))
-                }),
+                here: both.map(|(own, other)| gained(own, other)),
             });
         }
     }
@@ -189,16 +187,10 @@ fn figures(drives: &Drives) -> Vec<Figure> {
             });
         }
     }
-    figures.extend(PERSISTS.map(|(store, paper)| {
-        let fences = |phase: &Phase| drives.record(store, phase.name())?.fences_per_op;
-        let all: Option<Vec<_>> = CHANGES.iter().map(fences).collect();
-        Figure {
-            what: format!("persists of a Put / an Update / a Delete: {store}"),
-            paper: paper.to_owned(),
-            here: all.map(|all| {
-                all.iter().map(|fences| format!("{fences:.2}")).collect::<Vec<_>>().join(" / ")
-            }),
-        }
+    figures.extend(PERSISTS.map(|(store, paper)| Figure {
+        what: format!("persists of a Put / an Update / a Delete: {store}"),
+        paper: paper.to_owned(),
+        here: fences_of_changes(|phase| drives.record(store, phase)),
     }));
     figures.push(Figure {
         what: format!("Get beside {FPTREE}: {FPTREE_C}, time, %"),

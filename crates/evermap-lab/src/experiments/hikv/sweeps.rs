@@ -1,7 +1,7 @@
 //! Figures 8, 9 and 12: by the time of a write, the number of keys, and the time of a read.
 
 use super::bench::{
-    ADAPTIVE, Bench, CHANGES, Cost, FPTREE, NVSTORE, ONE_BACKEND, Part, SCANS, gain, operation,
+    ADAPTIVE, Bench, CHANGES, Cost, FPTREE, NVSTORE, ONE_BACKEND, Part, SCANS, gained, operation,
     reduction, scans, speed, table,
 };
 use crate::LabError;
@@ -121,9 +121,7 @@ pub(super) fn write_latency(bench: &Bench<'_>, out: &mut dyn Output) -> Result<P
                     DELAYS[last]
                 ),
                 paper: format!("{paper:+} (16 threads)"),
-                here: both.map(|(own, other)| {
-                    format!("{:+.1}{}", gain(own.0, other.0), mark(own.1 || other.1))
-                }),
+                here: both.map(|(own, other)| gained(own, other)),
             }
         })
     });
@@ -157,8 +155,7 @@ pub(super) fn sizes(bench: &Bench<'_>, out: &mut dyn Output) -> Result<Part, Lab
         Figure {
             what: format!("{} with 25 times the keys, {store}, %", operation(phase)),
             paper: format!("{paper} (10 to 250 million)"),
-            here: both
-                .map(|(all, few)| format!("{:+.1}{}", gain(all.0, few.0), mark(all.1 || few.1))),
+            here: both.map(|(all, few)| gained(all, few)),
         }
     });
     Ok(Part {
