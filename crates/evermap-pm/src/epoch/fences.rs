@@ -7,7 +7,7 @@ const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
 /// Announces to the kernel that this process will use [`fence_all_threads`]. Returns `false` if the
 /// kernel does not have such a fence, or a filter of system calls forbids it.
-pub(super) fn register_process_fence() -> bool {
+pub(crate) fn register_process_fence() -> bool {
     membarrier(REGISTER_PRIVATE_EXPEDITED)
 }
 
@@ -15,7 +15,7 @@ pub(super) fn register_process_fence() -> bool {
 /// because of a filter of system calls that was installed after [`register_process_fence`], or in a
 /// forked child.
 /// Interrupts each processor that runs a thread of this process: a few microseconds.
-pub(super) fn fence_all_threads() -> bool {
+pub(crate) fn fence_all_threads() -> bool {
     membarrier(PRIVATE_EXPEDITED)
 }
 

@@ -78,7 +78,7 @@ mod tests;
 mod threads;
 
 use deferred::CallList;
-use fences::{fence_all_threads, register_process_fence};
+pub(crate) use fences::{fence_all_threads, register_process_fence};
 use report::{Stalls, lag};
 use retired::{Retired, RetiredList, Shard};
 use slots::{EPOCH_BITS, EPOCHS, GuardSlot, IDLE, SharedSlots, schedule_point, slots};

@@ -60,14 +60,7 @@ impl File {
     /// # Errors
     /// `FileSystem` on hugetlbfs, where a private page may find no memory.
     pub(super) fn open_read_only(path: &Path, lock_wait: Duration) -> Result<Self> {
-        let file = Self::open_for(path, Access::Read, false, lock_wait)?;
-        if file.filesystem == FileSystem::Hugetlbfs {
-            let name = file.filesystem.name().into();
-            let why =
-                "it has no pages for what a reader changes in its own memory; open it for writing";
-            return Err(ErrorKind::FileSystem { path: path.to_owned(), name, why }.into());
-        }
-        Ok(file)
+        Self::open_for(path, Access::Read, false, lock_wait)?.with_private_pages()
     }
 
     fn open_for(path: &Path, access: Access, create: bool, lock_wait: Duration) -> Result<Self> {
@@ -149,6 +142,37 @@ impl File {
     pub(super) fn share(&self) -> Result<OwnedFd> {
         rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
             .map_err(|errno| Error::io("sharing the descriptor", &self.path, errno))
+    }
+
+    /// Returns the same file for a view of its pages, which must not change it. The lock is shared:
+    /// it is held as long as one of the two is.
+    ///
+    /// # Errors
+    /// `Io`; `FileSystem` on hugetlbfs, where a private page may find no memory.
+    pub(super) fn for_view(&self) -> Result<Self> {
+        let file = File {
+            fd: self.share()?,
+            access: Access::Read,
+            path: self.path.clone(),
+            filesystem: self.filesystem,
+            granule: self.granule,
+            size: Mutex::ranked(Rank::File, self.bytes()),
+            has_durable_length: false,
+            sync_failure: Mutex::ranked(Rank::Leaf, None),
+            is_new: false,
+        };
+        file.with_private_pages()
+    }
+
+    /// Refuses a file system that has no pages for private changes.
+    fn with_private_pages(self) -> Result<Self> {
+        if self.filesystem != FileSystem::Hugetlbfs {
+            return Ok(self);
+        }
+        let (path, name) = (self.path, self.filesystem.name().into());
+        let why = "it has no pages for what a reader changes in its own memory; open it for \
+                   writing, without snapshots";
+        Err(ErrorKind::FileSystem { path, name, why }.into())
     }
 
     /// Truncates a file whose lock this process holds to zero bytes, and opens it again.

@@ -31,17 +31,22 @@ mod mapping;
 mod pages;
 mod persistent;
 mod prefault;
+mod recording;
 mod sigbus;
+mod snapshot;
+mod tracker;
 
 pub use address::describe_address;
 pub use pages::PageReport;
 pub use sigbus::explain_bus_errors;
+pub use tracker::{Marks, PageChange};
 
 use address::{Named, Opened};
 use file::File;
 use mapping::Mapping;
 use persistent::PersistentMemory;
 use prefault::Prefaulter;
+use tracker::Tracker;
 
 /// Alignment of the mapping, so that the system can use huge pages.
 const HUGE_PAGE: u64 = 2 << 20;
@@ -160,10 +165,11 @@ impl Default for MappedOptions {
 /// for writing, and the error names the child. See [`ForkDetector`](crate::fork::ForkDetector).
 pub struct Mapped {
     // Fields are dropped in this order: the helper thread stops touching pages, the addresses are
-    // unregistered, the pages are unmapped, and finally the file is closed, which releases the
-    // lock.
+    // unregistered, a view is, the pages are unmapped, and finally the file is closed, which
+    // releases the lock.
     prefaulter: Prefaulter,
     _name: Option<Named>,
+    tracker: Tracker,
     mapping: Mapping,
     file: Option<File>,
     len: AtomicU64,
@@ -245,6 +251,7 @@ impl Mapped {
         Ok(Mapped {
             prefaulter: Prefaulter::default(),
             _name: Some(name),
+            tracker: Tracker::default(),
             mapping,
             file: Some(file.with_durable_length(memory.is_some())),
             len: AtomicU64::new(len),
@@ -277,6 +284,7 @@ impl Mapped {
         Ok(Mapped {
             prefaulter: Prefaulter::default(),
             _name: None,
+            tracker: Tracker::default(),
             mapping,
             file: None,
             len: AtomicU64::new(0),
@@ -332,6 +340,16 @@ impl Mapped {
 
     fn granule(&self) -> u64 {
         self.file.as_ref().map_or(4096, File::granule)
+    }
+
+    /// Calls `store`, which stores to `cell`, with what is needed around it.
+    #[inline(always)]
+    fn track<T>(&self, cell: &PmU64, store: impl FnOnce() -> T) -> T {
+        let offset = || self.offset_of(cell);
+        let before = self.tracker.before_store(offset, 8);
+        let stored = store();
+        self.tracker.after_store(before, offset, 8);
+        stored
     }
 }
 
@@ -459,6 +477,9 @@ unsafe impl Medium for Mapped {
             return Err(Error::no_space(format!("capacity of {what}"), len - capacity));
         }
         let target = len.next_multiple_of(self.granule());
+        if let Some(live) = self.tracker.live() {
+            live.marks().allocate(target)?;
+        }
         match &self.file {
             Some(file) => file.grow(target, |grown| self.len.store(grown, Ordering::Release)),
             None => {
@@ -499,6 +520,8 @@ unsafe impl Medium for Mapped {
         }
         // Touched afterwards, they would take memory again.
         self.prefaulter.withdraw(self.addresses(&range));
+        let (start, bytes) = (range.start, range.end - range.start);
+        let before = self.tracker.before_store(|| start, bytes);
         match &self.file {
             Some(file) => file.discard(range),
             None => {
@@ -513,6 +536,7 @@ unsafe impl Medium for Mapped {
                 }
             }
         }
+        self.tracker.after_store(before, || start, bytes);
     }
 
     fn claim(&self, range: Range<u64>) -> Result<()> {
@@ -559,6 +583,41 @@ unsafe impl Medium for Mapped {
     #[inline(always)]
     fn load_four(&self, cells: &[PmU64; 4]) -> Quad {
         Quad::load(cells)
+    }
+
+    #[inline(always)]
+    fn store(&self, cell: &PmU64, value: u64) {
+        self.track(cell, || cell.atomic().store(value, Ordering::Release));
+    }
+
+    #[inline(always)]
+    fn store_transient(&self, cell: &PmU64, value: u64) {
+        self.store(cell, value);
+    }
+
+    #[inline(always)]
+    fn cas(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
+        self.track(cell, || {
+            cell.atomic().compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+        })
+    }
+
+    #[inline(always)]
+    fn cas_transient(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
+        self.cas(cell, old, new)
+    }
+
+    #[inline]
+    fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        // Words that are stored after an instant, although they were marked before it, may be in
+        // the cut or not: nothing refers to them yet.
+        let (offset, count) = (|| self.offset_of(&cells[0]), bytes.len() as u64);
+        let before = self.tracker.before_store(offset, count);
+        super::fill(cells, bytes);
+        self.tracker.after_store(before, offset, count);
     }
 
     fn name(&self) -> &'static str {

@@ -1,0 +1,89 @@
+//! Snapshots of a mapped file: views of its pages at one instant.
+
+use std::sync::atomic::AtomicU64;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::mapping::Mapping;
+use super::prefault::Prefaulter;
+use super::tracker::{Live, Marks, PAGE, Tracker, View, ViewMapping};
+use super::{FlushKind, HUGE_PAGE, Mapped};
+use crate::medium::Medium;
+use crate::{Error, ErrorKind, Result};
+
+/// A view has room for growth of the file while its instant begins.
+const ROOM: u64 = 64 << 20;
+
+impl Mapped {
+    /// Returns a read-only medium with the bytes of this one at an instant during the call.
+    ///
+    /// They are a consistent cut of all threads' stores: a state that a kill at that moment could
+    /// have left. One store of each thread, which it was about to execute, may appear a little
+    /// later; to exclude that, wait for a grace period of the threads that store.
+    ///
+    /// Takes some microseconds, and no memory but for pages that are changed later: before a page
+    /// of the file is stored to for the first time afterwards, the view gets a copy of it, which
+    /// takes about a microsecond. What is stored to the view stays in it. It holds the lock of the
+    /// file as long as it lives, but not the mapping of this medium.
+    ///
+    /// # Errors
+    ///
+    /// `Config` for memory without a file, and for a medium that is a view itself; `FileSystem` on
+    /// hugetlbfs; `NoSpace` if there is not enough address space; `Io` if the system has no fence
+    /// of all threads (`membarrier`), or no more descriptors.
+    pub fn snapshot(&self) -> Result<Mapped> {
+        let Some(file) = self.file.as_ref().filter(|file| !file.is_read_only()) else {
+            let why = "only a store that is open for writing in a file has snapshots";
+            return Err(ErrorKind::Config(why.into()).into());
+        };
+        let live = self.tracker.begin(|| self.untracked())?;
+        loop {
+            let bytes = self.len().saturating_add(ROOM).min(self.capacity());
+            let file = file.for_view()?;
+            let ViewMapping { view, mapping } =
+                self.tracker.take_view(live, bytes / PAGE, || {
+                    let mut mapping = addresses(bytes, ProtFlags::empty())?;
+                    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+                    mapping
+                        .attach(file.fd(), flags)
+                        .map_err(|errno| Error::io("mapping", file.path(), errno))?;
+                    Ok((mapping, addresses(bytes / PAGE, ProtFlags::READ | ProtFlags::WRITE)?))
+                })?;
+            let view = Mapped {
+                prefaulter: Prefaulter::default(),
+                _name: None,
+                tracker: Tracker::of_view(view),
+                mapping,
+                file: Some(file),
+                // Read after the instant: what is in the cut refers to nothing beyond.
+                len: AtomicU64::new(self.len()),
+                flush: FlushKind::Process,
+                identity: self.identity,
+            };
+            // Otherwise the file has grown by more than there was room for.
+            if view.len() <= bytes {
+                return Ok(view);
+            }
+        }
+    }
+
+    /// Returns the number of bytes of pages that this view of another medium has to itself, or 0 if
+    /// it is none.
+    pub fn private_bytes(&self) -> u64 {
+        self.tracker.view().map_or(0, View::private_bytes)
+    }
+
+    fn untracked(&self) -> Result<Live> {
+        Ok(Live::new(self.base_address(), Marks::in_memory(self.capacity())?))
+    }
+
+    /// Returns the address of the mapping, for words that are reached by their address.
+    pub(super) fn base_address(&self) -> usize {
+        self.base().as_ptr().expose_provenance()
+    }
+}
+
+fn addresses(bytes: u64, access: ProtFlags) -> Result<Mapping> {
+    Mapping::reserve(bytes.next_multiple_of(PAGE), HUGE_PAGE, access)
+        .map_err(|_| Error::no_space("address space", bytes))
+}

@@ -1,0 +1,170 @@
+//! Where the states of pages are stored.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, ftruncate, open};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::{PAGE, PageState};
+use crate::medium::mapped::HUGE_PAGE;
+use crate::medium::mapped::mapping::Mapping;
+use crate::{Error, PmU64, Result};
+
+/// Bytes before the states of the pages.
+const HEADER_BYTES: u64 = PAGE;
+
+/// Bytes in the state of a page.
+const STATE_BYTES: u64 = size_of::<PageState>() as u64;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"EVMARKS\0");
+
+/// Says which lines of a mapped file were stored to: in memory of this process, or in a file that
+/// survives it.
+///
+/// ```text
+/// 0      "EVMARKS\0"
+/// 8      two words: whose marks they are
+/// 24     the opening of the region that they belong to
+/// 32     the last interval whose changes are durable elsewhere
+/// 4096   16 bytes for each page: the interval in which it changed last, and the lines
+/// ```
+///
+/// In a file, what was marked by a process that was killed is not lost. Whoever opens it must know
+/// that the machine has not been restarted, and that nobody without these marks has written to the
+/// mapped file since.
+pub struct Marks {
+    mapping: Mapping,
+    file: Option<(OwnedFd, PathBuf)>,
+}
+
+impl Marks {
+    /// Opens the marks at `path` for a mapped file of `capacity` bytes. Returns `None` if there are
+    /// none of `owner`, whose mapped file was opened for the `opening`th time when they were made.
+    ///
+    /// # Errors
+    ///
+    /// `Io`, `NoSpace`.
+    pub fn open(path: &Path, owner: [u64; 2], opening: u64, capacity: u64) -> Result<Option<Self>> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let fd = match open(path, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(Error::io("opening", path, errno)),
+        };
+        let io = |errno| Error::io("reading its status", path, errno);
+        let bytes = rustix::fs::fstat(&fd).map_err(io)?.st_size as u64;
+        if bytes < HEADER_BYTES {
+            return Ok(None);
+        }
+        let marks = Self::map(fd, path, capacity)?;
+        marks.allocate(0)?;
+        let [magic, first, second, of, _] = marks.header();
+        let found = [magic, first, second, of].map(|word| word.atomic().load(Acquire));
+        Ok((found == [MAGIC, owner[0], owner[1], opening]).then_some(marks))
+    }
+
+    /// Creates the marks at `path`, or makes them empty.
+    ///
+    /// # Errors
+    ///
+    /// `Io`, `NoSpace`.
+    pub fn create(path: &Path, owner: [u64; 2], opening: u64, capacity: u64) -> Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+        let fd = open(path, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|errno| Error::io("creating", path, errno))?;
+        let marks = Self::map(fd, path, capacity)?;
+        marks.allocate(0)?;
+        let words = [MAGIC, owner[0], owner[1], opening, 0];
+        for (cell, word) in marks.header().into_iter().zip(words) {
+            cell.atomic().store(word, Release);
+        }
+        Ok(marks)
+    }
+
+    /// Creates marks that end with this process.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace` if there is not enough address space.
+    pub(in super::super) fn in_memory(capacity: u64) -> Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        Ok(Marks { mapping: reserve(marked_bytes(capacity), access)?, file: None })
+    }
+
+    /// Maps the file, which becomes long enough for all states, but takes no space for them yet.
+    fn map(fd: OwnedFd, path: &Path, capacity: u64) -> Result<Self> {
+        let bytes = marked_bytes(capacity);
+        ftruncate(&fd, bytes).map_err(|errno| Error::io("extending", path, errno))?;
+        let mut mapping = reserve(bytes, ProtFlags::empty())?;
+        mapping
+            .attach(&fd, MapFlags::SHARED | MapFlags::NORESERVE)
+            .map_err(|errno| Error::io("mapping", path, errno))?;
+        mapping.advise(Advice::LinuxDontDump);
+        Ok(Marks { mapping, file: Some((fd, path.to_owned())) })
+    }
+
+    /// Takes the space for the states of the first `bytes` bytes of the mapped file, so that
+    /// marking them cannot find the disk full.
+    pub(in super::super) fn allocate(&self, bytes: u64) -> Result<()> {
+        let Some((fd, path)) = &self.file else { return Ok(()) };
+        let needed = marked_bytes(bytes);
+        fallocate(fd, FallocateFlags::KEEP_SIZE, 0, needed).map_err(|errno| match errno {
+            Errno::NOSPC | Errno::DQUOT => {
+                Error::no_space(format!("{}: file system is full", path.display()), needed)
+            }
+            _ => Error::io("allocating space", path, errno),
+        })
+    }
+
+    /// Stores for which opening of the mapped file these are.
+    pub(in super::super) fn set_opening(&self, opening: u64) {
+        self.header()[3].atomic().store(opening, Release);
+    }
+
+    /// Returns the last interval whose changes are durable elsewhere.
+    pub(super) fn durable(&self) -> u64 {
+        self.header()[4].atomic().load(Acquire)
+    }
+
+    /// Stores the last interval whose changes are durable elsewhere.
+    pub(in super::super) fn set_durable(&self, interval: u64) {
+        self.header()[4].atomic().store(interval, Release);
+    }
+
+    /// Writes everything to the disk.
+    pub(in super::super) fn sync(&self) -> Result<()> {
+        match &self.file {
+            None => Ok(()),
+            Some((fd, path)) => {
+                rustix::fs::fdatasync(fd).map_err(|errno| Error::io("syncing", path, errno))
+            }
+        }
+    }
+
+    pub(super) fn state(&self, page: u64) -> &PageState {
+        let at = HEADER_BYTES + page * STATE_BYTES;
+        debug_assert!(at < self.mapping.bytes());
+        // SAFETY: there is a state for every page of the mapped file's capacity, at multiples of 16
+        // bytes, and every bit pattern is one. Callers pass pages of the file.
+        unsafe { self.mapping.base().add(at as usize).cast().as_ref() }
+    }
+
+    fn header(&self) -> [&PmU64; 5] {
+        let words = self.mapping.base().cast::<[PmU64; 5]>();
+        // SAFETY: the mapping has the header, and holds nothing but words; it is only dropped with
+        // this.
+        unsafe { words.as_ref() }.each_ref()
+    }
+}
+
+/// Returns how many bytes hold the marks of a file of `bytes` bytes.
+fn marked_bytes(bytes: u64) -> u64 {
+    (HEADER_BYTES + bytes.div_ceil(PAGE) * STATE_BYTES).next_multiple_of(PAGE)
+}
+
+fn reserve(bytes: u64, access: ProtFlags) -> Result<Mapping> {
+    Mapping::reserve(bytes, HUGE_PAGE, access).map_err(|_| Error::no_space("address space", bytes))
+}

@@ -1,0 +1,220 @@
+//! Tracks which lines are stored to between two *instants*, and keeps what pages held before.
+//!
+//! The structures of a region recover from what a kill leaves, at any instruction. So the bytes of
+//! a region at one instant are a valid store, if they are a *consistent cut*: whenever one store
+//! happens before another one, and the second is in it, the first is in it too. An instant is a
+//! crash that did not happen.
+//!
+//! Instants have numbers, and *interval* `n` begins with instant `n`. Before a thread stores, it
+//! [marks](Tracker::before_store) the lines with the number of the current interval. The first mark
+//! of a page in an interval keeps what the page held at the instant for those who need it: each
+//! [view](View) that is younger than the page's last change, and the recorder of the
+//! [changes](Live::take_changes) of the interval before, if it has not come to this page yet.
+//!
+//! # Why the cut is consistent
+//!
+//! An instant raises the number; then it makes all threads of the process execute a fence; and only
+//! then are pages kept or read for it: a thread that meets the new number earlier waits. Say that
+//! store `y` is not in the cut, and `y` happens before `x`.
+//! * If `y` was marked with the new number, so is `x`: its thread loads the number later. What the
+//!   page of `x` held was kept before `x` was stored. So `x` is not in the cut.
+//! * If `y` was marked with the old number, it reached memory after its page was kept, so after
+//!   the fence. At the fence it was not executed, for the fence would have waited for it. All that
+//!   happens after `y` loads the number after the fence, finds the new one, and so is not in the
+//!   cut.
+//!
+//! A thread has at most one such late store. It may be in the cut or not, because nothing that it
+//! depends on can be missing, and nothing that depends on it can be there. But it must not be lost
+//! for the recorder of later changes: a thread that finds the number [raised](Tracker::after_store)
+//! after its store marks the line again.
+//!
+//! # States of a page
+//!
+//! ```text
+//! word 0   number of the interval of the last mark; the topmost bit locks both words
+//! word 1   the lines that were marked in that interval, one bit each
+//! ```
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use super::mapping::Mapping;
+use crate::Result;
+use crate::medium::LINE;
+
+mod live;
+mod marks;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use live::PageChange;
+pub(super) use live::{Live, ViewMapping};
+pub use marks::Marks;
+pub(super) use view::View;
+
+/// Bytes in a page: the unit in which contents are kept.
+pub(super) const PAGE: u64 = 4096;
+
+/// In the number of a page: a thread changes its state.
+const LOCKED: u64 = 1 << 63;
+
+/// Tracks the stores to a mapping. Until that begins, a store costs two loads of one word more.
+#[derive(Default)]
+pub(super) struct Tracker {
+    /// The number of the current interval, or 0 while nothing is tracked.
+    now: AtomicU64,
+    tracks: OnceLock<Tracks>,
+}
+
+/// What tracking is for.
+enum Tracks {
+    /// The contents of the file, which views and the recorder of changes want to keep.
+    Live(Live),
+    /// The private pages of a view.
+    View(View),
+}
+
+impl Tracker {
+    /// Creates the tracker of a view's own stores.
+    pub(super) fn of_view(view: View) -> Self {
+        let tracks = OnceLock::new();
+        let _ = tracks.set(Tracks::View(view));
+        Tracker { now: AtomicU64::new(1), tracks }
+    }
+
+    /// Begins to track, unless it has begun. `create` is called at most once.
+    pub(super) fn begin(&self, create: impl FnOnce() -> Result<Live>) -> Result<&Live> {
+        if self.tracks.get().is_none() {
+            // If two threads come here, one of the two states is dropped.
+            let _ = self.tracks.set(Tracks::Live(create()?));
+        }
+        Ok(self.live().expect("a view has no views of its own"))
+    }
+
+    /// Returns what tracks the stores to the file, if that has begun.
+    pub(super) fn live(&self) -> Option<&Live> {
+        match self.tracks.get() {
+            Some(Tracks::Live(live)) => Some(live),
+            _ => None,
+        }
+    }
+
+    pub(super) fn view(&self) -> Option<&View> {
+        match self.tracks.get() {
+            Some(Tracks::View(view)) => Some(view),
+            _ => None,
+        }
+    }
+
+    /// Begins an instant with a view. See [`Live::take_view`].
+    pub(super) fn take_view(
+        &self,
+        live: &Live,
+        count: u64,
+        map: impl FnOnce() -> Result<(Mapping, Mapping)>,
+    ) -> Result<ViewMapping> {
+        live.take_view(&self.now, count, map)
+    }
+
+    /// Begins an instant, and shows what has changed before it. See [`Live::take_changes`].
+    pub(super) fn take_changes(&self, show: &mut dyn FnMut(&PageChange<'_>)) -> Result<u64> {
+        let live = self.live().expect("only a recorder takes changes");
+        live.take_changes(&self.now, show)
+    }
+
+    /// Begins to record where an earlier process has stopped. See [`Live::resume`].
+    pub(super) fn resume(&self, live: &Live, count: u64) {
+        live.resume(&self.now, count);
+    }
+
+    /// Returns the number of the current interval, or 0 while nothing is tracked.
+    pub(super) fn now(&self) -> u64 {
+        self.now.load(Acquire)
+    }
+
+    /// Must be called before a store to the bytes from `offset` on; what it returns belongs to
+    /// [`after_store`](Tracker::after_store).
+    #[inline(always)]
+    pub(super) fn before_store(&self, offset: impl FnOnce() -> u64, bytes: u64) -> u64 {
+        // Acquire: what the thread reads later is at least as new as the number.
+        let now = self.now.load(Acquire);
+        if now != 0 {
+            self.mark(offset(), bytes, now);
+        }
+        now
+    }
+
+    /// Must be called after a store, with what [`before_store`](Tracker::before_store) returned.
+    #[inline(always)]
+    pub(super) fn after_store(&self, before: u64, offset: impl FnOnce() -> u64, bytes: u64) {
+        // If the load is executed before the store is, the fence of the next instant executes the
+        // store before anything is kept for that.
+        let now = self.now.load(Acquire);
+        if now != before {
+            self.mark_late(offset(), bytes, now);
+        }
+    }
+
+    #[inline(never)]
+    fn mark(&self, offset: u64, bytes: u64, now: u64) {
+        #[cfg(test)]
+        tests::reach(tests::Moment::BeforeMark);
+        let tracks = self.tracks.get().expect("there is a number only while something is tracked");
+        let mut at = offset;
+        while at < offset + bytes {
+            let page = at / PAGE;
+            let end = (offset + bytes).min((page + 1) * PAGE);
+            let lines = lines_of(at % PAGE, end - at);
+            match tracks {
+                Tracks::Live(live) => live.mark(page, lines, now, &self.now),
+                Tracks::View(view) => view.make_private(page),
+            }
+            at = end;
+        }
+        #[cfg(test)]
+        tests::reach(tests::Moment::BeforeStore);
+    }
+
+    #[cold]
+    fn mark_late(&self, offset: u64, bytes: u64, now: u64) {
+        self.mark(offset, bytes, now);
+    }
+}
+
+/// Returns the lines of a page that `bytes` bytes from `at` on are in, one bit each.
+fn lines_of(at: u64, bytes: u64) -> u64 {
+    let (first, last) = (at / LINE, (at + bytes - 1) / LINE);
+    (u64::MAX >> (63 - (last - first))) << first
+}
+
+/// The state of a page: see the [module](self).
+#[repr(C, align(16))]
+struct PageState {
+    number: AtomicU64,
+    lines: AtomicU64,
+}
+
+impl PageState {
+    /// Locks the state, if its number is still `number`.
+    fn try_lock(&self, number: u64) -> bool {
+        self.number.compare_exchange(number, number | LOCKED, AcqRel, Acquire).is_ok()
+    }
+
+    /// Unlocks the state.
+    fn unlock(&self, number: u64) {
+        self.number.store(number, Release);
+    }
+
+    fn number(&self) -> u64 {
+        self.number.load(Acquire)
+    }
+
+    /// Adds lines, and returns whether they were not all there.
+    fn add_lines(&self, lines: u64) {
+        if self.lines.load(Relaxed) & lines != lines {
+            self.lines.fetch_or(lines, AcqRel);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A view: the pages of a file as they were at one instant.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU8, AtomicU64};
+
+use super::PAGE;
+use super::live::Views;
+use crate::PmU64;
+use crate::medium::mapped::mapping::Mapping;
+use crate::sync::Backoff;
+
+/// The page is that of the file: it has not changed since the instant.
+const SHARED: u8 = 0;
+/// A thread makes it private.
+const COPYING: u8 = 1;
+/// The page belongs to the view.
+const PRIVATE: u8 = 2;
+
+/// The pages of a view.
+///
+/// They are a private mapping of the file. The kernel shares the pages of the file with it until
+/// one is stored to through the mapping: then it copies the page. So a thread that is about to
+/// change a page of the file makes it private in the view first, and reading a view is reading
+/// memory.
+pub(super) struct ViewPages {
+    /// The instant.
+    number: u64,
+    /// The address of the private mapping. It exists until the view is not registered any more.
+    base: usize,
+    /// The number of pages.
+    count: u64,
+    /// One byte for each page.
+    states: Mapping,
+    /// The number of private pages.
+    copied: AtomicU64,
+}
+
+impl ViewPages {
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn state(&self, page: u64) -> &AtomicU8 {
+        // SAFETY: `states` has a byte for every page below `count`, which the callers check, and
+        // zero is a valid state.
+        unsafe { self.states.base().add(page as usize).cast().as_ref() }
+    }
+
+    /// Makes the view keep what `page` holds now. The caller makes sure that nothing was stored
+    /// there since the instant, but for one late store a thread, which may be kept or not. Pages
+    /// beyond the view are ignored.
+    pub(super) fn make_private(&self, page: u64) {
+        if page >= self.count {
+            return;
+        }
+        let (state, mut backoff) = (self.state(page), Backoff::new());
+        loop {
+            match state.compare_exchange(SHARED, COPYING, AcqRel, Acquire) {
+                Ok(_) => break,
+                Err(PRIVATE) => return,
+                Err(_) => _ = backoff.wait(),
+            }
+        }
+        let word = std::ptr::with_exposed_provenance::<PmU64>(self.base + (page * PAGE) as usize);
+        // SAFETY: the mapping exists as long as the view is registered, has this page, and holds
+        // nothing but words.
+        let word = unsafe { &*word }.atomic();
+        // A store makes the kernel copy the page. It copies words as a whole, and this one stays as
+        // it is. The compiler would replace an addition of zero by a load.
+        let held = word.load(Relaxed);
+        let _ = word.compare_exchange(held, held, Relaxed, Relaxed);
+        self.copied.fetch_add(1, Relaxed);
+        state.store(PRIVATE, Release);
+    }
+}
+
+/// A view, registered with those who store to its file.
+pub(in super::super) struct View {
+    pages: Arc<ViewPages>,
+    views: Arc<Views>,
+}
+
+impl View {
+    /// Registers a view of the first `count` pages at instant `number`, mapped privately at `base`.
+    /// `states` has a zeroed byte for every page.
+    pub(super) fn register(
+        views: &Arc<Views>,
+        number: u64,
+        base: usize,
+        count: u64,
+        states: Mapping,
+    ) -> Self {
+        let copied = AtomicU64::new(0);
+        let pages = Arc::new(ViewPages { number, base, count, states, copied });
+        views.add(pages.clone());
+        View { pages, views: views.clone() }
+    }
+
+    /// The view stores to a page of its own.
+    pub(super) fn make_private(&self, page: u64) {
+        if self.pages.state(page).load(Acquire) != PRIVATE {
+            self.pages.make_private(page);
+        }
+    }
+
+    /// Returns the number of bytes of pages that the view has to itself.
+    pub(in super::super) fn private_bytes(&self) -> u64 {
+        self.pages.copied.load(Relaxed) * PAGE
+    }
+}
+
+impl Drop for View {
+    /// Waits for threads that are copying a page, about a microsecond.
+    fn drop(&mut self) {
+        self.views.remove(&self.pages);
+    }
+}
