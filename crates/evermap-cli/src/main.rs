@@ -1,5 +1,6 @@
 //! The `evermap` command.
 
+mod backup;
 mod counters;
 mod dump;
 mod failure;
@@ -52,6 +53,8 @@ enum Command {
     Stat(inspect::StatCommand),
     Check(inspect::Check),
     Recover(inspect::Recover),
+    Backup(backup::Backup),
+    Restore(backup::Restore),
     Top(top::Arguments),
     Lab(lab::Lab),
 }
@@ -71,6 +74,8 @@ impl Command {
             Command::Stat(arguments) => at(arguments.store.path(), arguments.run()),
             Command::Check(arguments) => at(arguments.store.path(), arguments.run()),
             Command::Recover(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Backup(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Restore(arguments) => arguments.run(),
             Command::Top(arguments) => arguments.run().map(|()| SUCCESS),
             Command::Lab(arguments) => arguments.run(),
         }

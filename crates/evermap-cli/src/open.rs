@@ -1,12 +1,13 @@
 //! Opening a store according to the command line.
 
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use evermap::{ErrorKind, Evermap, IndexKind, Map, MapOptions, Options};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, warn};
 
 /// The store that a command uses.
 #[derive(clap::Args)]
@@ -105,6 +106,11 @@ impl StoreArguments {
         self.open_to_read_with(Options::new())
     }
 
+    /// Opens a store that must exist, to read it, unless another process has it open.
+    pub(crate) fn open_unshared(&self) -> Result<Evermap, Failure> {
+        self.open_with(Options::new().create(false).read_only(true).beside_writers(false))
+    }
+
     fn open_to_read_with(&self, options: Options) -> Result<Evermap, Failure> {
         let options = options.create(false);
         // What is to be discarded has to be changed for that.
@@ -112,11 +118,15 @@ impl StoreArguments {
             return self.open_with(options);
         }
         match self.open_with(options.clone().read_only(true)) {
+            Ok(db) => {
+                say_which_instant(&db);
+                Ok(db)
+            }
             // On hugetlbfs a file can only be opened for writing. Nowhere else is it possible then.
             Err(Failure::Store(error)) if error.kind() == ErrorKind::FileSystem => {
                 self.open_with(options)
             }
-            opened => opened,
+            refused => refused,
         }
     }
 
@@ -125,6 +135,18 @@ impl StoreArguments {
             .durability(self.durability.into())
             .on_suspect(self.suspect.on_suspect.setting());
         Ok(Evermap::open(&self.path, options)?)
+    }
+}
+
+/// Says that what is read is a copy of a store that another process has open.
+fn say_which_instant(db: &Evermap) {
+    if let Some(instant) = db.instant() {
+        let since = instant.duration_since(UNIX_EPOCH).unwrap_or_default();
+        warn(format_args!(
+            "the store is in use; reading it as it was at {}.{:03} seconds since 1970",
+            since.as_secs(),
+            since.subsec_millis()
+        ));
     }
 }
 

@@ -1,5 +1,7 @@
 //! Closing a file, and the threads in the background, which end before.
 
+use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::fence;
 use std::thread::JoinHandle;
@@ -9,6 +11,7 @@ use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::Mapped;
 use evermap_pm::sync::{Mutex, Rank};
 
+use crate::instants::holder::{self, Holder};
 use crate::map::inner::MapState;
 use crate::ordered;
 use crate::{Evermap, Map, Result, mistakes};
@@ -83,6 +86,8 @@ pub(crate) struct CloseOnDrop<M: Medium> {
     /// Without a closer of its own.
     db: Evermap<M>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The socket at which one of the threads waits.
+    socket: OnceLock<PathBuf>,
     fork: ForkDetector,
 }
 
@@ -90,7 +95,7 @@ impl CloseOnDrop<Mapped> {
     /// Returns one for this handle, which has none of its own. No thread runs yet.
     pub(crate) fn new(db: Evermap) -> Result<Self> {
         let threads = Mutex::ranked(Rank::Leaf, Vec::new());
-        Ok(CloseOnDrop { db, threads, fork: ForkDetector::new()? })
+        Ok(CloseOnDrop { db, threads, socket: OnceLock::new(), fork: ForkDetector::new()? })
     }
 
     pub(crate) fn start_threads(&self) -> std::io::Result<()> {
@@ -101,6 +106,13 @@ impl CloseOnDrop<Mapped> {
             if self.db.evicts() {
                 self.start("evermap-evict", |map| map.db.run_evictor())?;
             }
+        }
+        if let (true, Some(path)) = (self.db.file.options.offers_copies, &self.db.file.origin.path)
+            && !read_only
+        {
+            let holder = Holder::listen(path)?;
+            let _ = self.socket.set(holder.socket().to_owned());
+            self.start("evermap-copies", move |map| holder.serve(&map.db))?;
         }
         let default = self.db.default_map();
         if default.wants_ordered_built() {
@@ -141,6 +153,9 @@ impl<M: Medium> CloseOnDrop<M> {
         if self.fork.is_child() {
             // The threads do not exist here, and waiting for them would never end.
             return;
+        }
+        if let Some(socket) = self.socket.get() {
+            holder::wake(socket);
         }
         for thread in threads {
             thread.thread().unpark();

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
 
 use evermap_pm::medium::{FlushKind, Mapped, MappedOptions, Pages};
 use evermap_pm::region::{
@@ -17,6 +18,7 @@ use crate::clock::Time;
 use crate::close::CloseOnDrop;
 use crate::error::{counted, storage};
 use crate::index::PrimaryIndex;
+use crate::instants::open_beside;
 use crate::maintenance::Maintenance;
 use crate::map::catalog::Maps;
 use crate::map::header::MapHeader;
@@ -111,12 +113,19 @@ pub(crate) struct Origin {
     pub(crate) path: Option<PathBuf>,
     pub(crate) file_system: String,
     pub(crate) durability: Durability,
+    /// The time of the instant that is read, if it is one of a store that is in use.
+    pub(crate) instant: Option<SystemTime>,
 }
 
 impl Origin {
     /// A medium that was handed over by the caller.
     pub(crate) fn medium() -> Self {
-        Origin { path: None, file_system: "memory".into(), durability: Durability::Process }
+        Origin {
+            path: None,
+            file_system: "memory".into(),
+            durability: Durability::Process,
+            instant: None,
+        }
     }
 
     fn of_mapped(medium: &Mapped, durability: Durability) -> Self {
@@ -124,6 +133,7 @@ impl Origin {
             path: medium.path().map(Path::to_owned),
             file_system: medium.filesystem().to_owned(),
             durability,
+            instant: None,
         }
     }
 }
@@ -207,7 +217,7 @@ impl Evermap {
     }
 
     /// Starts the threads in the background.
-    fn with_background(db: Self) -> Result<Self> {
+    pub(crate) fn with_background(db: Self) -> Result<Self> {
         let closer = CloseOnDrop::new(db.clone())?;
         closer.start_threads().map_err(|source| {
             let path = db.file.origin.path.clone().unwrap_or_default();
@@ -436,10 +446,29 @@ fn open_read_only(path: &Path, options: &Options) -> Result<Evermap> {
         return Err(storage(evermap_pm::ErrorKind::Config(text)));
     }
     let options = options.clone().create(false).durability(Durability::Process);
-    let medium = open_mapped(path, &mapped_options(&options), &options)?;
+    let medium = match open_mapped(path, &mapped_options(&options), &options) {
+        // Whoever writes to it may offer copies.
+        Err(error) if options.beside_writers && error.kind() == ErrorKind::InUse => {
+            return open_beside(path, &options)?.ok_or(error);
+        }
+        opened => opened?,
+    };
     let identity = medium.identity();
     // What opening stores goes to private pages, and so does what is recovered on the way.
     open_whole(path, medium, identity, &options)
+}
+
+/// Opens what was in the medium of a store in use, as it was at one instant.
+pub(crate) fn open_view(
+    medium: Mapped,
+    options: &Options,
+    origin: Origin,
+    instant: SystemTime,
+) -> Result<Evermap> {
+    let options = Options { create: false, read_only: true, evict: false, ..options.clone() };
+    let identity = medium.identity();
+    let origin = Origin { instant: Some(instant), ..origin };
+    Evermap::open_at(medium, identity, &options, origin)
 }
 
 /// Opens what is in `medium`, unless that is only a part of what is in the file.

@@ -12,6 +12,8 @@ mod map;
 
 mod close;
 
+mod instants;
+
 mod batch;
 #[cfg(feature = "serde")]
 mod typed;
@@ -42,6 +44,7 @@ pub use evermap_pm::epoch::{Backlog, EpochStats, Holder};
 pub use evermap_pm::medium::{Mapped, describe_address, explain_bus_errors};
 pub use evermap_pm::region::{DamageMark, Identity, OnSuspect};
 pub use index::IndexKind;
+pub use instants::{Backup, BackupId, Snapshot, fetch_backup, restore};
 pub use item::{Edit, Expiry, Item, Meta, Outcome};
 pub use maintenance::census::Count;
 pub use maintenance::check::CheckReport;

@@ -111,6 +111,8 @@ pub struct Options {
     pub(crate) ordered: Order,
     pub(crate) ordered_updates: OrderedUpdates,
     pub(crate) reader_backlog: u64,
+    pub(crate) offers_copies: bool,
+    pub(crate) beside_writers: bool,
 }
 
 impl Default for Options {
@@ -120,6 +122,24 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Changes whether other processes of the same user may ask for [copies](crate::Evermap::backup) of
+    /// the store while it is open: at a socket beside the file, `<file>.sock`. The default is not
+    /// to; `evermap serve` does. Then `evermap backup`, and everything that opens the store
+    /// [read-only](Options::read_only), works while it is in use.
+    pub fn offers_copies(mut self, offers_copies: bool) -> Self {
+        self.offers_copies = offers_copies;
+        self
+    }
+
+    /// Changes whether a store that is opened [read-only](Options::read_only) may be a copy: if
+    /// another process has it open and [offers copies](Options::offers_copies), the newest instant
+    /// is copied into the memory of this process and read there. The default is that it may;
+    /// [`Evermap::instant`](crate::Evermap::instant) tells. O(length of the file).
+    pub fn beside_writers(mut self, beside_writers: bool) -> Self {
+        self.beside_writers = beside_writers;
+        self
+    }
+
     /// Returns the default options: the file is opened, or created if it does not exist.
     pub fn new() -> Self {
         let RegionConfig { extent_size, capacity, seed } = RegionConfig::default();
@@ -143,6 +163,8 @@ impl Options {
             ordered: Order::None,
             ordered_updates: OrderedUpdates::default(),
             reader_backlog: READER_BACKLOG,
+            offers_copies: false,
+            beside_writers: true,
         }
     }
 

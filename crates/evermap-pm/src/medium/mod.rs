@@ -92,7 +92,7 @@ pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
 pub use identity::Identity;
 pub use mapped::{
     FlushKind, LockedFile, Mapped, MappedOptions, Marks, PageChange, PageReport, describe_address,
-    explain_bus_errors,
+    explain_bus_errors, memory_file,
 };
 
 /// Bytes in a cache line: the unit of a flush, within which stores persist in program order.

@@ -24,6 +24,7 @@ use crate::medium::{Medium, Note, OFFSET_LIMIT};
 use crate::sync::{Mutex, Rank};
 use crate::{Error, ErrorKind, PmU64, Result, random};
 
+pub mod copy;
 mod damage;
 mod entry;
 pub mod mistakes;

@@ -184,7 +184,7 @@ impl<M: Medium> Region<M> {
     }
 
     /// Returns the checksum of the copy at `at`: that of all its fields before.
-    fn checksum(medium: &M, at: u64) -> u64 {
+    pub(super) fn checksum(medium: &M, at: u64) -> u64 {
         let mut bytes = [0; 248];
         medium.read_bytes(medium.slice(at, 31).expect("below the table"), &mut bytes);
         u64::from(crc32c::crc32c(&bytes))

@@ -18,6 +18,7 @@ mod files;
 mod find_many;
 mod full;
 mod guards;
+mod instants;
 mod live_copy;
 mod losses;
 mod lost_table;

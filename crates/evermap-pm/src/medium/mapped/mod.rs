@@ -39,6 +39,7 @@ mod tracker;
 pub use address::describe_address;
 pub use pages::PageReport;
 pub use sigbus::explain_bus_errors;
+pub use snapshot::memory_file;
 pub use tracker::{Marks, PageChange};
 
 use address::{Named, Opened};

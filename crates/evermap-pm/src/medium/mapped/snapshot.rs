@@ -1,7 +1,10 @@
 //! Snapshots of a mapped file: views of its pages at one instant.
 
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::mapping::Mapping;
@@ -73,6 +76,17 @@ impl Mapped {
         self.tracker.view().map_or(0, View::private_bytes)
     }
 
+    /// Returns the instant of this view, by the counter of the medium that it is one of, or 0 if it
+    /// is none.
+    pub(crate) fn instant(&self) -> u64 {
+        self.tracker.view().map_or(0, View::instant)
+    }
+
+    /// Returns whether a page may have been stored to after an instant of this medium.
+    pub(crate) fn is_changed_since(&self, page: u64, instant: u64) -> bool {
+        self.tracker.live().is_some_and(|live| live.is_changed_since(page, instant))
+    }
+
     fn untracked(&self) -> Result<Live> {
         Ok(Live::new(self.base_address(), Marks::in_memory(self.capacity())?))
     }
@@ -86,4 +100,17 @@ impl Mapped {
 fn addresses(bytes: u64, access: ProtFlags) -> Result<Mapping> {
     Mapping::reserve(bytes.next_multiple_of(PAGE), HUGE_PAGE, access)
         .map_err(|_| Error::no_space("address space", bytes))
+}
+
+/// Creates an empty file in memory, which is gone when it is closed, and returns the path by which
+/// this process can open it.
+///
+/// # Errors
+///
+/// `Io`.
+pub fn memory_file() -> Result<(std::fs::File, PathBuf)> {
+    let fd = memfd_create(c"evermap", MemfdFlags::CLOEXEC)
+        .map_err(|errno| Error::io("creating a file in memory", "memory".as_ref(), errno))?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    Ok((fd.into(), path))
 }

@@ -365,6 +365,12 @@ impl Live {
         current.store(now, Release);
     }
 
+    /// Returns whether `page` may have been stored to after an instant.
+    pub(in super::super) fn is_changed_since(&self, page: u64, instant: u64) -> bool {
+        // Locked, it is about to change, so its number counts as very large.
+        self.state(page).number() >= instant
+    }
+
     /// Returns whether anything was marked since changes were taken last.
     pub(in super::super) fn has_changes(&self) -> bool {
         !lock(&self.untaken).is_empty()

@@ -104,6 +104,10 @@ impl View {
         }
     }
 
+    pub(in super::super) fn instant(&self) -> u64 {
+        self.pages.number
+    }
+
     /// Returns the number of bytes of pages that the view has to itself.
     pub(in super::super) fn private_bytes(&self) -> u64 {
         self.pages.copied.load(Relaxed) * PAGE
