@@ -41,6 +41,17 @@ pub enum ErrorKind {
         /// What shows the extent of the damage.
         advice: &'static str,
     },
+    /// A file beside the region has impossible contents.
+    DamagedFile {
+        /// The file.
+        path: PathBuf,
+        /// Offset in the file, bytes.
+        offset: u64,
+        /// What was wrong.
+        what: String,
+        /// What to do.
+        advice: &'static str,
+    },
     /// Another process holds the writer's lock: one that opened the file, or a forked child of it.
     InUse {
         /// The file.
@@ -136,7 +147,7 @@ impl fmt::Display for ErrorKind {
                 "format {found} is newer than the {known} that this program knows; use a newer \
                  evermap"
             ),
-            Damaged { offset, what, advice } => {
+            Damaged { offset, what, advice } | DamagedFile { offset, what, advice, .. } => {
                 write!(f, "damaged at offset {offset:#x}: {what}; {advice}")
             }
             InUse { pid: 0, .. } => f.write_str("in use by process 0 (unknown)"),
@@ -220,6 +231,7 @@ impl ErrorKind {
         match self {
             NotAStore { path, .. }
             | NewerFormat { path, .. }
+            | DamagedFile { path, .. }
             | InUse { path, .. }
             | OpenReadOnly { path, .. }
             | OpenHere { path, .. }
@@ -264,6 +276,18 @@ impl Error {
     #[cold]
     pub fn salvageable(offset: u64, what: impl Into<String>) -> Self {
         ErrorKind::Damaged { offset, what: what.into(), advice: SALVAGE }.into()
+    }
+
+    /// Creates an error for the contents of the file `path` at `offset`, which are impossible.
+    #[cold]
+    pub fn damaged_file(
+        path: &Path,
+        offset: u64,
+        what: impl Into<String>,
+        advice: &'static str,
+    ) -> Self {
+        let (path, what) = (path.to_owned(), what.into());
+        ErrorKind::DamagedFile { path, offset, what, advice }.into()
     }
 
     /// Returns the error of an opening that has failed with this one. A file that cannot be opened

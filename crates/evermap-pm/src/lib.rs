@@ -10,6 +10,7 @@
 //! * [`heap`]: blocks inside a region, which are in use if they are reachable from the roots;
 //! * [`epoch`]: grace periods, so that a block is reused only when no thread can still access it,
 //!   and a structure can be changed in steps that every reader sees in their order;
+//! * [`redo`]: a log of the changes of a region, from which it is rebuilt after power loss;
 //! * [`pool`]: the four above as one object, which indexes are built on.
 //!
 //! In addition, [`fork`] detects that the process is a forked child, which must not write, and
@@ -32,6 +33,7 @@ mod parallel;
 pub mod pool;
 pub mod quad;
 mod random;
+pub mod redo;
 pub mod region;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

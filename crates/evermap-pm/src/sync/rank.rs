@@ -87,6 +87,12 @@ pub enum Rank {
     Heap,
     /// The version of the format in the superblock.
     Format,
+    /// Held by the thread that appends to a redo log.
+    Log,
+    /// Held by the thread that makes a checkpoint of a redo log.
+    Checkpoint,
+    /// Held by the thread that creates, renames or removes segments of a redo log.
+    Segments,
     /// The length of a mapped file.
     File,
     /// Locks under which nothing else is acquired, and that are held for a few instructions.
@@ -142,6 +148,9 @@ mod checked {
             Rank::Extent,
             Rank::Heap,
             Rank::Format,
+            Rank::Log,
+            Rank::Checkpoint,
+            Rank::Segments,
             Rank::File,
             Rank::Leaf,
         ];

@@ -436,7 +436,7 @@ fn parent_of(path: &Path) -> &Path {
 /// Returns how long this process may make a file.
 ///
 /// By `libc`: with the feature that has this call, `rustix` takes a quarter longer to compile.
-fn size_limit() -> u64 {
+pub(crate) fn size_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the limit is a variable of our own. If the call fails, there is none.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };

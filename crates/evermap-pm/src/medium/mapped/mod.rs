@@ -44,6 +44,7 @@ pub use tracker::{Marks, PageChange};
 
 use address::{Named, Opened};
 use file::File;
+pub(crate) use file::size_limit;
 use mapping::Mapping;
 use persistent::PersistentMemory;
 use prefault::Prefaulter;
