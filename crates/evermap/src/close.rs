@@ -11,6 +11,7 @@ use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::Mapped;
 use evermap_pm::sync::{Mutex, Rank};
 
+use crate::durable::StoreLog;
 use crate::instants::holder::{self, Holder};
 use crate::map::inner::MapState;
 use crate::ordered;
@@ -72,7 +73,11 @@ impl<M: Medium> Evermap<M> {
             header.write_totals(&file.pool, None);
             ordered::clear_saved(&file.pool, header.saved(&file.pool));
         }
-        Ok(file.pool.close()?)
+        let Some(log) = file.log.get() else { return Ok(file.pool.close()?) };
+        // What was closed is trusted after a crash of the machine, so the log must have it before.
+        log.prepare_close()?;
+        file.pool.close()?;
+        log.wait()
     }
 
     /// Returns `true` if the file was closed.
@@ -113,6 +118,10 @@ impl CloseOnDrop<Mapped> {
             let holder = Holder::listen(path)?;
             let _ = self.socket.set(holder.socket().to_owned());
             self.start("evermap-copies", move |map| holder.serve(&map.db))?;
+        }
+        if self.db.file.log.get().is_some() {
+            self.start("evermap-log", |map| map.db.run_log(StoreLog::run_commits))?;
+            self.start("evermap-image", |map| map.db.run_log(StoreLog::run_checkpoints))?;
         }
         let default = self.db.default_map();
         if default.wants_ordered_built() {

@@ -1,9 +1,10 @@
 //! The file that maps are stored in, and opening it.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use evermap_pm::medium::{FlushKind, Mapped, MappedOptions, Pages};
@@ -16,6 +17,7 @@ use crate::batch::intent;
 use crate::batch::reservations::KeyReservations;
 use crate::clock::Time;
 use crate::close::CloseOnDrop;
+use crate::durable::{StoreLog, ensure_without_log, open_logged, read_logged};
 use crate::error::{counted, storage};
 use crate::index::PrimaryIndex;
 use crate::instants::open_beside;
@@ -61,11 +63,13 @@ pub struct Evermap<M: Medium = Mapped> {
     /// Closes the file when the last handle is dropped. `None` on a medium of the caller's, and in
     /// the handles of the background threads, which must not keep the file open.
     pub(crate) closer: Option<Arc<CloseOnDrop<M>>>,
+    /// Whether operations wait until they are durable, if the store has a log.
+    pub(crate) waits: bool,
 }
 
 impl<M: Medium> Clone for Evermap<M> {
     fn clone(&self) -> Self {
-        Evermap { file: self.file.clone(), closer: self.closer.clone() }
+        Evermap { file: self.file.clone(), closer: self.closer.clone(), waits: self.waits }
     }
 }
 
@@ -94,6 +98,9 @@ pub(crate) struct FileInner<M: Medium> {
     /// The control word of records that are unbound in this opening.
     pub(crate) tombstone: u64,
     pub(crate) maintenance: Maintenance,
+    /// The log, if the store has one, and its lock.
+    pub(crate) log: OnceLock<Arc<StoreLog>>,
+    pub(crate) log_lock: OnceLock<File>,
     /// Values that are being written piece by piece.
     pub(crate) partial: PartialBlocks,
     pub(crate) origin: Origin,
@@ -128,7 +135,7 @@ impl Origin {
         }
     }
 
-    fn of_mapped(medium: &Mapped, durability: Durability) -> Self {
+    pub(crate) fn of_mapped(medium: &Mapped, durability: Durability) -> Self {
         Origin {
             path: medium.path().map(Path::to_owned),
             file_system: medium.filesystem().to_owned(),
@@ -147,6 +154,9 @@ impl<M: Medium> FileInner<M> {
     pub(crate) fn ensure_writable(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::ReadOnly);
+        }
+        if let Some(log) = self.log.get() {
+            log.ensure_room()?;
         }
         Ok(self.pool.region().ensure_writable()?)
     }
@@ -206,7 +216,7 @@ impl Evermap {
     /// [`Error::Storage`] with [`Config`](ErrorKind::Config), [`NoSpace`](ErrorKind::NoSpace) or
     /// [`Io`](ErrorKind::Io).
     pub fn in_memory(options: Options) -> Result<Self> {
-        if let Durability::Adr | Durability::Eadr = options.durability {
+        if let Durability::Adr | Durability::Eadr | Durability::Log = options.durability {
             let text = format!("durability `{}` needs a file; use `open`", options.durability);
             return Err(storage(evermap_pm::ErrorKind::Config(text)));
         }
@@ -223,7 +233,7 @@ impl Evermap {
             let path = db.file.origin.path.clone().unwrap_or_default();
             evermap_pm::Error::io("starting a thread", &path, source)
         })?;
-        Ok(Evermap { file: db.file, closer: Some(Arc::new(closer)) })
+        Ok(Evermap { closer: Some(Arc::new(closer)), ..db })
     }
 }
 
@@ -307,6 +317,8 @@ impl<M: Medium> Evermap<M> {
         let needs_sweep = !pool.is_swept() || default.counters.is_counting();
         let file = FileInner {
             maintenance: Maintenance::new(needs_sweep, is_new),
+            log: OnceLock::new(),
+            log_lock: OnceLock::new(),
             partial: PartialBlocks::default(),
             cas_counter,
             reservations: KeyReservations::new(),
@@ -327,7 +339,7 @@ impl<M: Medium> Evermap<M> {
             maps: Maps::new(),
             pool,
         };
-        let db = Evermap { file: Arc::new(file), closer: None };
+        let db = Evermap { file: Arc::new(file), closer: None, waits: true };
         let is_known = db.file.clean && db.file.pool.is_swept();
         if !is_known && options.on_suspect != OnSuspect::Salvage {
             db.ensure_not_widely_damaged()?;
@@ -401,6 +413,16 @@ fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
     if options.read_only {
         return open_read_only(path, options);
     }
+    if options.durability == Durability::Log {
+        return open_logged(path, options);
+    }
+    ensure_without_log(path, options)?;
+    open_plain(path, options)
+}
+
+/// Opens a store without a log, to write to it.
+#[track_caller]
+pub(crate) fn open_plain(path: &Path, options: &Options) -> Result<Evermap> {
     let medium = open_mapped(path, &mapped_options(options), options)?;
     let identity = medium.identity();
     // A creation that fails leaves nothing behind.
@@ -449,13 +471,24 @@ fn open_read_only(path: &Path, options: &Options) -> Result<Evermap> {
     let medium = match open_mapped(path, &mapped_options(&options), &options) {
         // Whoever writes to it may offer copies.
         Err(error) if options.beside_writers && error.kind() == ErrorKind::InUse => {
-            return open_beside(path, &options)?.ok_or(error);
+            return match open_beside(path, &options)? {
+                Some(copy) => Ok(copy),
+                None => read_logged(path, &options)?.ok_or(error),
+            };
+        }
+        Err(error @ Error::NotFound { .. }) => {
+            return read_logged(path, &options)?.ok_or(error);
         }
         opened => opened?,
     };
     let identity = medium.identity();
     // What opening stores goes to private pages, and so does what is recovered on the way.
-    open_whole(path, medium, identity, &options)
+    match open_whole(path, medium, identity, &options) {
+        Err(error) if error.is_damaged() || error.kind() == ErrorKind::Suspect => {
+            read_logged(path, &options)?.ok_or(error)
+        }
+        opened => opened,
+    }
 }
 
 /// Opens what was in the medium of a store in use, as it was at one instant.
@@ -495,7 +528,7 @@ fn open_whole(
     Evermap::open_at(medium, identity, options, origin)
 }
 
-fn mapped_options(options: &Options) -> MappedOptions {
+pub(crate) fn mapped_options(options: &Options) -> MappedOptions {
     MappedOptions {
         capacity: options.capacity,
         flush: options.durability.flush_kind(),
@@ -507,7 +540,11 @@ fn mapped_options(options: &Options) -> MappedOptions {
 }
 
 #[track_caller]
-fn open_mapped(path: &Path, mapped: &MappedOptions, options: &Options) -> Result<Mapped> {
+pub(crate) fn open_mapped(
+    path: &Path,
+    mapped: &MappedOptions,
+    options: &Options,
+) -> Result<Mapped> {
     Mapped::open(path, mapped).map_err(|error| match error.kind() {
         evermap_pm::ErrorKind::Io { source, .. }
             if !options.create && source.kind() == std::io::ErrorKind::NotFound =>

@@ -12,6 +12,8 @@ mod map;
 
 mod close;
 
+mod durable;
+
 mod instants;
 
 mod batch;
@@ -37,6 +39,7 @@ mod record;
 pub use batch::{Applied, BATCH_MAX, Batch};
 pub use clock::Clock;
 pub use db::Evermap;
+pub use durable::{Acknowledge, LogStat};
 pub use error::{Error, ErrorKind, Result, StorageError};
 pub use evermap_index::record::KEY_MAX;
 pub use evermap_pm::Medium;

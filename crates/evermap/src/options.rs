@@ -1,17 +1,22 @@
 //! The options that a file is opened with.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use evermap_pm::medium::FlushKind;
 use evermap_pm::region::{OnSuspect, RegionConfig};
 
 use crate::error::storage;
-use crate::{Clock, Error, IndexKind, Order, OrderedUpdates};
+use crate::{Acknowledge, Clock, Error, IndexKind, Order, OrderedUpdates};
 
 /// The default of [`Options::reader_backlog`]: far more than ever waits for short operations.
 const READER_BACKLOG: u64 = 64 << 20;
+
+/// The default of [`Options::checkpoint_bytes`].
+const CHECKPOINT_BYTES: u64 = 256 << 20;
 
 /// What a store survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +41,12 @@ pub enum Durability {
     /// As `Adr`, on a machine that also keeps the contents of its processors' caches, so that
     /// nothing has to be written back.
     Eadr,
+    /// As `Process`, and crashes of the operating system and loss of power, on any disk: changes
+    /// are appended to a log, and [acknowledged](Options::acknowledge) when that is durable. After
+    /// a crash of the machine the file is rebuilt from the log. See [`Evermap::sync`].
+    ///
+    /// [`Evermap::sync`]: crate::Evermap::sync
+    Log,
 }
 
 impl Durability {
@@ -45,13 +56,14 @@ impl Durability {
             Durability::Process => "process",
             Durability::Adr => "adr",
             Durability::Eadr => "eadr",
+            Durability::Log => "log",
         }
     }
 
     /// Returns what flushes and fences do in a file.
     pub(crate) fn flush_kind(self) -> FlushKind {
         match self {
-            Durability::Volatile | Durability::Process => FlushKind::Process,
+            Durability::Volatile | Durability::Process | Durability::Log => FlushKind::Process,
             Durability::Adr => FlushKind::Adr,
             Durability::Eadr => FlushKind::Eadr,
         }
@@ -68,11 +80,12 @@ impl FromStr for Durability {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self, Error> {
-        [Durability::Volatile, Durability::Process, Durability::Adr, Durability::Eadr]
+        use Durability::{Adr, Eadr, Log, Process, Volatile};
+        [Volatile, Process, Adr, Eadr, Log]
             .into_iter()
             .find(|level| level.as_str() == name)
             .ok_or_else(|| {
-                let known = "volatile, process, adr or eadr";
+                let known = "volatile, process, adr, eadr or log";
                 storage(evermap_pm::ErrorKind::Config(format!(
                     "durability `{name}` is unknown; use {known}"
                 )))
@@ -113,6 +126,27 @@ pub struct Options {
     pub(crate) reader_backlog: u64,
     pub(crate) offers_copies: bool,
     pub(crate) beside_writers: bool,
+    pub(crate) acknowledge: Acknowledge,
+    pub(crate) log_folder: Option<PathBuf>,
+    pub(crate) checkpoint_bytes: u64,
+    pub(crate) keep_log: bool,
+    pub(crate) on_progress: Progress,
+}
+
+/// Is told how far a store is rebuilt.
+#[derive(Clone)]
+pub(crate) struct Progress(Arc<dyn Fn(u64, u64) + Send + Sync>);
+
+impl Progress {
+    pub(crate) fn report(&self, done: u64, total: u64) {
+        (self.0)(done, total);
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("..")
+    }
 }
 
 impl Default for Options {
@@ -137,6 +171,43 @@ impl Options {
     /// [`Evermap::instant`](crate::Evermap::instant) tells. O(length of the file).
     pub fn beside_writers(mut self, beside_writers: bool) -> Self {
         self.beside_writers = beside_writers;
+        self
+    }
+
+    /// Changes when an operation of a store with a [log](Durability::Log) returns. The default is
+    /// [`Acknowledge::Each`].
+    pub fn acknowledge(mut self, acknowledge: Acknowledge) -> Self {
+        self.acknowledge = acknowledge;
+        self
+    }
+
+    /// Changes the folder of the [log](Durability::Log). The default is `<file>.log`. If the file
+    /// is in memory (tmpfs), the log must be elsewhere.
+    pub fn log_folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.log_folder = Some(folder.into());
+        self
+    }
+
+    /// Changes after how many bytes of [log](Durability::Log) the image is brought up to date and
+    /// the log before it is freed. The default is 256 MiB. The log takes about twice that on the
+    /// disk, and after loss of power up to that must be read besides the image.
+    pub fn checkpoint_bytes(mut self, bytes: u64) -> Self {
+        self.checkpoint_bytes = bytes;
+        self
+    }
+
+    /// Changes whether the [log](Durability::Log) is kept when it is not needed any more, for
+    /// [restoring](crate::restore_until) what a moment had. The default is not to. Its files have
+    /// to be removed by somebody else then.
+    pub fn keep_log(mut self, keep_log: bool) -> Self {
+        self.keep_log = keep_log;
+        self
+    }
+
+    /// Changes what is told how far the store is rebuilt from its [log](Durability::Log) after loss
+    /// of power: the bytes that were read, and an upper limit of those that are to be.
+    pub fn on_progress(mut self, report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        self.on_progress = Progress(Arc::new(report));
         self
     }
 
@@ -165,6 +236,11 @@ impl Options {
             reader_backlog: READER_BACKLOG,
             offers_copies: false,
             beside_writers: true,
+            acknowledge: Acknowledge::default(),
+            log_folder: None,
+            checkpoint_bytes: CHECKPOINT_BYTES,
+            keep_log: false,
+            on_progress: Progress(Arc::new(|_, _| {})),
         }
     }
 

@@ -528,7 +528,7 @@ impl<M: Medium> Map<M> {
             }
         }
         self.db.ensure_not_backed_up()?;
-        self.db.with_space(|| {
+        let applied = self.db.with_space(|| {
             loop {
                 let named = self.maps_of(batch)?;
                 let stores: Vec<_> = std::iter::once(self).chain(&named).collect();
@@ -543,7 +543,9 @@ impl<M: Medium> Map<M> {
                     return Ok(applied);
                 }
             }
-        })
+        })?;
+        self.db.settle()?;
+        Ok(applied)
     }
 
     /// Opens the maps that a batch names.

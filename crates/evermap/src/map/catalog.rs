@@ -151,12 +151,16 @@ impl<M: Medium> Evermap<M> {
         if name.is_empty() || name.len() > MAP_NAME_MAX {
             return Err(Error::MapName { len: name.len(), max: MAP_NAME_MAX });
         }
-        self.with_space(|| {
+        let mut is_new = false;
+        let map = self.with_space(|| {
             let mut table = self.table()?;
             let store = match self.find_map(&mut table, name)? {
                 Some(store) => store,
                 None if !options.create => return Err(Error::NoSuchMap { name: name.into() }),
-                None => self.make_map(&mut table, name, options)?,
+                None => {
+                    is_new = true;
+                    self.make_map(&mut table, name, options)?
+                }
             };
             let found = store.inner.index.kind();
             if let Some(asked) = options.index.filter(|&asked| asked != found) {
@@ -166,7 +170,11 @@ impl<M: Medium> Evermap<M> {
                 store.inner.max_bytes.store(bytes, Relaxed);
             }
             Ok(store)
-        })
+        })?;
+        if is_new {
+            self.settle()?;
+        }
+        Ok(map)
     }
 
     /// Returns the names of all named maps in the file, in order. O(maps).
@@ -210,6 +218,13 @@ impl<M: Medium> Evermap<M> {
     /// # Errors
     /// [`Error::Closed`]; [`Error::Storage`] with `Damaged`, `Poisoned` or `Forked`.
     pub fn drop_map(&self, name: &str) -> Result<bool> {
+        let is_dropped = self.try_drop(name)?;
+        self.settle()?;
+        Ok(is_dropped)
+    }
+
+    /// [`drop_map`](Evermap::drop_map), which may not be durable.
+    fn try_drop(&self, name: &str) -> Result<bool> {
         let (file, region) = (&self.file, self.file.pool.region());
         file.ensure_writable()?;
         let mut table = self.table()?;

@@ -194,7 +194,9 @@ impl<'s, M: Medium> ValueWriter<'s, M> {
         }
         let (store, key) = (self.store, std::mem::take(&mut self.key));
         let key = store.begin_change(&key)?;
-        store.db.with_space(|| self.try_finish(key))
+        let cas = store.db.with_space(|| self.try_finish(key))?;
+        store.db.settle()?;
+        Ok(cas)
     }
 
     fn try_finish(&mut self, key: BytesRef<'_>) -> Result<u64> {

@@ -98,7 +98,11 @@ impl<M: Medium> Map<M> {
         mut old: Option<&mut Vec<u8>>,
     ) -> Result<Outcome> {
         let key = self.begin_change(key)?;
-        self.db.with_space(|| self.try_store(key, value, meta, condition, old.as_deref_mut()))
+        let stored = self
+            .db
+            .with_space(|| self.try_store(key, value, meta, condition, old.as_deref_mut()))?;
+        self.db.settle()?;
+        Ok(stored)
     }
 
     /// [`store`](Map::store) without waiting for space.
@@ -170,6 +174,18 @@ impl<M: Medium> Map<M> {
         old: Option<&mut Vec<u8>>,
         expected: Option<u64>,
     ) -> Result<Outcome> {
+        let outcome = self.try_unbind(key, old, expected)?;
+        self.db.settle()?;
+        Ok(outcome)
+    }
+
+    /// [`unbind`](Map::unbind), which may not be durable.
+    fn try_unbind(
+        &self,
+        key: BytesRef<'_>,
+        old: Option<&mut Vec<u8>>,
+        expected: Option<u64>,
+    ) -> Result<Outcome> {
         let guard = self.enter_writing()?;
         let (mut outcome, mut word) = (Outcome::Absent, None);
         self.commit(key, MutateMode::ExistingOnly, &guard, None, &mut |live| {
@@ -213,7 +229,10 @@ impl<M: Medium> Map<M> {
     pub fn touch(&self, key: impl AsRef<[u8]>, expiry: impl Into<Expiry>) -> Result<bool> {
         let expires_at = expiry.into().encode()?;
         let (key, guard) = (self.begin_change(key.as_ref())?, self.enter_writing()?);
-        Ok(self.touch_under(key, expires_at, &guard)?.is_some())
+        let is_touched = self.touch_under(key, expires_at, &guard)?.is_some();
+        drop(guard);
+        self.db.settle()?;
+        Ok(is_touched)
     }
 
     /// [`CacheMap::get_and_touch`](crate::cache::CacheMap::get_and_touch).
@@ -231,6 +250,7 @@ impl<M: Medium> Map<M> {
         self.copy(key.bytes, &record, &mut value)?;
         let item = record.item(key.bytes, &value, control).with_access(prior);
         drop(guard);
+        self.db.settle()?;
         Ok(Some(read(item)))
     }
 
@@ -349,13 +369,15 @@ impl<M: Medium> Map<M> {
         key: BytesRef<'_>,
         mut edit: impl FnMut(Option<Item<'_>>) -> CacheEdit,
     ) -> Result<Outcome> {
-        self.db.with_space(|| {
+        let outcome = self.db.with_space(|| {
             loop {
                 if let Some(outcome) = self.try_modify(key, &mut edit)? {
                     return Ok(outcome);
                 }
             }
-        })
+        })?;
+        self.db.settle()?;
+        Ok(outcome)
     }
 
     /// Does one round of [`modify`](Map::modify). Returns `None` if another thread was faster.
@@ -476,11 +498,12 @@ impl<M: Medium> Map<M> {
 
     /// Removes all records at this time, or now.
     pub(crate) fn flush(&self, at: Option<u32>) -> Result<()> {
-        let (file, _guard) = (&self.db.file, self.enter_writing()?);
+        let (file, guard) = (&self.db.file, self.enter_writing()?);
         if self.inner.flush.flush(file.pool.region(), &file.cas_counter, at, file.clock.now()) {
             self.request_purge();
         }
-        Ok(())
+        drop(guard);
+        self.db.settle()
     }
 }
 

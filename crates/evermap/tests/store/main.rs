@@ -20,6 +20,7 @@ mod full;
 mod guards;
 mod instants;
 mod live_copy;
+mod logged;
 mod losses;
 mod lost_table;
 mod maps;

@@ -66,6 +66,25 @@ impl Marks {
         Ok((found == [MAGIC, owner[0], owner[1], opening]).then_some(marks))
     }
 
+    /// Returns the opening that the marks at `path` belong to, if there are any of `owner`.
+    ///
+    /// # Errors
+    ///
+    /// `Io`.
+    pub fn opening(path: &Path, owner: [u64; 2]) -> Result<Option<u64>> {
+        let bytes = match std::fs::File::open(path).and_then(|file| {
+            let mut bytes = [0; 32];
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).map(|()| bytes)
+        }) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(Error::io("reading", path, error)),
+        };
+        let word = |at: usize| u64::from_le_bytes(bytes[at * 8..][..8].try_into().expect("8"));
+        Ok(([word(0), word(1), word(2)] == [MAGIC, owner[0], owner[1]]).then(|| word(3)))
+    }
+
     /// Creates the marks at `path`, or makes them empty.
     ///
     /// # Errors

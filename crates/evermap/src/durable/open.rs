@@ -1,0 +1,290 @@
+//! Opening a store that has a log.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use evermap_pm::Medium;
+use evermap_pm::medium::{Mapped, MappedOptions, Marks, memory_file};
+use evermap_pm::redo::{Directory, PageTarget, Reader, RedoLog, RedoOptions, rebuild};
+use evermap_pm::region::{OnSuspect, Region};
+
+use super::StoreLog;
+use super::commit::config;
+use crate::db::{Origin, mapped_options, open_mapped, open_view};
+use crate::error::storage;
+use crate::{Durability, Error, ErrorKind, Evermap, Options, Result};
+
+const MARKS: &str = "marks";
+const LOCK: &str = "lock";
+const CONTROL: &str = "control";
+
+/// Returns the folder of the log of the store at `path`.
+fn folder_of(path: &Path, options: &Options) -> PathBuf {
+    options.log_folder.clone().unwrap_or_else(|| with_suffix(path, ".log"))
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Refuses to write to a store beside its log, which would not know of it.
+pub(crate) fn ensure_without_log(path: &Path, options: &Options) -> Result<()> {
+    let folder = folder_of(path, options);
+    match folder.join(CONTROL).exists() {
+        true => Err(config(format!(
+            "the store has a log, in {}: open it with durability `log`; or remove that folder, if \
+             the store survives loss of power no more",
+            folder.display()
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Opens the store at `path` with its log.
+pub(crate) fn open_logged(path: &Path, options: &Options) -> Result<Evermap> {
+    // A file that cannot be trusted is rebuilt.
+    let options = &options.clone().on_suspect(OnSuspect::Refuse);
+    let opening = Opening { path, options, folder: folder_of(path, options) };
+    opening.open()
+}
+
+struct Opening<'a> {
+    path: &'a Path,
+    options: &'a Options,
+    folder: PathBuf,
+}
+
+/// What is wrong with a working copy.
+enum Unusable {
+    /// It is not what the last process left: the log has more.
+    Outdated,
+    /// It was changed by somebody who did not write to the log: it has more than the log.
+    Unlogged,
+}
+
+impl Opening<'_> {
+    fn open(&self) -> Result<Evermap> {
+        Directory::create(&self.folder)?;
+        let lock = self.lock()?;
+        // Of a creation that was interrupted before its folder had its name.
+        if !self.has_log()? {
+            self.create_log()?;
+        }
+        let log = self.open_log()?;
+        let opened = match self.open_working_copy(&log)? {
+            Ok(opened) => opened,
+            Err(Unusable::Outdated) => {
+                self.rebuild()?;
+                self.open_working_copy(&log)?.map_err(|_| {
+                    config("the store that was rebuilt from the log is not usable".into())
+                })?
+            }
+            Err(Unusable::Unlogged) => {
+                drop(log);
+                std::fs::remove_dir_all(&self.folder).map_err(self.io("removing an old log"))?;
+                drop(lock);
+                return self.open();
+            }
+        };
+        let store_log = StoreLog::new(opened.file.pool.clone(), log, self.options.acknowledge);
+        let _ = opened.file.log.set(Arc::new(store_log));
+        let _ = opened.file.log_lock.set(lock);
+        Ok(opened)
+    }
+
+    fn io(&self, action: &'static str) -> impl Fn(io::Error) -> Error {
+        let folder = self.folder.clone();
+        move |source| evermap_pm::Error::io(action, &folder, source).into()
+    }
+
+    /// Takes the lock of the log, which is there even if the working copy is not.
+    fn lock(&self) -> Result<File> {
+        let path = self.folder.join(LOCK);
+        let mut options = File::options();
+        let file = options.create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(self.io("opening the lock of the log"))?;
+        let until = std::time::Instant::now() + self.options.lock_wait;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(std::fs::TryLockError::WouldBlock) if std::time::Instant::now() < until => {
+                    // A process that was killed releases it when its memory is gone.
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    let path = self.path.to_owned();
+                    return Err(storage(evermap_pm::ErrorKind::InUse {
+                        path,
+                        pid: 0,
+                        is_ending: false,
+                    }));
+                }
+                Err(std::fs::TryLockError::Error(error)) => {
+                    return Err(self.io("locking the log")(error));
+                }
+            }
+        }
+    }
+
+    fn has_log(&self) -> Result<bool> {
+        Ok(RedoLog::exists(&Directory::open(&self.folder)?)?)
+    }
+
+    fn open_log(&self) -> Result<RedoLog> {
+        Ok(RedoLog::open(Arc::new(Directory::open(&self.folder)?), self.redo_options())?)
+    }
+
+    fn redo_options(&self) -> RedoOptions {
+        RedoOptions {
+            checkpoint_bytes: self.options.checkpoint_bytes,
+            segment_bytes: (self.options.checkpoint_bytes / 4)
+                .clamp(1 << 20, 64 << 20)
+                .next_multiple_of(4096),
+            keep_log: self.options.keep_log,
+        }
+    }
+
+    /// Creates the store, unless there is one, and the log of it.
+    fn create_log(&self) -> Result<()> {
+        let plain = self.options.clone().durability(Durability::Process);
+        crate::db::open_plain(self.path, &plain)?.close()?;
+        let medium = open_mapped(self.path, &mapped_options(&plain), &plain)?;
+        let (uuid, _) = Region::peek(&medium)?;
+        let copy = |offset: u64, bytes: &mut [u8]| {
+            let cells = medium.slice(offset, bytes.len() as u64 / 8).expect("inside the file");
+            medium.read_bytes(cells, bytes);
+        };
+        let storage = Arc::new(Directory::open(&self.folder)?);
+        // Before there is a log, so that there is none with the marks of another one.
+        self.make_marks(&medium)?;
+        RedoLog::create(storage, uuid, medium.len(), self.redo_options(), copy)?;
+        Ok(())
+    }
+
+    /// Makes marks for the region in `medium`, by which nothing is to be logged.
+    fn make_marks(&self, medium: &Mapped) -> Result<Marks> {
+        let (uuid, opening) = Region::peek(medium)?;
+        let capacity = medium.capacity();
+        Ok(Marks::create(&self.folder.join(MARKS), uuid, opening, capacity)?)
+    }
+
+    /// Opens the working copy, if it has what the last process left.
+    fn open_working_copy(&self, log: &RedoLog) -> Result<std::result::Result<Evermap, Unusable>> {
+        let options = self.options.clone().create(false);
+        let medium = match open_mapped(self.path, &mapped_options(&options), &options) {
+            Err(Error::NotFound { .. }) => return Ok(Err(Unusable::Outdated)),
+            opened => opened?,
+        };
+        if Region::is_blank(&medium) {
+            return Ok(Err(Unusable::Outdated));
+        }
+        let (uuid, opening) = match Region::peek(&medium) {
+            Err(error) if is_unusable(&error) => return Ok(Err(Unusable::Outdated)),
+            peeked => peeked?,
+        };
+        if uuid != log.uuid() {
+            return Err(config(format!(
+                "the log in {} is that of another store; move one of the two away",
+                self.folder.display()
+            )));
+        }
+        let path = self.folder.join(MARKS);
+        let Some(marks) = Marks::open(&path, uuid, opening, medium.capacity())? else {
+            return Ok(Err(match Marks::opening(&path, uuid)? {
+                Some(marked) if marked < opening => Unusable::Unlogged,
+                _ => Unusable::Outdated,
+            }));
+        };
+        medium.record_changes(marks)?;
+        let identity = medium.identity();
+        let origin = Origin::of_mapped(&medium, Durability::Log);
+        match Evermap::open_at(medium, identity, &options, origin) {
+            Err(error) if error.is_damaged() || error.kind() == ErrorKind::Suspect => {
+                Ok(Err(Unusable::Outdated))
+            }
+            Err(error) => Err(error),
+            Ok(opened) => {
+                let pool = &opened.file.pool;
+                pool.medium().set_marks_opening(pool.generation());
+                Ok(Ok(opened))
+            }
+        }
+    }
+
+    /// Replaces the working copy by what image and log have.
+    fn rebuild(&self) -> Result<()> {
+        let temporary = with_suffix(self.path, ".rebuilt");
+        let io = |source| evermap_pm::Error::io("rebuilding", &temporary, source);
+        let file = create_private(&temporary).map_err(io)?;
+        let storage = Directory::open(&self.folder)?;
+        let mut progress = |done, total| self.options.on_progress.report(done, total);
+        rebuild(&storage, &mut Target(&file), None, &mut progress)?;
+        let medium =
+            Mapped::open(&temporary, &mapped_options(&self.options.clone().create(false)))?;
+        Region::adopt(&medium, medium.identity(), false)?;
+        // The marks of a process that power loss has ended mean nothing.
+        self.make_marks(&medium)?;
+        drop(medium);
+        std::fs::rename(&temporary, self.path).map_err(io)?;
+        Ok(())
+    }
+}
+
+fn is_unusable(error: &evermap_pm::Error) -> bool {
+    use evermap_pm::ErrorKind::{Damaged, NotAStore};
+    matches!(error.kind(), Damaged { .. } | NotAStore { .. })
+}
+
+fn create_private(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
+/// A file that a region is rebuilt in.
+struct Target<'a>(&'a File);
+
+impl PageTarget for Target<'_> {
+    fn set_len(&mut self, bytes: u64) -> evermap_pm::Result<()> {
+        let io = |source| evermap_pm::Error::io("rebuilding", "file".as_ref(), source);
+        let before = self.0.metadata().map_err(io)?.len();
+        // Shrunk first, because what is added must be zero.
+        self.0.set_len(bytes.min(before)).and_then(|()| self.0.set_len(bytes)).map_err(io)
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> evermap_pm::Result<()> {
+        self.0
+            .write_all_at(bytes, offset)
+            .map_err(|source| evermap_pm::Error::io("rebuilding", "file".as_ref(), source))
+    }
+}
+
+/// Opens what the log of the store at `path` has, in the memory of this process. Returns `None` if
+/// there is no log. It may be that of a store that another process writes to.
+pub(crate) fn read_logged(path: &Path, options: &Options) -> Result<Option<Evermap>> {
+    let folder = folder_of(path, options);
+    if !folder.join(CONTROL).exists() {
+        return Ok(None);
+    }
+    let reader = Reader::open(Box::new(Directory::open_read_only(&folder)?))?;
+    let (file, name) = memory_file()?;
+    let mut progress = |done, total| options.on_progress.report(done, total);
+    let rebuilt = reader.load(&mut Target(&file), &mut progress)?;
+    let medium = Mapped::open(&name, &MappedOptions::default())?;
+    Region::adopt(&medium, medium.identity(), false)?;
+    drop(medium);
+    let reading = MappedOptions { read_only: true, ..MappedOptions::default() };
+    let medium = Mapped::open(&name, &reading)?;
+    let origin = Origin {
+        path: Some(path.to_owned()),
+        file_system: medium.filesystem().to_owned(),
+        durability: Durability::Log,
+        instant: None,
+    };
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(rebuilt.time);
+    open_view(medium, options, origin, time).map(Some)
+}
