@@ -34,6 +34,8 @@ pub(crate) enum Durability {
     Adr,
     /// Loss of power, where the contents of the processors' caches survive it
     Eadr,
+    /// Loss of power, on any disk: changes are in a log beside the file, <STORE>.log
+    Log,
 }
 
 impl From<Durability> for evermap::Durability {
@@ -43,6 +45,7 @@ impl From<Durability> for evermap::Durability {
             Durability::Volatile => evermap::Durability::Volatile,
             Durability::Adr => evermap::Durability::Adr,
             Durability::Eadr => evermap::Durability::Eadr,
+            Durability::Log => evermap::Durability::Log,
         }
     }
 }

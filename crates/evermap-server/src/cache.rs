@@ -141,6 +141,21 @@ pub trait Cache: Send + Sync + 'static {
         each: &mut dyn FnMut(&[u8], Item<'_>),
     ) -> Result<Option<u64>, CacheError>;
 
+    /// Returns whether replies to the calling thread's changes must not be sent before
+    /// [`settle`](Cache::settle) was called.
+    fn is_unsettled(&self) -> bool {
+        false
+    }
+
+    /// Waits until the changes of the calling thread are as durable as their replies promise.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot become that. Their replies must not be sent.
+    fn settle(&self) -> Result<(), CacheError> {
+        Ok(())
+    }
+
     /// Returns how often something was met since the cache was opened that cannot be read.
     fn damage_met(&self) -> u64 {
         0

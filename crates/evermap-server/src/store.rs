@@ -32,6 +32,14 @@ impl Cache for Map {
         seconds_of(Map::now(self))
     }
 
+    fn is_unsettled(&self) -> bool {
+        self.db().owes_sync()
+    }
+
+    fn settle(&self) -> Result<(), CacheError> {
+        Ok(self.db().sync()?)
+    }
+
     fn get_many(
         &self,
         keys: &[&[u8]],

@@ -5,6 +5,7 @@ mod daemon;
 mod default_path;
 mod endpoints;
 mod listeners;
+mod log;
 pub(crate) mod memcached;
 mod memory_bounds;
 mod notify;

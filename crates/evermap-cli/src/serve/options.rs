@@ -15,6 +15,7 @@ use evermap_server::server::{
 };
 
 use super::endpoints::Endpoint;
+use super::log::LogArguments;
 use super::service::{Announcement, Naming, Place, Service, StoreSettings};
 use crate::failure::Failure;
 use crate::open::{Durability, index_kind, parse_size};
@@ -97,6 +98,8 @@ pub(crate) struct Arguments {
     /// What the items survive
     #[arg(long, value_enum, default_value_t, value_name = "LEVEL")]
     durability: Durability,
+    #[command(flatten)]
+    log: LogArguments,
     /// Kind of index, if this command creates the store; tranche is the heterogeneous table
     #[arg(long, value_name = "NAME", default_value_t, value_parser = index_kind())]
     index: IndexKind,
@@ -243,6 +246,7 @@ impl Arguments {
         let store = StoreSettings {
             place: self.place()?,
             durability: self.durability.into(),
+            log: self.log.clone(),
             index: self.index,
             order: self.ordered.into(),
             rejoin: self.rejoin,
@@ -335,9 +339,13 @@ impl Arguments {
                 "--durability volatile does not use a file: remove --path, or use \
                  --durability process",
             )),
-            (Durability::Process | Durability::Adr | Durability::Eadr, Some(path)) => {
-                Ok(Place::File(path.clone()))
-            }
+            (
+                Durability::Process | Durability::Adr | Durability::Eadr | Durability::Log,
+                Some(path),
+            ) => Ok(Place::File(path.clone())),
+            (Durability::Log, None) => Err(Failure::other(
+                "--durability log needs --path: a file, beside which the log is",
+            )),
             (Durability::Adr | Durability::Eadr, None) => Err(Failure::other(
                 "--durability adr and eadr need --path: a file on persistent memory",
             )),

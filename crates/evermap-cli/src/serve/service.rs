@@ -18,6 +18,7 @@ use super::daemon::Daemon;
 use super::default_path::{default_path, name_of};
 use super::endpoints::{Encryption, Endpoint};
 use super::listeners::{Addresses, exposure, without_inherited};
+use super::log::LogArguments;
 use super::memory_bounds::{Bound, Limits, bounds, fit};
 use super::notify::Manager;
 use super::pid_file::PidFile;
@@ -58,6 +59,7 @@ pub(super) struct Service {
 pub(super) struct StoreSettings {
     pub(super) place: Place,
     pub(super) durability: Durability,
+    pub(super) log: LogArguments,
     pub(super) index: IndexKind,
     pub(super) order: Order,
     pub(super) rejoin: RejoinArguments,
@@ -216,8 +218,12 @@ impl Service {
         if let Some(address) = self.config.metrics.filter(|address| !address.ip().is_loopback()) {
             self.say(&format!("warning: the metrics at {address} can be read from other machines"));
         }
-        let server = Server::start_on(listeners, Arc::new(db.default_map()), self.config.clone())
-            .map_err(|error| addresses.failure(error))?;
+        let server = Server::start_on(
+            listeners,
+            Arc::new(self.store.log.handle_of(db).default_map()),
+            self.config.clone(),
+        )
+        .map_err(|error| addresses.failure(error))?;
         if self.store.evict {
             let hub = server.hub().clone();
             db.on_evict(Some(Box::new(move |evicted| {
@@ -464,10 +470,12 @@ impl StoreSettings {
     fn open(&self, path: Option<&Path>) -> Result<Evermap, Failure> {
         let options = Options::new()
             .durability(self.durability)
+            .offers_copies(path.is_some())
             .index(self.index)
             .ordered(self.order)
             .memory_limit(self.memory.unwrap_or(0))
             .evict(self.evict);
+        let options = self.log.add_to(options);
         Ok(match path {
             Some(path) => self.rejoin.open(path, options)?,
             None => Evermap::in_memory(options)?,

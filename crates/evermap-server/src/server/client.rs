@@ -50,6 +50,9 @@ pub(super) enum Turn {
     Close(CloseReason),
     /// Makes it a watcher of these events.
     Watch(Streams),
+    /// Makes changes durable, together with those of other clients, and then gives it another turn,
+    /// which begins with the replies.
+    Settle,
 }
 
 /// The times after which a client without activity is disconnected.
@@ -200,6 +203,11 @@ impl Client {
                 }
             }
             replied += replies.len();
+            if context.cache.is_unsettled() && !replies.is_empty() {
+                self.waiting_since = Some(since);
+                self.hold(replies);
+                return Ok(Turn::Settle);
+            }
             buffers.replies.put_back(self.send(replies, context)?);
             context.latencies.record(|| {
                 let began = std::mem::replace(&mut since, Instant::now());
@@ -277,6 +285,18 @@ impl Client {
         // These replies are new, so the time begins now.
         self.account_for_unsent(true);
         Ok(spare)
+    }
+
+    /// Keeps `replies` until the next turn.
+    fn hold(&mut self, replies: Vec<u8>) {
+        (self.unsent.bytes, self.unsent.sent) = (replies, 0);
+        self.account_for_unsent(true);
+    }
+
+    /// Drops replies that must not be sent.
+    pub(super) fn drop_unsent(&mut self) {
+        (self.unsent.bytes, self.unsent.sent) = (Vec::new(), 0);
+        self.account_for_unsent(true);
     }
 
     /// Sends the bytes that the socket did not take before.

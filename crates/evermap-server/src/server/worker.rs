@@ -37,6 +37,8 @@ pub(super) struct Worker {
     free: Vec<usize>,
     /// Tokens of the clients that wait for another turn.
     run_queue: Vec<usize>,
+    /// Tokens of the clients whose replies wait until what they have changed is durable.
+    unsettled: Vec<usize>,
     buffers: Buffers,
     idle_check: Option<IdleCheck>,
 }
@@ -62,6 +64,7 @@ impl Worker {
             clients: Vec::new(),
             free: Vec::new(),
             run_queue: Vec::new(),
+            unsettled: Vec::new(),
             buffers: Buffers { read: ReadBuffer::new(), replies: ReplyBuffer::default() },
             idle_check,
         };
@@ -101,6 +104,7 @@ impl Worker {
             for token in waiting {
                 self.turn(token, &context, ready_at);
             }
+            self.settle(&context);
             if let Some(limits) = self.idle_check.as_mut().and_then(IdleCheck::limits_if_due) {
                 self.disconnect_idle(&limits, &context);
             }
@@ -165,6 +169,30 @@ impl Worker {
             Turn::Again => self.run_queue.push(token),
             Turn::Close(reason) => self.close(token, reason, context),
             Turn::Watch(streams) => self.start_watch(token, streams),
+            Turn::Settle => {
+                client.queued = true;
+                self.unsettled.push(token);
+            }
+        }
+    }
+
+    /// Makes durable what clients have changed, with one sync for all of them, and gives them their
+    /// replies. If that fails, they are disconnected instead: what they were to be told is not true.
+    fn settle(&mut self, context: &Context<'_>) {
+        if self.unsettled.is_empty() {
+            return;
+        }
+        let settled = context.cache.settle();
+        for token in std::mem::take(&mut self.unsettled) {
+            let Some(Some(client)) = self.clients.get_mut(token) else { continue };
+            if settled.is_err() {
+                client.drop_unsent();
+                self.close(token, CloseReason::Error, context);
+            } else if client.send_unsent(context).is_err() {
+                self.close(token, CloseReason::Error, context);
+            } else {
+                self.run_queue.push(token);
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! Committing: making what was stored durable.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, PoisonError};
@@ -327,10 +328,16 @@ impl<M: Medium> Evermap<M> {
     /// durable before is lost if power fails, and nothing becomes durable until the store is opened
     /// again; with `NoSpace` if there is no space for the log.
     pub fn sync(&self) -> Result<()> {
-        match self.file.log.get() {
-            Some(log) => log.wait(),
-            None => Ok(()),
-        }
+        let Some(log) = self.file.log.get() else { return Ok(()) };
+        log.wait()?;
+        IS_OWED.set(false);
+        Ok(())
+    }
+
+    /// Returns whether the calling thread has changed a store by a handle that [does not
+    /// wait](Evermap::without_waiting), and has not called [`sync`](Evermap::sync) since.
+    pub fn owes_sync(&self) -> bool {
+        IS_OWED.get()
     }
 
     /// Returns a handle whose operations, and those of its maps, return before they are durable:
@@ -355,10 +362,19 @@ impl<M: Medium> Evermap<M> {
     #[inline]
     pub(crate) fn settle(&self) -> Result<()> {
         match self.file.log.get() {
+            None => Ok(()),
             Some(log) if self.waits => log.settle(),
-            _ => Ok(()),
+            Some(_) => {
+                IS_OWED.set(true);
+                Ok(())
+            }
         }
     }
+}
+
+thread_local! {
+    /// Whether the thread has changed something without waiting until it is durable.
+    static IS_OWED: Cell<bool> = const { Cell::new(false) };
 }
 
 pub(super) fn config(text: String) -> crate::Error {

@@ -7,6 +7,7 @@ use super::addresses::{default_endpoint, endpoints};
 use super::options::Options;
 use crate::failure::Failure;
 use crate::rejoin::RejoinArguments;
+use crate::serve::log::LogArguments;
 use crate::serve::service::{Announcement, Naming, Place, Service, StoreSettings};
 
 /// Returns the server that the options ask for.
@@ -23,6 +24,7 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
         store: StoreSettings {
             place: place(&options),
             durability: Default::default(),
+            log: LogArguments::default(),
             index: Default::default(),
             order: Default::default(),
             rejoin: RejoinArguments::default(),
