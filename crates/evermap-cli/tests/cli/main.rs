@@ -2,6 +2,7 @@
 
 mod common;
 mod damage;
+mod instants;
 mod lab;
 mod limits;
 mod memcached;
