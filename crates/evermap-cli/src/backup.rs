@@ -5,6 +5,7 @@ use std::io::{self, BufReader, BufWriter, IsTerminal, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use evermap::{Backup as Written, BackupId, ErrorKind, fetch_backup};
 
@@ -31,17 +32,31 @@ pub(crate) struct Backup {
     since: Option<PathBuf>,
 }
 
-/// Make a store of a backup, and of those that add to it
+/// Make a store of a backup and of those that add to it, or of the log of a store
 ///
-/// The store is a new one. It opens like one whose process was killed when the backup was made.
+/// The store is a new one. It opens like one whose process was killed at that moment.
 #[derive(clap::Args)]
 pub(crate) struct Restore {
     /// File of the new store; it must not exist
     #[arg(value_name = "STORE")]
     path: PathBuf,
     /// The backups in their order: a whole one, then those that add to it; `-` is standard input
-    #[arg(value_name = "FILE", required = true)]
+    #[arg(value_name = "FILE", required_unless_present = "log", conflicts_with = "log")]
     files: Vec<PathBuf>,
+    /// Folder of a log, of a store with --durability log
+    #[arg(long, value_name = "FOLDER")]
+    log: Option<PathBuf>,
+    /// With --log: the time whose state is restored, in seconds since 1970, for example 1800000000.5
+    /// [default: the end of the log]
+    #[arg(long, value_name = "SECONDS", requires = "log", value_parser = parse_time)]
+    until: Option<SystemTime>,
+}
+
+fn parse_time(text: &str) -> Result<SystemTime, String> {
+    let seconds = text.parse::<f64>().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
+    seconds
+        .and_then(|since| UNIX_EPOCH.checked_add(since))
+        .ok_or_else(|| "a time is a number of seconds since 1970, as `date +%s` prints it".into())
 }
 
 impl Backup {
@@ -106,6 +121,12 @@ impl Backup {
 
 impl Restore {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
+        if let Some(folder) = &self.log {
+            let time = evermap::restore_log(folder, &self.path, self.until)?;
+            let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+            println!("restored the state of {}.{:03}", since.as_secs(), since.subsec_millis());
+            return Ok(SUCCESS);
+        }
         let mut files = self.files.iter().map(|file| open(file)).collect::<Result<Vec<_>, _>>()?;
         let mut copies: Vec<&mut dyn Read> = Vec::new();
         files.iter_mut().for_each(|file| copies.push(file));

@@ -199,6 +199,11 @@ pub enum Error {
     },
     /// The store was opened [read-only](crate::Options::read_only). Nothing was changed.
     ReadOnly,
+    /// The [snapshot](crate::Snapshot) has taken the memory that it may take. Take another one.
+    SnapshotTooOld {
+        /// That limit, bytes.
+        limit: u64,
+    },
     /// The store was closed through another handle.
     Closed,
     /// The file, the memory or the operating system underneath reported an error.
@@ -329,6 +334,11 @@ impl fmt::Display for Error {
             Error::ReadOnly => {
                 write!(f, "the store was opened read-only; open it for writing to change it")
             }
+            Error::SnapshotTooOld { limit } => write!(
+                f,
+                "the snapshot has taken the {limit} bytes that it may take, because so much of \
+                 the store was changed; take another one, or allow more"
+            ),
             Error::Closed => write!(f, "the store was closed"),
             Error::Storage(error) => error.fmt(f),
         }
@@ -377,6 +387,8 @@ pub enum ErrorKind {
     OtherIndex,
     /// The map was dropped.
     Dropped,
+    /// The snapshot has taken the memory that it may take.
+    SnapshotTooOld,
     /// The store was closed, or is being closed.
     Closed,
     /// Another process has the file open, or this one has: the message says which, or where.
@@ -530,6 +542,7 @@ impl Error {
             Error::NotOrdered | Error::OrderedFailed { .. } => ErrorKind::NotOrdered,
             Error::OtherIndex { .. } => ErrorKind::OtherIndex,
             Error::Dropped { .. } => ErrorKind::Dropped,
+            Error::SnapshotTooOld { .. } => ErrorKind::SnapshotTooOld,
             Error::Closed => ErrorKind::Closed,
             Error::ReadOnly => ErrorKind::ReadOnly,
             Error::Source { .. } => ErrorKind::Io,

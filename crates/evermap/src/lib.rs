@@ -39,7 +39,7 @@ mod record;
 pub use batch::{Applied, BATCH_MAX, Batch};
 pub use clock::Clock;
 pub use db::Evermap;
-pub use durable::{Acknowledge, LogStat};
+pub use durable::{Acknowledge, LogStat, restore_log};
 pub use error::{Error, ErrorKind, Result, StorageError};
 pub use evermap_index::record::KEY_MAX;
 pub use evermap_pm::Medium;

@@ -197,7 +197,7 @@ impl Options {
     }
 
     /// Changes whether the [log](Durability::Log) is kept when it is not needed any more, for
-    /// [restoring](crate::restore_until) what a moment had. The default is not to. Its files have
+    /// [restoring](crate::restore_log) what a moment had. The default is not to. Its files have
     /// to be removed by somebody else then.
     pub fn keep_log(mut self, keep_log: bool) -> Self {
         self.keep_log = keep_log;

@@ -20,4 +20,5 @@ mod open;
 
 pub(crate) use commit::StoreLog;
 pub use commit::{Acknowledge, LogStat};
+pub use open::restore_log;
 pub(crate) use open::{ensure_without_log, open_logged, read_logged};

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use evermap_pm::Medium;
 use evermap_pm::medium::{Mapped, MappedOptions, Marks, memory_file};
@@ -15,6 +16,7 @@ use super::StoreLog;
 use super::commit::config;
 use crate::db::{Origin, mapped_options, open_mapped, open_view};
 use crate::error::storage;
+use crate::instants::make_store;
 use crate::{Durability, Error, ErrorKind, Evermap, Options, Result};
 
 const MARKS: &str = "marks";
@@ -114,7 +116,7 @@ impl Opening<'_> {
                 Ok(()) => return Ok(file),
                 Err(std::fs::TryLockError::WouldBlock) if std::time::Instant::now() < until => {
                     // A process that was killed releases it when its memory is gone.
-                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    std::thread::sleep(Duration::from_millis(5));
                 }
                 Err(std::fs::TryLockError::WouldBlock) => {
                     let path = self.path.to_owned();
@@ -285,6 +287,35 @@ pub(crate) fn read_logged(path: &Path, options: &Options) -> Result<Option<Everm
         durability: Durability::Log,
         instant: None,
     };
-    let time = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(rebuilt.time);
+    let time = UNIX_EPOCH + Duration::from_nanos(rebuilt.time);
     open_view(medium, options, origin, time).map(Some)
+}
+
+/// Makes a store at `path` of what the log in `folder` has: all of it, or what it had at the time
+/// `until`. There must be no file at `path`. Returns the time of the last change in it.
+///
+/// The folder is not changed, and may be that of a store that is in use. The image in it is as old
+/// as the last checkpoint: for an earlier time, take an earlier copy of the folder, and add the
+/// segments that were [kept](Options::keep_log) since then.
+///
+/// # Errors
+/// [`Error::Storage`] with `NotAStore` if there is no log, `Config` if the image is later than
+/// `until`, `Damaged`, `Io` if there is a file at `path`, or writing fails. There is nothing at
+/// `path` then.
+pub fn restore_log(
+    folder: impl AsRef<Path>,
+    path: impl AsRef<Path>,
+    until: Option<SystemTime>,
+) -> Result<SystemTime> {
+    let path = path.as_ref();
+    let folder = Directory::open_read_only(folder.as_ref())?;
+    let until = until.map(|time| {
+        time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos().min(u64::MAX.into()) as u64
+    });
+    let mut time = 0;
+    make_store(path, &mut |file| {
+        time = rebuild(&folder, &mut Target(file), until, &mut |_, _| {})?.time;
+        Ok(())
+    })?;
+    Ok(UNIX_EPOCH + Duration::from_nanos(time))
 }

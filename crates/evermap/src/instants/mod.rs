@@ -13,5 +13,6 @@ mod snapshot;
 pub use backup::{Backup, BackupId};
 pub use fetch::fetch_backup;
 pub(crate) use fetch::open_beside;
+pub(crate) use restore::make_store;
 pub use restore::restore;
 pub use snapshot::Snapshot;

@@ -25,22 +25,34 @@ use crate::Result;
 /// `path` then.
 pub fn restore(copies: &mut [&mut dyn Read], path: impl AsRef<Path>) -> Result<Backup> {
     let path = path.as_ref();
+    let mut restored = None;
+    make_store(path, &mut |file| {
+        let failed = |error| evermap_pm::Error::io("restoring", path, error);
+        restored = Some(fill(copies, file).map_err(failed)?);
+        Ok(())
+    })?;
+    Ok(Backup(restored.expect("filled")))
+}
+
+/// Makes a store at `path`, durably, of what `fill` writes to a file, or nothing.
+pub(crate) fn make_store(
+    path: &Path,
+    fill: &mut dyn FnMut(&File) -> evermap_pm::Result<()>,
+) -> Result<()> {
     let failed = |error| evermap_pm::Error::io("restoring", path, error);
     let (file, temporary) = create_beside(path).map_err(failed)?;
-    let restored =
-        fill(copies, &file).map_err(failed).map_err(crate::Error::from).and_then(|copied| {
-            adopt(&temporary, true)?;
-            publish(&temporary, path).map_err(failed)?;
-            Ok(Backup(copied))
-        });
-    if restored.is_err() {
+    let made = fill(&file).map_err(crate::Error::from).and_then(|()| {
+        adopt(&temporary, true)?;
+        Ok(publish(&temporary, path).map_err(failed)?)
+    });
+    if made.is_err() {
         let _ = std::fs::remove_file(&temporary);
     }
-    restored
+    made
 }
 
 /// Creates a file in the folder of `path`, with another name.
-pub(super) fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
     if path.symlink_metadata().is_ok() {
         let why = "there is a file of this name; remove it first, or choose another name";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));

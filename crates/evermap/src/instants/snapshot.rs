@@ -1,9 +1,16 @@
 //! Snapshots: a store as it was at one instant, for reading.
 
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::fence;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::SystemTime;
 
-use crate::db::{Origin, open_view};
+use evermap_pm::GracePeriod;
+use evermap_pm::medium::Mapped;
+
+use crate::db::{FileInner, Origin, open_view};
 use crate::{Evermap, Options, Result};
 
 /// A store as it was at one instant: all maps of it, for reading. See [`Evermap::snapshot`].
@@ -56,8 +63,8 @@ impl Evermap {
     ///
     /// Waits for operations of other threads that are running, and for guards that they hold.
     /// Copies nothing: until the snapshot is dropped, the first change of each page of 4 KiB costs
-    /// about a microsecond and [the page's memory](Snapshot::memory_bytes). There may be any number
-    /// of snapshots. An [ordered index](crate::Order) in memory is built anew for each, when it is
+    /// about a microsecond and [the page's memory](Snapshot::memory_bytes), which can be
+    /// [limited](Evermap::snapshot_within). There may be any number of snapshots. An [ordered index](crate::Order) in memory is built anew for each, when it is
     /// first used: O(n); a persistent one is there at once.
     ///
     /// # Errors
@@ -65,6 +72,17 @@ impl Evermap {
     /// [`Error::Storage`](crate::Error::Storage) with `Config` for a store in memory and for one
     /// that is read-only itself, `FileSystem` on hugetlbfs, `NoSpace` or `Io`.
     pub fn snapshot(&self) -> Result<Snapshot> {
+        self.snapshot_within(u64::MAX)
+    }
+
+    /// Returns a [snapshot](Evermap::snapshot) that may take about `limit` bytes of memory. When so
+    /// much of the store was changed, its operations return
+    /// [`Error::SnapshotTooOld`](crate::Error::SnapshotTooOld), and what it has taken stays until
+    /// it is dropped; it takes no more once the operations that were running have ended.
+    ///
+    /// # Errors
+    /// The same as [`snapshot`](Evermap::snapshot).
+    pub fn snapshot_within(&self, limit: u64) -> Result<Snapshot> {
         self.ensure_no_guard("snapshot")?;
         self.ensure_not_closed()?;
         let file = &self.file;
@@ -76,6 +94,11 @@ impl Evermap {
         let options = Options { durability: crate::Durability::Process, ..file.options.clone() };
         let origin = Origin { durability: options.durability, ..file.origin.clone() };
         let db = open_view(medium, &options, origin, time)?;
+        if limit < u64::MAX {
+            let grace = Grace { file: Arc::downgrade(&db.file), limit, period: OnceLock::new() };
+            let on_full = Box::new(move || grace.is_over());
+            db.file.pool.medium().limit_private_bytes(limit, on_full);
+        }
         Ok(Snapshot { db: Evermap::with_background(db)? })
     }
 
@@ -88,4 +111,48 @@ impl Evermap {
     pub(super) fn ensure_not_closed(&self) -> Result<()> {
         if self.is_closed() { Err(crate::Error::Closed) } else { Ok(()) }
     }
+}
+
+/// Waits, without waiting, until nobody reads a snapshot that has reached its limit.
+struct Grace {
+    file: Weak<FileInner<Mapped>>,
+    limit: u64,
+    period: OnceLock<GracePeriod>,
+}
+
+impl Grace {
+    /// Refuses further operations of the snapshot, and returns whether those that began before have
+    /// ended, so that its pages need not be kept any more.
+    fn is_over(&self) -> bool {
+        let Some(file) = self.file.upgrade() else { return true };
+        let is_over = self.is_over_in(&file);
+        if let Some(last) = Arc::into_inner(file) {
+            drop_elsewhere(last);
+        }
+        is_over
+    }
+
+    fn is_over_in(&self, file: &FileInner<Mapped>) -> bool {
+        let period = match self.period.get() {
+            Some(period) => *period,
+            None => {
+                file.default.set_too_old(self.limit);
+                if !file.maps.try_each(|map| map.set_too_old(self.limit)) {
+                    return false;
+                }
+                // An operation pins a guard and then looks at the state of the map.
+                fence(SeqCst);
+                *self.period.get_or_init(|| file.pool.epoch().start())
+            }
+        };
+        file.pool.epoch().is_over(period)
+    }
+}
+
+/// Drops what is left of a snapshot in another thread: the calling one uses its pages.
+#[cold]
+fn drop_elsewhere(file: FileInner<Mapped>) {
+    let file = ManuallyDrop::new(file);
+    // If there is no thread, it stays.
+    let _ = std::thread::Builder::new().spawn(move || drop(ManuallyDrop::into_inner(file)));
 }

@@ -123,6 +123,14 @@ impl<M: Medium> Maps<M> {
         // A panic under it has poisoned the region.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Calls `each` with the open maps that have a name, and keeps others from being opened.
+    /// Returns `false` if another thread uses the table.
+    pub(crate) fn try_each(&self, each: impl Fn(&MapInner<M>)) -> bool {
+        let Ok(table) = self.0.try_lock() else { return false };
+        table.catalogue.iter().chain(table.open.values()).for_each(|map| each(map));
+        true
+    }
 }
 
 impl<M: Medium> Evermap<M> {

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use evermap_index::Visitor;
@@ -29,6 +29,8 @@ pub(crate) enum MapState {
     Open,
     Closed,
     Dropped,
+    /// It is one of a snapshot that may not take more memory.
+    TooOld,
 }
 
 /// What belongs to one map, and to no other of the same file.
@@ -51,6 +53,8 @@ pub(crate) struct MapInner<M: Medium> {
     pub(crate) saved: Saved,
     /// The number of reads that met a damaged record since opening.
     pub(crate) damage_met: AtomicU64,
+    /// The bytes that a snapshot may take.
+    snapshot_limit: AtomicU64,
     /// What was found missing while nothing had changed since opening.
     pub(crate) losses: Losses,
     /// The usual length of its records.
@@ -171,6 +175,7 @@ impl<M: Medium> OpenContext<'_, M> {
             order,
             saved,
             damage_met: AtomicU64::new(0),
+            snapshot_limit: AtomicU64::new(u64::MAX),
             losses: Losses::default(),
             size_hint: RecordSizeHint::default(),
             state: AtomicU8::new(MapState::Open as u8),
@@ -243,8 +248,18 @@ impl<M: Medium> MapInner<M> {
             Some(name) if self.state.load(SeqCst) == MapState::Dropped as u8 => {
                 Error::Dropped { name: name.to_string() }
             }
+            _ if self.state.load(SeqCst) == MapState::TooOld as u8 => {
+                Error::SnapshotTooOld { limit: self.snapshot_limit.load(Relaxed) }
+            }
             _ => Error::Closed,
         }
+    }
+
+    /// Refuses operations of a snapshot that has reached its limit, unless it was closed.
+    pub(crate) fn set_too_old(&self, limit: u64) {
+        self.snapshot_limit.store(limit, Relaxed);
+        let (open, too_old) = (MapState::Open as u8, MapState::TooOld as u8);
+        let _ = self.state.compare_exchange(open, too_old, SeqCst, SeqCst);
     }
 
     /// Chooses a new bound for the bytes of its records, and stores it in the file.

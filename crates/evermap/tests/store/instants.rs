@@ -175,6 +175,35 @@ fn snapshots_contain_what_was_acknowledged_and_refuse_changes() {
 }
 
 #[test]
+fn a_snapshot_with_a_limit_is_refused_when_it_has_taken_that_much() {
+    let directory = directory();
+    let db = Evermap::open(directory.path().join("store"), options()).unwrap();
+    let map = db.default_map();
+    (0..5000_u64).for_each(|key| map.put(key.to_le_bytes(), [1; 200]).unwrap());
+    let named = db.map("other", MapOptions::new()).unwrap();
+    named.put("a", "1").unwrap();
+    let snapshot = db.snapshot_within(400 << 10).unwrap();
+    let (old, old_named) =
+        (snapshot.default_map(), snapshot.map("other", MapOptions::new()).unwrap());
+    // A reader that is there holds it up: what it reads stays as it was.
+    let reader = old.reader().unwrap();
+    let before = reader.get(7_u64.to_le_bytes()).unwrap().unwrap().to_vec();
+    (0..5000_u64).for_each(|key| map.put(key.to_le_bytes(), [2; 200]).unwrap());
+    assert_eq!(reader.get(9_u64.to_le_bytes()).unwrap().unwrap().to_vec(), before);
+    for old in [&old, &old_named] {
+        let error = old.get("a").unwrap_err();
+        assert!(matches!(error, Error::SnapshotTooOld { limit: 409_600 }), "{error}");
+    }
+    let while_read = snapshot.memory_bytes();
+    assert!(while_read > 400 << 10);
+    drop(reader);
+    (0..5000_u64).for_each(|key| map.put(key.to_le_bytes(), [3; 3000]).unwrap());
+    let after = snapshot.memory_bytes();
+    assert!(after - while_read < 200 << 10, "it takes no more: {while_read}, {after}");
+    assert_eq!(db.snapshot_within(1 << 30).unwrap().default_map().iter().count(), 5000);
+}
+
+#[test]
 fn backups_of_a_store_in_use_are_of_one_moment() {
     let directory = directory();
     let path = |name: &str| directory.path().join(name);

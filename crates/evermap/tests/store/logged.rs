@@ -282,3 +282,31 @@ fn an_older_file_is_replaced_by_what_the_log_has() {
     std::fs::write(place.store(), old).unwrap();
     assert_eq!(open(&place.store()).default_map().get("a").unwrap(), Some(b"1".to_vec()));
 }
+
+#[test]
+fn what_a_moment_had_is_restored() {
+    let place = Place::new();
+    let folder = format!("{}.log", place.store().display());
+    let db = Evermap::open(place.store(), options().keep_log(true)).unwrap();
+    let map = db.default_map();
+    let mut moments = Vec::new();
+    for round in 0_u64..5 {
+        map.put("round", round.to_le_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        moments.push(std::time::SystemTime::now());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    for (round, &moment) in (0_u64..).zip(&moments) {
+        let path = place.directory.path().join(format!("restored {round}"));
+        let time = evermap::restore_log(&folder, &path, Some(moment)).unwrap();
+        assert!(time <= moment);
+        let other = Evermap::open(&path, options()).unwrap();
+        let seen = other.default_map().get("round").unwrap();
+        assert_eq!(seen, Some(round.to_le_bytes().to_vec()));
+        assert_sound(&other);
+    }
+    let (path, early) = (place.directory.path().join("early"), std::time::UNIX_EPOCH);
+    let error = evermap::restore_log(&folder, &path, Some(early)).unwrap_err();
+    assert!(error.to_string().contains("later than asked for"), "{error}");
+    assert!(!path.exists());
+}

@@ -76,6 +76,16 @@ impl Mapped {
         self.tracker.view().map_or(0, View::private_bytes)
     }
 
+    /// Limits the bytes of pages that this view has to itself. `on_full` is called by threads that
+    /// change a page of the file when there are more: it makes the users of the view stop, and
+    /// returns whether they have. Then no more pages are kept, so what the view shows from then on
+    /// has no meaning. It must not wait. Does nothing if the medium is no view, or limited already.
+    pub fn limit_private_bytes(&self, bytes: u64, on_full: Box<dyn Fn() -> bool + Send + Sync>) {
+        if let Some(view) = self.tracker.view() {
+            view.set_limit(bytes, on_full);
+        }
+    }
+
     /// Returns the instant of this view, by the counter of the medium that it is one of, or 0 if it
     /// is none.
     pub(crate) fn instant(&self) -> u64 {

@@ -79,7 +79,7 @@ impl Views {
             return;
         }
         let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
-        all.iter().filter(|view| view.number() > last).for_each(|view| view.make_private(page));
+        all.iter().filter(|view| view.number() > last).for_each(|view| view.keep(page));
     }
 }
 

@@ -1,8 +1,8 @@
 //! A view: the pages of a file as they were at one instant.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
+use std::sync::{Arc, OnceLock};
 
 use super::PAGE;
 use super::live::Views;
@@ -34,9 +34,37 @@ pub(super) struct ViewPages {
     states: Mapping,
     /// The number of private pages.
     copied: AtomicU64,
+    limit: OnceLock<Limit>,
 }
 
+/// How many pages a view may have to itself.
+struct Limit {
+    pages: u64,
+    /// Is called when there are more. Returns whether nobody reads the view any more.
+    on_full: OnFull,
+    /// Whether nobody does.
+    is_over: AtomicBool,
+}
+
+/// See [`Mapped::limit_private_bytes`](super::super::Mapped::limit_private_bytes).
+pub(in super::super) type OnFull = Box<dyn Fn() -> bool + Send + Sync>;
+
 impl ViewPages {
+    /// Makes the view keep what `page` holds, as [`make_private`](ViewPages::make_private), for a
+    /// thread that is about to change the page in the file.
+    pub(super) fn keep(&self, page: u64) {
+        let limit = self.limit.get();
+        if limit.is_some_and(|limit| limit.is_over.load(Relaxed)) {
+            return;
+        }
+        self.make_private(page);
+        if let Some(limit) = limit.filter(|limit| self.copied.load(Relaxed) > limit.pages)
+            && (limit.on_full)()
+        {
+            limit.is_over.store(true, Relaxed);
+        }
+    }
+
     pub(super) fn number(&self) -> u64 {
         self.number
     }
@@ -92,7 +120,8 @@ impl View {
         states: Mapping,
     ) -> Self {
         let copied = AtomicU64::new(0);
-        let pages = Arc::new(ViewPages { number, base, count, states, copied });
+        let limit = OnceLock::new();
+        let pages = Arc::new(ViewPages { number, base, count, states, copied, limit });
         views.add(pages.clone());
         View { pages, views: views.clone() }
     }
@@ -102,6 +131,11 @@ impl View {
         if self.pages.state(page).load(Acquire) != PRIVATE {
             self.pages.make_private(page);
         }
+    }
+
+    pub(in super::super) fn set_limit(&self, bytes: u64, on_full: OnFull) {
+        let limit = Limit { pages: bytes / PAGE, on_full, is_over: AtomicBool::new(false) };
+        let _ = self.pages.limit.set(limit);
     }
 
     pub(in super::super) fn instant(&self) -> u64 {
