@@ -1,19 +1,22 @@
 //! Evermap's own store.
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Duration;
 
-use evermap::{Durability, Evermap, Map, Options, Order};
+use evermap::{Acknowledge, Durability, Evermap, Map, Options, Order};
 
 use super::builder::IndexBuilder;
 use evermap_lab_core::LabError;
+use evermap_lab_core::machine;
 use evermap_lab_core::subject::store::{Result, Store, Stored};
 use evermap_lab_core::subject::{
-    Entry, File, Found, Guards, MediumKind, Place, Setup, Size, Subject, unique_path,
+    Entry, File, Found, Guards, MediumKind, Place, Setup, Size, Subject, Survives, unique_path,
 };
 use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 4] = [
+pub static ENTRIES: [Entry; 6] = [
     Entry {
         name: "evermap",
         about: "Evermap's store: Dash-EH over checksummed records, with expiry and compaction",
@@ -33,6 +36,18 @@ pub static ENTRIES: [Entry; 4] = [
         factory: |name, setup| build(name, Kind::OrderedPersistent, setup),
     },
     Entry {
+        name: "evermap-log",
+        about: "the same with a log: every change is durable when it is acknowledged",
+        rival: false,
+        factory: |name, setup| build(name, Kind::Log, setup),
+    },
+    Entry {
+        name: "evermap-log-async",
+        about: "the same with a log: changes are durable 10 ms after they are acknowledged",
+        rival: false,
+        factory: |name, setup| build(name, Kind::LogAsync, setup),
+    },
+    Entry {
         name: "evermap-unverified",
         about: "Evermap's store, but reads do not verify checksums",
         rival: false,
@@ -49,8 +64,18 @@ enum Kind {
     Ordered,
     /// With an ordered index in the file.
     OrderedPersistent,
+    /// With a log, and changes that wait for it.
+    Log,
+    /// With a log, and changes that do not wait for it.
+    LogAsync,
     /// Reads do not verify checksums.
     Unverified,
+}
+
+impl Kind {
+    fn has_log(self) -> bool {
+        matches!(self, Kind::Log | Kind::LogAsync)
+    }
 }
 
 fn build(
@@ -58,8 +83,8 @@ fn build(
     kind: Kind,
     setup: &Setup,
 ) -> std::result::Result<Box<dyn Subject>, LabError> {
-    let media = [MediumKind::Dram, MediumKind::Process, MediumKind::Adr, MediumKind::Eadr];
-    setup.media_only(name, &media)?;
+    let media = [MediumKind::Process, MediumKind::Dram, MediumKind::Adr, MediumKind::Eadr];
+    setup.media_only(name, if kind.has_log() { &media[..1] } else { &media })?;
     let opened = Opened::new(name, kind, setup).map_err(|error| LabError::index(name, error))?;
     let lengths = setup.lengths.unwrap_or(KeyValueLengths::WORDS);
     Ok(Box::new(Stored::new(name, opened, lengths)))
@@ -70,16 +95,37 @@ struct Opened {
     map: Map,
     place: Place,
     ordered: bool,
+    /// The files of a store with a log, which cannot be removed while it is open.
+    _files: Option<Files>,
+}
+
+/// Removes a store and its log when it is dropped.
+struct Files(PathBuf);
+
+impl Files {
+    fn log(&self) -> PathBuf {
+        let mut path = self.0.clone().into_os_string();
+        path.push(".log");
+        path.into()
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // Files that cannot be removed are not an error.
+        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_dir_all(self.log());
+    }
 }
 
 impl Opened {
     fn new(name: &'static str, kind: Kind, setup: &Setup) -> Result<Self> {
         let builder = IndexBuilder { name, guards: Guards::PerOperation, setup };
-        let (capacity, place) = (builder.capacity(), builder.place());
+        let (capacity, mut place) = (builder.capacity(), builder.place());
         let order = match kind {
             Kind::Ordered => Order::Volatile,
             Kind::OrderedPersistent => Order::Persistent,
-            Kind::Plain | Kind::Unverified => Order::None,
+            Kind::Plain | Kind::Log | Kind::LogAsync | Kind::Unverified => Order::None,
         };
         let ordered = order != Order::None;
         let options = Options::new().capacity(capacity).seed(0).ordered(order);
@@ -87,11 +133,23 @@ impl Opened {
         let options = match setup.medium {
             MediumKind::Adr => options.durability(Durability::Adr),
             MediumKind::Eadr => options.durability(Durability::Eadr),
+            _ if kind.has_log() => {
+                place.flush_kind = Some("fdatasync".into());
+                place.survives = match machine::is_in_memory(&setup.location) {
+                    true => Survives::Process,
+                    false => Survives::Power,
+                };
+                options.durability(Durability::Log).acknowledge(match kind {
+                    Kind::LogAsync => Acknowledge::Async(Duration::from_millis(10)),
+                    _ => Acknowledge::Each,
+                })
+            }
             _ => options,
         };
         // SAFETY: the file is the laboratory's own. Its processes have it open one after another,
         // no forked child uses what was borrowed, and nothing else writes to it.
         let options = unsafe { options.assume_exclusive_file() };
+        let mut files = None;
         let db = match &setup.file {
             _ if setup.medium == MediumKind::Dram => Evermap::in_memory(options)?,
             File::New(path) => Evermap::open(path, options)?,
@@ -99,11 +157,14 @@ impl Opened {
             File::Nameless => {
                 let path = unique_path(&setup.location);
                 let db = Evermap::open(&path, options)?;
-                std::fs::remove_file(&path)?;
+                match kind.has_log() {
+                    true => files = Some(Files(path)),
+                    false => std::fs::remove_file(&path)?,
+                }
                 db
             }
         };
-        Ok(Opened { map: db.default_map(), place, ordered })
+        Ok(Opened { map: db.default_map(), place, ordered, _files: files })
     }
 }
 

@@ -144,7 +144,7 @@ impl Opening<'_> {
     fn redo_options(&self) -> RedoOptions {
         RedoOptions {
             checkpoint_bytes: self.options.checkpoint_bytes,
-            segment_bytes: (self.options.checkpoint_bytes / 4)
+            segment_bytes: (self.options.checkpoint_bytes / 16)
                 .clamp(1 << 20, 64 << 20)
                 .next_multiple_of(4096),
             keep_log: self.options.keep_log,
