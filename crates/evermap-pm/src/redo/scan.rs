@@ -136,18 +136,16 @@ impl<'a> LogReader<'a> {
     }
 
     fn verified(&mut self, position: Position) -> Result<Option<Header>> {
-        let (uuid, sequence) = (self.uuid, self.sequence);
-        let head = self.bytes(position.offset, PAGE as u64)?;
-        let decoded = Header::decode(head, uuid, position, sequence)
-            .filter(|found| found.sequence == sequence || planted(Mistake::IdentityUnchecked));
-        let Some(header) = decoded else { return Ok(None) };
-        // With a wrong length there are too few bytes to verify.
-        let bytes = self.bytes(position.offset, log_bytes(header.payload.min(u64::MAX / 2)))?;
-        let header = Header { position, sequence, ..header };
-        Ok(verifies(bytes, header.payload, uuid).then_some(header))
+        let sequence = self.sequence;
+        let found = self.record_at(position.offset)?;
+        // What is in a segment that is used again is of other numbers.
+        let is_next = |found: &Header| found.position == position && found.sequence == sequence;
+        let found = found.filter(|found| is_next(found) || planted(Mistake::IdentityUnchecked));
+        Ok(found.map(|header| Header { position, sequence, ..header }))
     }
 
-    /// Finds a valid record of at least the next sequence number anywhere after the position.
+    /// Finds a valid record of at least the next sequence number anywhere after the position. If it
+    /// is not where it says, a device has misdirected it.
     fn find_later(&mut self) -> Result<Option<Position>> {
         let from = self.position;
         for segment in numbers(self.storage)?.into_iter().filter(|number| *number >= from.segment) {
@@ -155,9 +153,9 @@ impl<'a> LogReader<'a> {
             self.buffer.clear();
             // It may have been removed since.
             while self.enter(segment)? && offset < self.size() {
-                let position = Position { segment, offset };
-                if self.is_record(position)? {
-                    return Ok(Some(position));
+                let found = self.record_at(offset)?;
+                if found.is_some_and(|found| found.sequence >= self.sequence) {
+                    return Ok(Some(Position { segment, offset }));
                 }
                 offset += PAGE as u64;
             }
@@ -165,14 +163,15 @@ impl<'a> LogReader<'a> {
         Ok(None)
     }
 
-    fn is_record(&mut self, position: Position) -> Result<bool> {
-        let (uuid, sequence) = (self.uuid, self.sequence);
-        let head = self.bytes(position.offset, PAGE as u64)?;
-        let Some(header) = Header::decode(head, uuid, position, sequence) else {
-            return Ok(false);
+    /// Returns the header of the record at this offset of the segment, if one verifies.
+    fn record_at(&mut self, offset: u64) -> Result<Option<Header>> {
+        let uuid = self.uuid;
+        let Some(header) = Header::decode(self.bytes(offset, PAGE as u64)?, uuid) else {
+            return Ok(None);
         };
-        let bytes = self.bytes(position.offset, log_bytes(header.payload.min(u64::MAX / 2)))?;
-        Ok(verifies(bytes, header.payload, uuid))
+        // With a wrong length there are too few bytes to verify.
+        let bytes = self.bytes(offset, log_bytes(header.payload.min(u64::MAX / 2)))?;
+        Ok(verifies(bytes, header.payload, uuid).then_some(header))
     }
 
     /// Opens the segment, if it is not the open one. Returns whether there is one.

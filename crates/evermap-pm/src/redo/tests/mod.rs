@@ -1,4 +1,7 @@
 //! Tests of the redo log: on real files, and under simulated crashes.
 
+mod campaign;
+mod mistakes;
 mod model;
 mod real;
+mod simfs;

@@ -1,5 +1,7 @@
 //! A region whose every state is remembered.
 
+use std::sync::Arc;
+
 use super::super::{RecordBuilder, RedoOptions};
 use crate::sim::rng::Rng;
 
@@ -14,7 +16,7 @@ pub(super) fn options() -> RedoOptions {
 
 /// The states of a region: with sequence number N after N changes.
 pub(super) struct Model {
-    pub(super) states: Vec<Vec<u8>>,
+    pub(super) states: Vec<Arc<Vec<u8>>>,
     rng: Rng,
 }
 
@@ -28,17 +30,27 @@ impl Model {
                 fill(&mut rng, page);
             }
         }
-        Model { states: vec![first], rng }
+        Model { states: vec![Arc::new(first)], rng }
     }
 
-    pub(super) fn last(&self) -> &[u8] {
+    /// Creates one that continues after these states.
+    pub(super) fn after(states: &[Arc<Vec<u8>>], seed: u64) -> Self {
+        Model { states: states.to_vec(), rng: Rng::new(seed) }
+    }
+
+    /// Returns the sequence number of the last state.
+    pub(super) fn sequence(&self) -> u64 {
+        self.states.len() as u64 - 1
+    }
+
+    pub(super) fn last(&self) -> &Arc<Vec<u8>> {
         self.states.last().expect("there is always a state")
     }
 
     /// Changes some lines, and stores them in `record`. Returns the new length.
     pub(super) fn change(&mut self, record: &mut RecordBuilder) -> u64 {
         record.clear();
-        let mut state = self.last().to_vec();
+        let mut state = self.last().as_ref().clone();
         let rng = &mut self.rng;
         if rng.one_in(12) {
             state.resize(state.len() + PAGE, 0);
@@ -57,7 +69,7 @@ impl Model {
             add(record, &state, page, lines);
         }
         let bytes = state.len() as u64;
-        self.states.push(state);
+        self.states.push(Arc::new(state));
         bytes
     }
 
@@ -67,7 +79,7 @@ impl Model {
     }
 
     pub(super) fn state(&self, sequence: u64) -> Option<&[u8]> {
-        self.states.get(sequence as usize).map(Vec::as_slice)
+        self.states.get(sequence as usize).map(|state| state.as_slice())
     }
 }
 
