@@ -70,6 +70,33 @@ pub struct RedoLog {
     pub(super) since_checkpoint: AtomicU64,
 }
 
+/// The end of a durable record in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogPosition {
+    /// The sequence number of the record.
+    pub sequence: u64,
+    /// The segment that it is in.
+    pub segment: u64,
+    /// Where it ends there.
+    pub offset: u64,
+    /// When it was appended, nanoseconds since 1970.
+    pub time: u64,
+    /// Length of the region after it, bytes.
+    pub region_len: u64,
+}
+
+impl LogPosition {
+    /// Returns it as words.
+    pub fn words(self) -> [u64; 5] {
+        [self.sequence, self.segment, self.offset, self.time, self.region_len]
+    }
+
+    /// Returns the position with these words.
+    pub fn from_words([sequence, segment, offset, time, region_len]: [u64; 5]) -> Self {
+        LogPosition { sequence, segment, offset, time, region_len }
+    }
+}
+
 /// Where the next record goes.
 struct Tail {
     segment: Segment,
@@ -177,9 +204,25 @@ impl RedoLog {
     /// `NotAStore` if there is no log, `NewerFormat`, `DamagedFile` if a record or a file is
     /// damaged or lost, `NoSpace`, `Io`.
     pub fn open(storage: Arc<dyn Storage>, options: RedoOptions) -> Result<Self> {
+        Self::open_after(storage, options, None)
+    }
+
+    /// Opens the log like [`open`](RedoLog::open), but reads it only from the end of a record on
+    /// that is known to be durable, if one is: as [`position`](RedoLog::position) told an earlier
+    /// process in the same boot of the machine. Damage before is found by the next checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// The same as `open`.
+    pub fn open_after(
+        storage: Arc<dyn Storage>,
+        options: RedoOptions,
+        known: Option<LogPosition>,
+    ) -> Result<Self> {
         options.check()?;
         let control = ControlFile::open(&*storage)?.ok_or_else(|| none(&*storage))?;
-        let end = End::find(&*storage, &control.now)?;
+        let known = known.filter(|known| known.sequence > control.now.applied);
+        let end = End::find(&*storage, &control.now, known, options.segment_bytes)?;
         let image = Image::open(&*storage)?;
         image.check_len(control.now.region_len)?;
         // What can be read now may not be durable: a killed process may have written it without
@@ -253,6 +296,18 @@ impl RedoLog {
     /// Returns the sequence number of the newest durable record: 0 before the first.
     pub fn last_sequence(&self) -> u64 {
         self.durable.load(Ordering::Acquire)
+    }
+
+    /// Returns where the log ends, for [`open_after`](RedoLog::open_after).
+    pub fn position(&self) -> LogPosition {
+        let tail = lock(&self.tail);
+        LogPosition {
+            sequence: tail.sequence,
+            segment: tail.segment.number,
+            offset: tail.offset,
+            time: tail.time,
+            region_len: self.region_len(),
+        }
     }
 
     /// Returns the length of the region after the newest durable record, bytes.
@@ -445,9 +500,12 @@ pub(super) struct End {
 
 impl End {
     /// Reads the log to its end.
-    fn find(storage: &dyn Storage, control: &Control) -> Result<Self> {
-        let first = control.applied + 1;
-        let mut reader = LogReader::new(storage, control.uuid, control.start, first)?;
+    fn find(
+        storage: &dyn Storage,
+        control: &Control,
+        known: Option<LogPosition>,
+        segment_bytes: u64,
+    ) -> Result<Self> {
         let mut end = End {
             position: control.start,
             sequence: control.applied,
@@ -456,6 +514,16 @@ impl End {
             bytes: 0,
             last: None,
         };
+        if let Some(known) = known {
+            end.position = Position { segment: known.segment, offset: known.offset };
+            (end.sequence, end.time) = (known.sequence, known.time);
+            end.region_len = known.region_len;
+            // About: segments may be longer.
+            let segments = known.segment.saturating_sub(control.start.segment);
+            let bytes = segments * segment_bytes + known.offset;
+            end.bytes = bytes.saturating_sub(control.start.offset);
+        }
+        let mut reader = LogReader::new(storage, control.uuid, end.position, end.sequence + 1)?;
         loop {
             while let Some(record) = reader.next()? {
                 let (header, bytes) =

@@ -86,7 +86,7 @@ mod segment;
 mod storage;
 
 pub use directory::Directory;
-pub use log::{RedoLog, RedoOptions};
+pub use log::{LogPosition, RedoLog, RedoOptions};
 pub use rebuild::{PageTarget, Reader, Rebuilt, rebuild};
 pub use record::RecordBuilder;
 pub use storage::{File, Storage};

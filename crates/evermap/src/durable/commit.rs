@@ -220,7 +220,7 @@ impl StoreLog {
             self.log_bytes.fetch_add(pending.record.log_bytes(), Relaxed);
             self.commits.fetch_add(1, Relaxed);
             pending.unwritten = None;
-            medium.set_changes_durable(interval);
+            medium.set_changes_durable(interval, self.log.position().words());
             self.durable.store(interval, Release);
             if !was_unwritten {
                 return Ok(());

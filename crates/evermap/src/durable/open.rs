@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use evermap_pm::Medium;
 use evermap_pm::medium::{Mapped, MappedOptions, Marks, memory_file};
-use evermap_pm::redo::{Directory, PageTarget, Reader, RedoLog, RedoOptions, rebuild};
+use evermap_pm::redo::{Directory, LogPosition, PageTarget, Reader, RedoLog, RedoOptions, rebuild};
 use evermap_pm::region::{OnSuspect, Region};
 
 use super::StoreLog;
@@ -63,8 +63,9 @@ struct Opening<'a> {
 
 /// What is wrong with a working copy.
 enum Unusable {
-    /// It is not what the last process left: the log has more.
-    Outdated,
+    /// It is not what the last process left: the log has more. It is the store with this uuid, if
+    /// that can be read.
+    Outdated(Option<[u64; 2]>),
     /// It was changed by somebody who did not write to the log: it has more than the log.
     Unlogged,
 }
@@ -77,26 +78,55 @@ impl Opening<'_> {
         if !self.has_log()? {
             self.create_log()?;
         }
-        let log = self.open_log()?;
-        let opened = match self.open_working_copy(&log)? {
-            Ok(opened) => opened,
-            Err(Unusable::Outdated) => {
+        let (opened, log) = match self.open_working_copy()? {
+            Ok(opened) => {
+                let place = opened.file.pool.medium().durable_place();
+                let log = self.open_log(place.map(LogPosition::from_words))?;
+                (opened, log)
+            }
+            Err(Unusable::Outdated(found)) => {
+                let log = self.open_log(None)?;
+                match found {
+                    Some(uuid) => self.ensure_same(uuid, &log)?,
+                    None => self.set_aside()?,
+                }
                 self.rebuild()?;
-                self.open_working_copy(&log)?.map_err(|_| {
+                let opened = self.open_working_copy()?.map_err(|_| {
                     config("the store that was rebuilt from the log is not usable".into())
-                })?
+                })?;
+                (opened, log)
             }
             Err(Unusable::Unlogged) => {
-                drop(log);
                 std::fs::remove_dir_all(&self.folder).map_err(self.io("removing an old log"))?;
                 drop(lock);
                 return self.open();
             }
         };
+        self.ensure_same(opened.file.pool.region().uuid(), &log)?;
         let store_log = StoreLog::new(opened.file.pool.clone(), log, self.options.acknowledge);
         let _ = opened.file.log.set(Arc::new(store_log));
         let _ = opened.file.log_lock.set(lock);
         Ok(opened)
+    }
+
+    /// Refuses a log that is not that of the store with this uuid.
+    fn ensure_same(&self, uuid: [u64; 2], log: &RedoLog) -> Result<()> {
+        match uuid == log.uuid() {
+            true => Ok(()),
+            false => Err(config(format!(
+                "the log in {} is that of another store; move one of the two away",
+                self.folder.display()
+            ))),
+        }
+    }
+
+    /// Renames a file that is about to be replaced, and of which it is not known what it is.
+    fn set_aside(&self) -> Result<()> {
+        if std::fs::metadata(self.path).is_ok_and(|file| file.len() > 0) {
+            let aside = with_suffix(self.path, ".replaced");
+            std::fs::rename(self.path, aside).map_err(self.io("renaming an unreadable store"))?;
+        }
+        Ok(())
     }
 
     fn io(&self, action: &'static str) -> impl Fn(io::Error) -> Error {
@@ -137,8 +167,10 @@ impl Opening<'_> {
         Ok(RedoLog::exists(&Directory::open(&self.folder)?)?)
     }
 
-    fn open_log(&self) -> Result<RedoLog> {
-        Ok(RedoLog::open(Arc::new(Directory::open(&self.folder)?), self.redo_options())?)
+    /// Opens the log, which is durable up to where it is `known`.
+    fn open_log(&self, known: Option<LogPosition>) -> Result<RedoLog> {
+        let storage = Arc::new(Directory::open(&self.folder)?);
+        Ok(RedoLog::open_after(storage, self.redo_options(), known)?)
     }
 
     fn redo_options(&self) -> RedoOptions {
@@ -176,30 +208,24 @@ impl Opening<'_> {
     }
 
     /// Opens the working copy, if it has what the last process left.
-    fn open_working_copy(&self, log: &RedoLog) -> Result<std::result::Result<Evermap, Unusable>> {
+    fn open_working_copy(&self) -> Result<std::result::Result<Evermap, Unusable>> {
         let options = self.options.clone().create(false);
         let medium = match open_mapped(self.path, &mapped_options(&options), &options) {
-            Err(Error::NotFound { .. }) => return Ok(Err(Unusable::Outdated)),
+            Err(Error::NotFound { .. }) => return Ok(Err(Unusable::Outdated(None))),
             opened => opened?,
         };
         if Region::is_blank(&medium) {
-            return Ok(Err(Unusable::Outdated));
+            return Ok(Err(Unusable::Outdated(None)));
         }
         let (uuid, opening) = match Region::peek(&medium) {
-            Err(error) if is_unusable(&error) => return Ok(Err(Unusable::Outdated)),
+            Err(error) if is_unusable(&error) => return Ok(Err(Unusable::Outdated(None))),
             peeked => peeked?,
         };
-        if uuid != log.uuid() {
-            return Err(config(format!(
-                "the log in {} is that of another store; move one of the two away",
-                self.folder.display()
-            )));
-        }
         let path = self.folder.join(MARKS);
         let Some(marks) = Marks::open(&path, uuid, opening, medium.capacity())? else {
             return Ok(Err(match Marks::opening(&path, uuid)? {
                 Some(marked) if marked < opening => Unusable::Unlogged,
-                _ => Unusable::Outdated,
+                _ => Unusable::Outdated(Some(uuid)),
             }));
         };
         medium.record_changes(marks)?;
@@ -207,7 +233,7 @@ impl Opening<'_> {
         let origin = Origin::of_mapped(&medium, Durability::Log);
         match Evermap::open_at(medium, identity, &options, origin) {
             Err(error) if error.is_damaged() || error.kind() == ErrorKind::Suspect => {
-                Ok(Err(Unusable::Outdated))
+                Ok(Err(Unusable::Outdated(Some(uuid))))
             }
             Err(error) => Err(error),
             Ok(opened) => {

@@ -269,6 +269,20 @@ fn a_store_and_its_log_belong_together() {
     assert_eq!(Evermap::in_memory(options()).unwrap_err().kind(), ErrorKind::Config);
 }
 
+/// A file that is not a store is not lost when the log takes its place.
+#[test]
+fn a_file_that_cannot_be_read_is_set_aside() {
+    let place = Place::new();
+    let db = open(&place.store());
+    db.default_map().put("a", "1").unwrap();
+    db.close().unwrap();
+    let text = "somebody else's".repeat(1000);
+    std::fs::write(place.store(), &text).unwrap();
+    assert!(open(&place.store()).default_map().get("a").unwrap().is_some());
+    let aside = format!("{}.replaced", place.store().display());
+    assert_eq!(std::fs::read_to_string(aside).unwrap(), text);
+}
+
 /// An older file under the same name is not mistaken for the working copy.
 #[test]
 fn an_older_file_is_replaced_by_what_the_log_has() {

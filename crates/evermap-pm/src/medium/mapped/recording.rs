@@ -59,11 +59,17 @@ impl Mapped {
     }
 
     /// Notes that changes up to the end of an interval are durable elsewhere, so that they need not
-    /// be shown again to the next process.
-    pub fn set_changes_durable(&self, interval: u64) {
+    /// be shown again to the next process; and where they are, in words that mean nothing here.
+    pub fn set_changes_durable(&self, interval: u64, place: [u64; 5]) {
         if let Some(live) = self.tracker.live() {
+            live.marks().set_place(place);
             live.marks().set_durable(interval);
         }
+    }
+
+    /// Returns where the changes are that are durable, as this or an earlier process has noted.
+    pub fn durable_place(&self) -> Option<[u64; 5]> {
+        self.tracker.live().and_then(|live| live.marks().found_place())
     }
 
     /// Says which opening of the region the marks belong to from now on.

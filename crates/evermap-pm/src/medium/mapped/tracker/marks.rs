@@ -29,6 +29,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"EVMARKS\0");
 /// 8      two words: whose marks they are
 /// 24     the opening of the region that they belong to
 /// 32     the last interval whose changes are durable elsewhere
+/// 40     five words about where they are, and a check of those
 /// 4096   16 bytes for each page: the interval in which it changed last, and the lines
 /// ```
 ///
@@ -153,6 +154,30 @@ impl Marks {
         self.header()[4].atomic().store(interval, Release);
     }
 
+    /// Stores where the changes up to [`durable`](Marks::durable) are.
+    pub(in super::super) fn set_place(&self, words: [u64; 5]) {
+        let cells = self.place();
+        // Not valid while it changes, in case that the process is killed meanwhile.
+        cells[5].atomic().store(0, Release);
+        for (cell, word) in cells.iter().zip(words) {
+            cell.atomic().store(word, Release);
+        }
+        cells[5].atomic().store(check_of(words), Release);
+    }
+
+    /// Returns what [`set_place`](Marks::set_place) has stored.
+    pub(in super::super) fn found_place(&self) -> Option<[u64; 5]> {
+        let words = self.place().each_ref().map(|cell| cell.atomic().load(Acquire));
+        let [a, b, c, d, e, check] = words;
+        let place = [a, b, c, d, e];
+        (check == check_of(place)).then_some(place)
+    }
+
+    fn place(&self) -> &[PmU64; 6] {
+        // SAFETY: as in `header`: the words after it, inside its page.
+        unsafe { self.mapping.base().add(40).cast().as_ref() }
+    }
+
     /// Writes everything to the disk.
     pub(in super::super) fn sync(&self) -> Result<()> {
         match &self.file {
@@ -177,6 +202,12 @@ impl Marks {
         // this.
         unsafe { words.as_ref() }.each_ref()
     }
+}
+
+/// Returns a check of words, which is not zero.
+fn check_of(words: [u64; 5]) -> u64 {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    u64::from(crc32c::crc32c(&bytes)) | 1 << 32
 }
 
 /// Returns how many bytes hold the marks of a file of `bytes` bytes.

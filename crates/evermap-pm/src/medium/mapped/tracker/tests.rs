@@ -285,7 +285,7 @@ fn marks_survive_the_process() {
     let mut replica = Replica::default();
     medium.store(fixture.word(1, 0), 1);
     let (interval, _) = replica.take(medium).unwrap();
-    medium.set_changes_durable(interval);
+    medium.set_changes_durable(interval, [9; 5]);
     // Durable: page 1. Changed afterwards: page 2 once, and page 3 in two intervals.
     medium.store(fixture.word(2, 100), 2);
     medium.store(fixture.word(3, 0), 3);
@@ -302,6 +302,7 @@ fn marks_survive_the_process() {
     let marks = Marks::open(&marks_path, [1, 2], 1, 64 << 20).unwrap().unwrap();
     let medium = Mapped::open(&path, &options).unwrap();
     medium.record_changes(marks).unwrap();
+    assert_eq!(medium.durable_place(), Some([9; 5]));
     let shown = replica.lines_shown;
     medium.store(word_of(&medium, 4, 0), 5);
     replica.take(&medium).unwrap();
