@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use evermap::{Backup as Written, BackupId, ErrorKind, fetch_backup};
 
-use crate::SUCCESS;
 use crate::failure::Failure;
 use crate::open::StoreArguments;
 
@@ -46,7 +45,7 @@ pub(crate) struct Restore {
     /// Folder of a log, of a store with --durability log
     #[arg(long, value_name = "FOLDER")]
     log: Option<PathBuf>,
-    /// With --log: the time whose state is restored, in seconds since 1970, for example 1800000000.5
+    /// With --log: the time whose state is restored, in seconds since 1970, as 1800000000.5
     /// [default: the end of the log]
     #[arg(long, value_name = "SECONDS", requires = "log", value_parser = parse_time)]
     until: Option<SystemTime>,
@@ -74,7 +73,7 @@ impl Backup {
         if self.file.as_os_str() != "-" {
             println!("wrote {kind}: {bytes} bytes of a store of {whole}");
         }
-        Ok(SUCCESS)
+        Ok(ExitCode::SUCCESS)
     }
 
     fn write_to_output(&self, since: Option<BackupId>) -> Result<Written, Failure> {
@@ -125,14 +124,14 @@ impl Restore {
             let time = evermap::restore_log(folder, &self.path, self.until)?;
             let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
             println!("restored the state of {}.{:03}", since.as_secs(), since.subsec_millis());
-            return Ok(SUCCESS);
+            return Ok(ExitCode::SUCCESS);
         }
         let mut files = self.files.iter().map(|file| open(file)).collect::<Result<Vec<_>, _>>()?;
         let mut copies: Vec<&mut dyn Read> = Vec::new();
         files.iter_mut().for_each(|file| copies.push(file));
         let restored = evermap::restore(&mut copies, &self.path)?;
         println!("restored a store of {} bytes", restored.store_bytes());
-        Ok(SUCCESS)
+        Ok(ExitCode::SUCCESS)
     }
 }
 

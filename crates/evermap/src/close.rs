@@ -1,5 +1,6 @@
 //! Closing a file, and the threads in the background, which end before.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::SeqCst;
@@ -11,8 +12,8 @@ use evermap_pm::fork::ForkDetector;
 use evermap_pm::medium::Mapped;
 use evermap_pm::sync::{Mutex, Rank};
 
-use crate::durable::StoreLog;
-use crate::instants::holder::{self, Holder};
+use crate::holder::{self, Holder};
+use crate::log::StoreLog;
 use crate::map::inner::MapState;
 use crate::ordered;
 use crate::{Evermap, Map, Result, mistakes};
@@ -117,7 +118,16 @@ impl CloseOnDrop<Mapped> {
         {
             let holder = Holder::listen(path)?;
             let _ = self.socket.set(holder.socket().to_owned());
-            self.start("evermap-copies", move |map| holder.serve(&map.db))?;
+            self.start("evermap-copies", move |map| {
+                let file = &map.db.file;
+                holder.serve(
+                    &|since, out| {
+                        let region = file.pool.region();
+                        region.write_copy(since, out).map(|_| ()).map_err(io::Error::other)
+                    },
+                    &|| map.db.is_closed() || file.maintenance.is_stopping(),
+                );
+            })?;
         }
         if self.db.file.log.get().is_some() {
             self.start("evermap-log", |map| map.db.run_log(StoreLog::run_commits))?;

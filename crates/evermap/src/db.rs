@@ -1,4 +1,4 @@
-//! The file that maps are stored in, and opening it.
+//! The file that maps are stored in.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use evermap_pm::medium::{FlushKind, Mapped, MappedOptions, Pages};
+use evermap_pm::medium::Mapped;
 use evermap_pm::region::{
-    self, DamageMark, Identity, OnSuspect, Opened, Region, RegionConfig, WIDE_DAMAGE,
+    DamageMark, Identity, OnSuspect, Opened, Region, RegionConfig, WIDE_DAMAGE,
 };
 use evermap_pm::{Medium, Pool};
 
@@ -17,10 +17,9 @@ use crate::batch::intent;
 use crate::batch::reservations::KeyReservations;
 use crate::clock::Time;
 use crate::close::CloseOnDrop;
-use crate::durable::{StoreLog, ensure_without_log, open_logged, read_logged};
-use crate::error::{counted, storage};
+use crate::error::storage;
 use crate::index::PrimaryIndex;
-use crate::instants::open_beside;
+use crate::log::StoreLog;
 use crate::maintenance::Maintenance;
 use crate::map::catalog::Maps;
 use crate::map::header::MapHeader;
@@ -28,7 +27,7 @@ use crate::map::inner::{MapInner, OpenContext};
 use crate::record::cas::CasCounter;
 use crate::record::partial::PartialBlocks;
 use crate::record::tombstone_of;
-use crate::{Durability, Error, ErrorKind, IndexKind, Map, Options, Result};
+use crate::{Durability, Error, IndexKind, Map, Options, Result};
 
 /// A file with maps in it: a handle, to be cloned and shared between threads.
 ///
@@ -173,59 +172,6 @@ impl<M: Medium> FileInner<M> {
 }
 
 impl Evermap {
-    /// Opens the file at `path`, or creates it. Takes about a millisecond, whatever the size of the
-    /// file and however it was stopped; longer while a previous process is dying.
-    ///
-    /// ```
-    /// use evermap::{Evermap, MapOptions, Options};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let path = dir.path().join("map");
-    /// let db = Evermap::open(&path, Options::new())?;
-    /// let users = db.map("users", MapOptions::new())?;
-    /// users.put(b"1", b"ann")?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// * [`Error::NotFound`] if there is no file and [`Options::create`] is off;
-    /// * [`Error::Storage`] with one of [`InUse`](ErrorKind::InUse) (another process has the file
-    ///   open), [`NotAStore`](ErrorKind::NotAStore), [`NewerFormat`](ErrorKind::NewerFormat),
-    ///   [`Damaged`](ErrorKind::Damaged), [`Suspect`](ErrorKind::Suspect) (see
-    ///   [`Options::on_suspect`]), [`FileSystem`](ErrorKind::FileSystem),
-    ///   [`Config`](ErrorKind::Config) (see [`Options::durability`]),
-    ///   [`NoSpace`](ErrorKind::NoSpace) and [`Io`](ErrorKind::Io).
-    #[track_caller]
-    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
-        let path = path.as_ref();
-        open_file(path, &options)
-            .and_then(Self::with_background)
-            .map_err(|error| error.with_path(path))
-    }
-
-    /// Creates an empty store in memory, without a file. It is gone when the last handle is
-    /// dropped.
-    ///
-    /// ```
-    /// use evermap::{Evermap, Options};
-    /// let map = Evermap::in_memory(Options::new())?.default_map();
-    /// map.put(b"key", b"value")?;
-    /// # Ok::<(), evermap::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Storage`] with [`Config`](ErrorKind::Config), [`NoSpace`](ErrorKind::NoSpace) or
-    /// [`Io`](ErrorKind::Io).
-    pub fn in_memory(options: Options) -> Result<Self> {
-        if let Durability::Adr | Durability::Eadr | Durability::Log = options.durability {
-            let text = format!("durability `{}` needs a file; use `open`", options.durability);
-            return Err(storage(evermap_pm::ErrorKind::Config(text)));
-        }
-        let medium = Mapped::anonymous(options.capacity, Pages::Huge, FlushKind::Process)?;
-        let (identity, origin) =
-            (medium.identity(), Origin::of_mapped(&medium, Durability::Volatile));
-        Self::with_background(Evermap::create_at(medium, identity, &options, origin)?)
-    }
-
     /// Starts the threads in the background.
     pub(crate) fn with_background(db: Self) -> Result<Self> {
         let closer = CloseOnDrop::new(db.clone())?;
@@ -402,155 +348,4 @@ const fn least_capacity(index: IndexKind) -> u64 {
         // Those begin with more buckets.
         _ => 128 << 10,
     }
-}
-
-#[track_caller]
-fn open_file(path: &Path, options: &Options) -> Result<Evermap> {
-    if options.durability == Durability::Volatile {
-        let text = "durability `volatile` has no file; use `in_memory`".into();
-        return Err(storage(evermap_pm::ErrorKind::Config(text)));
-    }
-    if options.read_only {
-        return open_read_only(path, options);
-    }
-    if options.durability == Durability::Log {
-        return open_logged(path, options);
-    }
-    ensure_without_log(path, options)?;
-    open_plain(path, options)
-}
-
-/// Opens a store without a log, to write to it.
-#[track_caller]
-pub(crate) fn open_plain(path: &Path, options: &Options) -> Result<Evermap> {
-    let medium = open_mapped(path, &mapped_options(options), options)?;
-    let identity = medium.identity();
-    // A creation that fails leaves nothing behind.
-    let created = medium.is_new_file().then(|| medium.keep_lock()).transpose()?.flatten();
-    let opened = open_writable(path, medium, identity, options);
-    if let (Err(_), Some(created)) = (&opened, created) {
-        // The error says more than that the file could not be removed.
-        let _ = created.remove();
-    }
-    opened
-}
-
-#[track_caller]
-fn open_writable(
-    path: &Path,
-    medium: Mapped,
-    identity: Identity,
-    options: &Options,
-) -> Result<Evermap> {
-    let held = match options.on_suspect {
-        OnSuspect::Discard => medium.keep_lock()?,
-        OnSuspect::Refuse | OnSuspect::Salvage => None,
-    };
-    let Some(held) = held else { return open_whole(path, medium, identity, options) };
-    // Opened as with `Refuse`, so that a store that can be trusted is kept. The lock is held from
-    // the judgement to the end, so that both concern the same contents.
-    let refusing = options.clone().on_suspect(OnSuspect::Refuse);
-    match open_whole(path, medium, identity, &refusing) {
-        Err(error) if error.is_damaged() || error.kind() == ErrorKind::Suspect => {
-            let medium = held.truncate_and_map(&mapped_options(options))?;
-            let origin = Origin::of_mapped(&medium, options.durability);
-            Evermap::create_at(medium, identity, options, origin)
-        }
-        opened => opened,
-    }
-}
-
-/// Opens the store in a file, and leaves the file as it is.
-#[track_caller]
-fn open_read_only(path: &Path, options: &Options) -> Result<Evermap> {
-    if options.on_suspect == OnSuspect::Discard {
-        let text = "read_only contradicts on_suspect = discard; leave one of them out".into();
-        return Err(storage(evermap_pm::ErrorKind::Config(text)));
-    }
-    let options = options.clone().create(false).durability(Durability::Process);
-    let medium = match open_mapped(path, &mapped_options(&options), &options) {
-        // Whoever writes to it may offer copies.
-        Err(error) if options.beside_writers && error.kind() == ErrorKind::InUse => {
-            return match open_beside(path, &options)? {
-                Some(copy) => Ok(copy),
-                None => read_logged(path, &options)?.ok_or(error),
-            };
-        }
-        Err(error @ Error::NotFound { .. }) => {
-            return read_logged(path, &options)?.ok_or(error);
-        }
-        opened => opened?,
-    };
-    let identity = medium.identity();
-    // What opening stores goes to private pages, and so does what is recovered on the way.
-    match open_whole(path, medium, identity, &options) {
-        Err(error) if error.is_damaged() || error.kind() == ErrorKind::Suspect => {
-            read_logged(path, &options)?.ok_or(error)
-        }
-        opened => opened,
-    }
-}
-
-/// Opens what was in the medium of a store in use, as it was at one instant.
-pub(crate) fn open_view(
-    medium: Mapped,
-    options: &Options,
-    origin: Origin,
-    instant: SystemTime,
-) -> Result<Evermap> {
-    let options = Options { create: false, read_only: true, evict: false, ..options.clone() };
-    let identity = medium.identity();
-    let origin = Origin { instant: Some(instant), ..origin };
-    Evermap::open_at(medium, identity, &options, origin)
-}
-
-/// Opens what is in `medium`, unless that is only a part of what is in the file.
-fn open_whole(
-    path: &Path,
-    medium: Mapped,
-    identity: Identity,
-    options: &Options,
-) -> Result<Evermap> {
-    // A file of less than a page looks empty to the medium.
-    if medium.len() == 0 && medium.path().is_some() {
-        let io = |source| evermap_pm::Error::io("reading", path, source);
-        let bytes = std::fs::read(path).map_err(io)?;
-        if region::starts_with_magic(&bytes) {
-            return Err(region::truncated_header(bytes.len() as u64).into());
-        }
-        if !bytes.is_empty() {
-            let why = format!("it has only {}", counted(bytes.len() as u64, "byte"));
-            let path = path.to_owned();
-            return Err(storage(evermap_pm::ErrorKind::NotAStore { path, why }));
-        }
-    }
-    let origin = Origin::of_mapped(&medium, options.durability);
-    Evermap::open_at(medium, identity, options, origin)
-}
-
-pub(crate) fn mapped_options(options: &Options) -> MappedOptions {
-    MappedOptions {
-        capacity: options.capacity,
-        flush: options.durability.flush_kind(),
-        create: options.create,
-        lock_wait: options.lock_wait,
-        allocate_holes: options.allocate_holes,
-        read_only: options.read_only,
-    }
-}
-
-#[track_caller]
-pub(crate) fn open_mapped(
-    path: &Path,
-    mapped: &MappedOptions,
-    options: &Options,
-) -> Result<Mapped> {
-    Mapped::open(path, mapped).map_err(|error| match error.kind() {
-        evermap_pm::ErrorKind::Io { source, .. }
-            if !options.create && source.kind() == std::io::ErrorKind::NotFound =>
-        {
-            Error::NotFound { path: Some(path.to_owned()) }
-        }
-        _ => error.into(),
-    })
 }

@@ -8,6 +8,10 @@ mod ops;
 
 mod db;
 
+mod file;
+
+mod open;
+
 mod map;
 
 mod close;
@@ -30,8 +34,10 @@ mod upkeep;
 
 mod clock;
 mod error;
+mod holder;
 mod index;
 mod item;
+mod log;
 mod mistakes;
 mod options;
 mod record;
@@ -39,7 +45,7 @@ mod record;
 pub use batch::{Applied, BATCH_MAX, Batch};
 pub use clock::Clock;
 pub use db::Evermap;
-pub use durable::{Acknowledge, LogStat, restore_log};
+pub use durable::restore_log;
 pub use error::{Error, ErrorKind, Result, StorageError};
 pub use evermap_index::record::KEY_MAX;
 pub use evermap_pm::Medium;
@@ -49,6 +55,7 @@ pub use evermap_pm::region::{DamageMark, Identity, OnSuspect};
 pub use index::IndexKind;
 pub use instants::{Backup, BackupId, Snapshot, fetch_backup, restore};
 pub use item::{Edit, Expiry, Item, Meta, Outcome};
+pub use log::{Acknowledge, LogStat};
 pub use maintenance::census::Count;
 pub use maintenance::check::CheckReport;
 pub use maintenance::cost::CostStat;

@@ -156,10 +156,12 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Changes whether other processes of the same user may ask for [copies](crate::Evermap::backup) of
-    /// the store while it is open: at a socket beside the file, `<file>.sock`. The default is not
-    /// to; `evermap serve` does. Then `evermap backup`, and everything that opens the store
+    /// Changes whether other processes of the same user may ask for [copies] of the store while it
+    /// is open: at a socket beside the file, `<file>.sock`. The default is not to; `evermap serve`
+    /// does. Then `evermap backup`, and everything that opens the store
     /// [read-only](Options::read_only), works while it is in use.
+    ///
+    /// [copies]: crate::Evermap::backup
     pub fn offers_copies(mut self, offers_copies: bool) -> Self {
         self.offers_copies = offers_copies;
         self
@@ -198,7 +200,7 @@ impl Options {
 
     /// Changes whether the [log](Durability::Log) is kept when it is not needed any more, for
     /// [restoring](crate::restore_log) what a moment had. The default is not to. Its files have
-    /// to be removed by somebody else then.
+    /// to be removed by other means then.
     pub fn keep_log(mut self, keep_log: bool) -> Self {
         self.keep_log = keep_log;
         self

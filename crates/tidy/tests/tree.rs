@@ -248,7 +248,7 @@ const FORCED_INLINES: [(&str, usize); 7] = [
     ("evermap-lab-core", 15),
     ("evermap-lab-indexes", 29),
     ("evermap-papers", 470),
-    ("evermap-pm", 87),
+    ("evermap-pm", 94),
 ];
 
 #[test]

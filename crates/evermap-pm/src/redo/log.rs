@@ -25,8 +25,8 @@ pub struct RedoOptions {
     pub segment_bytes: u64,
     /// Bytes of the log after which a checkpoint is due. Default: 256 MiB.
     pub checkpoint_bytes: u64,
-    /// Whether segments that no checkpoint needs are kept under their numbers, so that a copy of the
-    /// directory from an earlier time, with the segments since, has every state since then. The
+    /// Whether segments that no checkpoint needs are kept under their numbers, so that a copy of
+    /// the directory from an earlier time, with the segments since, has every state since then. The
     /// caller removes those that are not wanted any more. Default: they are used again.
     pub keep_log: bool,
 }

@@ -177,7 +177,7 @@ impl Worker {
     }
 
     /// Makes durable what clients have changed, with one sync for all of them, and gives them their
-    /// replies. If that fails, they are disconnected instead: what they were to be told is not true.
+    /// replies. If that fails, they are disconnected instead: their replies are not true.
     fn settle(&mut self, context: &Context<'_>) {
         if self.unsettled.is_empty() {
             return;

@@ -15,10 +15,8 @@
 //! counters, and both orders. Opening takes the working copy if its bytes are those that the last
 //! process left, and otherwise rebuilds it from image and log.
 
-mod commit;
 mod open;
+mod sync;
 
-pub(crate) use commit::StoreLog;
-pub use commit::{Acknowledge, LogStat};
 pub use open::restore_log;
 pub(crate) use open::{ensure_without_log, open_logged, read_logged};

@@ -12,11 +12,11 @@ use evermap_pm::medium::{Mapped, MappedOptions, Marks, memory_file};
 use evermap_pm::redo::{Directory, LogPosition, PageTarget, Reader, RedoLog, RedoOptions, rebuild};
 use evermap_pm::region::{OnSuspect, Region};
 
-use super::StoreLog;
-use super::commit::config;
-use crate::db::{Origin, mapped_options, open_mapped, open_view};
+use crate::db::Origin;
 use crate::error::storage;
+use crate::file::{mapped_options, open_mapped, open_plain, open_view};
 use crate::instants::make_store;
+use crate::log::StoreLog;
 use crate::{Durability, Error, ErrorKind, Evermap, Options, Result};
 
 const MARKS: &str = "marks";
@@ -66,7 +66,7 @@ enum Unusable {
     /// It is not what the last process left: the log has more. It is the store with this uuid, if
     /// that can be read.
     Outdated(Option<[u64; 2]>),
-    /// It was changed by somebody who did not write to the log: it has more than the log.
+    /// It was changed by a process that did not write to the log: it has more than the log.
     Unlogged,
 }
 
@@ -186,7 +186,7 @@ impl Opening<'_> {
     /// Creates the store, unless there is one, and the log of it.
     fn create_log(&self) -> Result<()> {
         let plain = self.options.clone().durability(Durability::Process);
-        crate::db::open_plain(self.path, &plain)?.close()?;
+        open_plain(self.path, &plain)?.close()?;
         let medium = open_mapped(self.path, &mapped_options(&plain), &plain)?;
         let (uuid, _) = Region::peek(&medium)?;
         let copy = |offset: u64, bytes: &mut [u8]| {
@@ -344,4 +344,8 @@ pub fn restore_log(
         Ok(())
     })?;
     Ok(UNIX_EPOCH + Duration::from_nanos(time))
+}
+
+fn config(text: String) -> crate::Error {
+    storage(evermap_pm::ErrorKind::Config(text))
 }

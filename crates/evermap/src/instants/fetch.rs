@@ -8,10 +8,11 @@ use std::time::Duration;
 use evermap_pm::medium::{Mapped, MappedOptions, memory_file};
 use evermap_pm::region::copy::{CopyHeader, read_copy};
 
-use super::holder::{REQUEST, socket_of};
 use super::restore::{adopt, fill};
 use super::{Backup, BackupId};
-use crate::db::{Origin, open_view};
+use crate::db::Origin;
+use crate::file::open_view;
+use crate::holder::{REQUEST, folder_of, short_path, socket_of};
 use crate::{Durability, Evermap, Options, Result};
 
 /// How long the holder may take to answer.
@@ -65,8 +66,8 @@ fn fetch(path: &Path, since: Option<BackupId>) -> io::Result<BufReader<UnixStrea
 
 /// Connects to a socket, whose path may be longer than an address can be.
 fn connect(path: &Path) -> io::Result<UnixStream> {
-    let folder = super::holder::folder_of(path)?;
-    UnixStream::connect(super::holder::short_path(&folder, path))
+    let folder = folder_of(path)?;
+    UnixStream::connect(short_path(&folder, path))
 }
 
 /// Opens the newest instant of the store at `path`, which another process has open and offers

@@ -2,11 +2,10 @@
 //!
 //! The bytes of the file at one instant are a store that a kill could have left, and they are
 //! opened like one. A [snapshot](snapshot) keeps them in memory, a [copy](backup) writes them
-//! elsewhere, and [another process](holder) asks for a copy.
+//! elsewhere, and [another process](fetch) asks for a copy.
 
 mod backup;
 mod fetch;
-pub(crate) mod holder;
 mod restore;
 mod snapshot;
 

@@ -10,7 +10,8 @@ use std::time::SystemTime;
 use evermap_pm::GracePeriod;
 use evermap_pm::medium::Mapped;
 
-use crate::db::{FileInner, Origin, open_view};
+use crate::db::{FileInner, Origin};
+use crate::file::open_view;
 use crate::{Evermap, Options, Result};
 
 /// A store as it was at one instant: all maps of it, for reading. See [`Evermap::snapshot`].
@@ -64,8 +65,9 @@ impl Evermap {
     /// Waits for operations of other threads that are running, and for guards that they hold.
     /// Copies nothing: until the snapshot is dropped, the first change of each page of 4 KiB costs
     /// about a microsecond and [the page's memory](Snapshot::memory_bytes), which can be
-    /// [limited](Evermap::snapshot_within). There may be any number of snapshots. An [ordered index](crate::Order) in memory is built anew for each, when it is
-    /// first used: O(n); a persistent one is there at once.
+    /// [limited](Evermap::snapshot_within). There may be any number of snapshots. An [ordered
+    /// index](crate::Order) in memory is built anew for each, when it is first used: O(n); a
+    /// persistent one is there at once.
     ///
     /// # Errors
     /// [`Error::GuardHeld`](crate::Error::GuardHeld); [`Error::Closed`](crate::Error::Closed);

@@ -276,7 +276,7 @@ fn a_file_that_cannot_be_read_is_set_aside() {
     let db = open(&place.store());
     db.default_map().put("a", "1").unwrap();
     db.close().unwrap();
-    let text = "somebody else's".repeat(1000);
+    let text = "of another program ".repeat(1000);
     std::fs::write(place.store(), &text).unwrap();
     assert!(open(&place.store()).default_map().get("a").unwrap().is_some());
     let aside = format!("{}.replaced", place.store().display());

@@ -8,6 +8,9 @@ use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
 };
 
+/// Alignment of mappings, so that the system can use huge pages.
+pub(super) const HUGE_PAGE: u64 = 2 << 20;
+
 /// A reserved address range, which neither moves nor changes its size until it is dropped.
 pub(super) struct Mapping {
     base: NonNull<u8>,

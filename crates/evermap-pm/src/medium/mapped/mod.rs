@@ -45,13 +45,11 @@ pub use tracker::{Marks, PageChange};
 use address::{Named, Opened};
 use file::File;
 pub(crate) use file::size_limit;
-use mapping::Mapping;
+use mapping::{HUGE_PAGE, Mapping};
 use persistent::PersistentMemory;
 use prefault::Prefaulter;
 use tracker::Tracker;
 
-/// Alignment of the mapping, so that the system can use huge pages.
-const HUGE_PAGE: u64 = 2 << 20;
 /// A reservation that the system refuses is halved and tried again, down to this size.
 const SMALLEST_CAPACITY: u64 = 1 << 30;
 

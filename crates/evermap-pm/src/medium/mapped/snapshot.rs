@@ -7,10 +7,10 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::mapping::Mapping;
+use super::mapping::{HUGE_PAGE, Mapping};
 use super::prefault::Prefaulter;
 use super::tracker::{Live, Marks, PAGE, Tracker, View, ViewMapping};
-use super::{FlushKind, HUGE_PAGE, Mapped};
+use super::{FlushKind, Mapped};
 use crate::medium::Medium;
 use crate::{Error, ErrorKind, Result};
 

@@ -1,23 +1,24 @@
 //! Tracking the stores to the file: instants, and what changes between them.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, PoisonError};
 
-use super::view::ViewPages;
-use super::{LOCKED, Marks, PAGE, PageState, View};
+use super::marks::Marks;
+use super::page::{LOCKED, PAGE, PageState};
+use super::view::{View, Views};
 use crate::PmU64;
 use crate::epoch::{fence_all_threads, register_process_fence};
 use crate::medium::LINE;
 use crate::medium::mapped::mapping::Mapping;
-use crate::sync::{Backoff, Mutex, MutexGuard, RwLock};
+use crate::sync::{Backoff, Mutex, MutexGuard};
 use crate::{Error, Result};
 
 /// Number of lists of changed pages, so that threads seldom share one.
 const LISTS: usize = 16;
 
 /// The states of all pages of a file, and who wants to know what they held.
-pub(in super::super) struct Live {
+pub(crate) struct Live {
     /// The address of the file's mapping, which outlives this.
     base: usize,
     marks: Marks,
@@ -53,41 +54,11 @@ struct KeptLines {
     bytes: Vec<[u8; LINE as usize]>,
 }
 
-/// The views of a file.
-#[derive(Default)]
-pub(super) struct Views {
-    all: RwLock<Vec<Arc<ViewPages>>>,
-    /// Their number.
-    count: AtomicUsize,
-}
-
-impl Views {
-    pub(super) fn add(&self, pages: Arc<ViewPages>) {
-        self.all.write().unwrap_or_else(PoisonError::into_inner).push(pages);
-        self.count.fetch_add(1, Release);
-    }
-
-    pub(super) fn remove(&self, pages: &Arc<ViewPages>) {
-        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|other| !Arc::ptr_eq(other, pages));
-        self.count.store(all.len(), Release);
-    }
-
-    /// Keeps what `page` holds for all views since its last change, which was in interval `last`.
-    fn keep(&self, page: u64, last: u64) {
-        if self.count.load(Acquire) == 0 {
-            return;
-        }
-        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
-        all.iter().filter(|view| view.number() > last).for_each(|view| view.keep(page));
-    }
-}
-
 /// A registered view, and its mapping. They are dropped in this order, because threads store to the
 /// mapping as long as the view is registered.
-pub(in super::super) struct ViewMapping {
-    pub(in super::super) view: View,
-    pub(in super::super) mapping: Mapping,
+pub(crate) struct ViewMapping {
+    pub(crate) view: View,
+    pub(crate) mapping: Mapping,
 }
 
 /// A page that was stored to, as [`Mapped::take_changes`](super::super::Mapped::take_changes) shows
@@ -135,7 +106,7 @@ fn read_line(page: usize, line: u32) -> [u8; LINE as usize] {
 
 impl Live {
     /// Creates the state for the file that is mapped at `base`.
-    pub(in super::super) fn new(base: usize, marks: Marks) -> Self {
+    pub(crate) fn new(base: usize, marks: Marks) -> Self {
         Live {
             base,
             marks,
@@ -151,7 +122,7 @@ impl Live {
     }
 
     /// Returns where the states are stored.
-    pub(in super::super) fn marks(&self) -> &Marks {
+    pub(crate) fn marks(&self) -> &Marks {
         &self.marks
     }
 
@@ -177,7 +148,7 @@ impl Live {
     }
 
     /// Makes interval `now` the one of the page's last change, after what the page holds was kept
-    /// for whoever needs it. Returns `false` if that is not possible now.
+    /// for those that need it. Returns `false` if that is not possible now.
     fn begin_page(&self, page: u64, state: &PageState, last: u64, lines: u64, now: u64) -> bool {
         let is_ready = self.ready.load(Acquire) >= now;
         if last & LOCKED != 0 || last > now || !is_ready || !state.try_lock(last) {
@@ -277,7 +248,7 @@ impl Live {
 
     /// Begins to record: changes since the next instant are listed for
     /// [`take_changes`](Live::take_changes).
-    pub(in super::super) fn record(&self) {
+    pub(crate) fn record(&self) {
         self.recording.store(true, Release);
     }
 
@@ -289,7 +260,7 @@ impl Live {
     /// # Errors
     ///
     /// `Io` if the system has no fence of all threads. Changes may be lost then.
-    pub(in super::super) fn take_changes(
+    pub(crate) fn take_changes(
         &self,
         current: &AtomicU64,
         show: &mut dyn FnMut(&PageChange<'_>),
@@ -366,13 +337,13 @@ impl Live {
     }
 
     /// Returns whether `page` may have been stored to after an instant.
-    pub(in super::super) fn is_changed_since(&self, page: u64, instant: u64) -> bool {
+    pub(crate) fn is_changed_since(&self, page: u64, instant: u64) -> bool {
         // Locked, it is about to change, so its number counts as very large.
         self.state(page).number() >= instant
     }
 
     /// Returns whether anything was marked since changes were taken last.
-    pub(in super::super) fn has_changes(&self) -> bool {
+    pub(crate) fn has_changes(&self) -> bool {
         !lock(&self.untaken).is_empty()
             || self.lists.iter().any(|list| !lock(list).pages.is_empty())
     }

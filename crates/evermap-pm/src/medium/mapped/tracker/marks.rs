@@ -4,13 +4,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, ftruncate, open};
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, open};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::{PAGE, PageState};
-use crate::medium::mapped::HUGE_PAGE;
-use crate::medium::mapped::mapping::Mapping;
+use super::page::{PAGE, PageState};
+use crate::medium::mapped::mapping::{HUGE_PAGE, Mapping};
 use crate::{Error, PmU64, Result};
 
 /// Bytes before the states of the pages.
@@ -33,8 +32,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"EVMARKS\0");
 /// 4096   16 bytes for each page: the interval in which it changed last, and the lines
 /// ```
 ///
-/// In a file, what was marked by a process that was killed is not lost. Whoever opens it must know
-/// that the machine has not been restarted, and that nobody without these marks has written to the
+/// In a file, what was marked by a process that was killed is not lost. Its opener must know that
+/// the machine has not been restarted, and that nobody without these marks has written to the
 /// mapped file since.
 pub struct Marks {
     mapping: Mapping,
@@ -109,15 +108,14 @@ impl Marks {
     /// # Errors
     ///
     /// `NoSpace` if there is not enough address space.
-    pub(in super::super) fn in_memory(capacity: u64) -> Result<Self> {
+    pub(crate) fn in_memory(capacity: u64) -> Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         Ok(Marks { mapping: reserve(marked_bytes(capacity), access)?, file: None })
     }
 
-    /// Maps the file, which becomes long enough for all states, but takes no space for them yet.
+    /// Maps the file, and addresses for the states that it does not have yet.
     fn map(fd: OwnedFd, path: &Path, capacity: u64) -> Result<Self> {
         let bytes = marked_bytes(capacity);
-        ftruncate(&fd, bytes).map_err(|errno| Error::io("extending", path, errno))?;
         let mut mapping = reserve(bytes, ProtFlags::empty())?;
         mapping
             .attach(&fd, MapFlags::SHARED | MapFlags::NORESERVE)
@@ -126,12 +124,12 @@ impl Marks {
         Ok(Marks { mapping, file: Some((fd, path.to_owned())) })
     }
 
-    /// Takes the space for the states of the first `bytes` bytes of the mapped file, so that
-    /// marking them cannot find the disk full.
-    pub(in super::super) fn allocate(&self, bytes: u64) -> Result<()> {
+    /// Makes the file long enough for the states of the first `bytes` bytes of the mapped file, so
+    /// that marking them cannot find the disk full.
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<()> {
         let Some((fd, path)) = &self.file else { return Ok(()) };
         let needed = marked_bytes(bytes);
-        fallocate(fd, FallocateFlags::KEEP_SIZE, 0, needed).map_err(|errno| match errno {
+        fallocate(fd, FallocateFlags::empty(), 0, needed).map_err(|errno| match errno {
             Errno::NOSPC | Errno::DQUOT => {
                 Error::no_space(format!("{}: file system is full", path.display()), needed)
             }
@@ -140,7 +138,7 @@ impl Marks {
     }
 
     /// Stores for which opening of the mapped file these are.
-    pub(in super::super) fn set_opening(&self, opening: u64) {
+    pub(crate) fn set_opening(&self, opening: u64) {
         self.header()[3].atomic().store(opening, Release);
     }
 
@@ -150,12 +148,12 @@ impl Marks {
     }
 
     /// Stores the last interval whose changes are durable elsewhere.
-    pub(in super::super) fn set_durable(&self, interval: u64) {
+    pub(crate) fn set_durable(&self, interval: u64) {
         self.header()[4].atomic().store(interval, Release);
     }
 
     /// Stores where the changes up to [`durable`](Marks::durable) are.
-    pub(in super::super) fn set_place(&self, words: [u64; 5]) {
+    pub(crate) fn set_place(&self, words: [u64; 5]) {
         let cells = self.place();
         // Not valid while it changes, in case that the process is killed meanwhile.
         cells[5].atomic().store(0, Release);
@@ -166,7 +164,7 @@ impl Marks {
     }
 
     /// Returns what [`set_place`](Marks::set_place) has stored.
-    pub(in super::super) fn found_place(&self) -> Option<[u64; 5]> {
+    pub(crate) fn found_place(&self) -> Option<[u64; 5]> {
         let words = self.place().each_ref().map(|cell| cell.atomic().load(Acquire));
         let [a, b, c, d, e, check] = words;
         let place = [a, b, c, d, e];
@@ -179,7 +177,7 @@ impl Marks {
     }
 
     /// Writes everything to the disk.
-    pub(in super::super) fn sync(&self) -> Result<()> {
+    pub(crate) fn sync(&self) -> Result<()> {
         match &self.file {
             None => Ok(()),
             Some((fd, path)) => {

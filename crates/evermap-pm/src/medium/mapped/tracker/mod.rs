@@ -37,14 +37,14 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Acquire;
 
 use super::mapping::Mapping;
 use crate::Result;
-use crate::medium::LINE;
 
 mod live;
 mod marks;
+mod page;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -52,13 +52,10 @@ mod view;
 pub use live::PageChange;
 pub(super) use live::{Live, ViewMapping};
 pub use marks::Marks;
+pub(super) use page::PAGE;
 pub(super) use view::View;
 
-/// Bytes in a page: the unit in which contents are kept.
-pub(super) const PAGE: u64 = 4096;
-
-/// In the number of a page: a thread changes its state.
-const LOCKED: u64 = 1 << 63;
+use page::lines_of;
 
 /// Tracks the stores to a mapping. Until that begins, a store costs two loads of one word more.
 #[derive(Default)]
@@ -180,41 +177,5 @@ impl Tracker {
     #[cold]
     fn mark_late(&self, offset: u64, bytes: u64, now: u64) {
         self.mark(offset, bytes, now);
-    }
-}
-
-/// Returns the lines of a page that `bytes` bytes from `at` on are in, one bit each.
-fn lines_of(at: u64, bytes: u64) -> u64 {
-    let (first, last) = (at / LINE, (at + bytes - 1) / LINE);
-    (u64::MAX >> (63 - (last - first))) << first
-}
-
-/// The state of a page: see the [module](self).
-#[repr(C, align(16))]
-struct PageState {
-    number: AtomicU64,
-    lines: AtomicU64,
-}
-
-impl PageState {
-    /// Locks the state, if its number is still `number`.
-    fn try_lock(&self, number: u64) -> bool {
-        self.number.compare_exchange(number, number | LOCKED, AcqRel, Acquire).is_ok()
-    }
-
-    /// Unlocks the state.
-    fn unlock(&self, number: u64) {
-        self.number.store(number, Release);
-    }
-
-    fn number(&self) -> u64 {
-        self.number.load(Acquire)
-    }
-
-    /// Adds lines, and returns whether they were not all there.
-    fn add_lines(&self, lines: u64) {
-        if self.lines.load(Relaxed) & lines != lines {
-            self.lines.fetch_or(lines, AcqRel);
-        }
     }
 }

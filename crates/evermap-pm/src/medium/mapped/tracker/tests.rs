@@ -129,11 +129,11 @@ impl Replica {
 
 #[test]
 fn lines_are_those_of_the_bytes() {
-    assert_eq!(super::lines_of(0, 8), 1);
-    assert_eq!(super::lines_of(56, 8), 1);
-    assert_eq!(super::lines_of(56, 9), 3);
-    assert_eq!(super::lines_of(4088, 8), 1 << 63);
-    assert_eq!(super::lines_of(0, 4096), u64::MAX);
+    assert_eq!(super::page::lines_of(0, 8), 1);
+    assert_eq!(super::page::lines_of(56, 8), 1);
+    assert_eq!(super::page::lines_of(56, 9), 3);
+    assert_eq!(super::page::lines_of(4088, 8), 1 << 63);
+    assert_eq!(super::page::lines_of(0, 4096), u64::MAX);
 }
 
 /// Every way to store must be noticed, by a view and by the recorder.
@@ -332,7 +332,7 @@ fn cuts_are_consistent_while_threads_store() {
     let mut replica = Replica::default();
     std::thread::scope(|scope| {
         let _stops = StopOnDrop(stop);
-        // Thread `i` reads link 4i - 1, and stores it to links 4i, 4i + 1, ...: the first one counts.
+        // Thread `i` reads link 4i - 1, and stores it to links 4i, 4i + 1, ...; the first counts.
         for thread in 0..3 {
             scope.spawn(move || {
                 let mut value = 0;

@@ -1,14 +1,13 @@
 //! A view: the pages of a file as they were at one instant.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock, PoisonError};
 
-use super::PAGE;
-use super::live::Views;
+use super::page::PAGE;
 use crate::PmU64;
 use crate::medium::mapped::mapping::Mapping;
-use crate::sync::Backoff;
+use crate::sync::{Backoff, RwLock};
 
 /// The page is that of the file: it has not changed since the instant.
 const SHARED: u8 = 0;
@@ -47,7 +46,7 @@ struct Limit {
 }
 
 /// See [`Mapped::limit_private_bytes`](super::super::Mapped::limit_private_bytes).
-pub(in super::super) type OnFull = Box<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type OnFull = Box<dyn Fn() -> bool + Send + Sync>;
 
 impl ViewPages {
     /// Makes the view keep what `page` holds, as [`make_private`](ViewPages::make_private), for a
@@ -103,8 +102,38 @@ impl ViewPages {
     }
 }
 
+/// The views of a file.
+#[derive(Default)]
+pub(super) struct Views {
+    all: RwLock<Vec<Arc<ViewPages>>>,
+    /// Their number.
+    count: AtomicUsize,
+}
+
+impl Views {
+    fn add(&self, pages: Arc<ViewPages>) {
+        self.all.write().unwrap_or_else(PoisonError::into_inner).push(pages);
+        self.count.fetch_add(1, Release);
+    }
+
+    fn remove(&self, pages: &Arc<ViewPages>) {
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other| !Arc::ptr_eq(other, pages));
+        self.count.store(all.len(), Release);
+    }
+
+    /// Keeps what `page` holds for all views since its last change, which was in interval `last`.
+    pub(super) fn keep(&self, page: u64, last: u64) {
+        if self.count.load(Acquire) == 0 {
+            return;
+        }
+        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter(|view| view.number() > last).for_each(|view| view.keep(page));
+    }
+}
+
 /// A view, registered with those who store to its file.
-pub(in super::super) struct View {
+pub(crate) struct View {
     pages: Arc<ViewPages>,
     views: Arc<Views>,
 }
@@ -133,17 +162,17 @@ impl View {
         }
     }
 
-    pub(in super::super) fn set_limit(&self, bytes: u64, on_full: OnFull) {
+    pub(crate) fn set_limit(&self, bytes: u64, on_full: OnFull) {
         let limit = Limit { pages: bytes / PAGE, on_full, is_over: AtomicBool::new(false) };
         let _ = self.pages.limit.set(limit);
     }
 
-    pub(in super::super) fn instant(&self) -> u64 {
+    pub(crate) fn instant(&self) -> u64 {
         self.pages.number
     }
 
     /// Returns the number of bytes of pages that the view has to itself.
-    pub(in super::super) fn private_bytes(&self) -> u64 {
+    pub(crate) fn private_bytes(&self) -> u64 {
         self.pages.copied.load(Relaxed) * PAGE
     }
 }

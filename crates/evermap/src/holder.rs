@@ -14,31 +14,28 @@ use std::time::Duration;
 
 use evermap_pm::region::copy::CopyId;
 
-use super::BackupId;
-use crate::Evermap;
-
 /// First word of a request.
-pub(super) const REQUEST: u64 = u64::from_le_bytes(*b"EVCOPY?\x01");
+pub(crate) const REQUEST: u64 = u64::from_le_bytes(*b"EVCOPY?\x01");
 
 /// How long a requester may take to send its request, or to take a part of the answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the path of the socket of the store at `path`.
-pub(super) fn socket_of(path: &Path) -> PathBuf {
+pub(crate) fn socket_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".sock");
     name.into()
 }
 
 /// Opens the folder that `path` is in.
-pub(super) fn folder_of(path: &Path) -> io::Result<File> {
+pub(crate) fn folder_of(path: &Path) -> io::Result<File> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))
 }
 
 /// Returns a path of the file at `path` that is short enough for the address of a socket, while
 /// `folder` is open.
-pub(super) fn short_path(folder: &File, path: &Path) -> PathBuf {
+pub(crate) fn short_path(folder: &File, path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default();
     Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name)
 }
@@ -69,17 +66,21 @@ impl Holder {
         &self.path
     }
 
-    /// Gives copies of `db` until it is closed, one at a time.
-    pub(crate) fn serve(&self, db: &Evermap) {
+    /// Gives copies, one at a time, until it is [woken](wake) when `is_over`. `copy` writes what
+    /// was changed since another backup, or everything.
+    pub(crate) fn serve(&self, copy: &CopyTo<'_>, is_over: &dyn Fn() -> bool) {
         while let Ok((stream, _)) = self.listener.accept() {
-            if db.is_closed() || db.file.maintenance.is_stopping() {
+            if is_over() {
                 return;
             }
             // The requester sees that the answer is cut off.
-            let _ = answer(stream, db);
+            let _ = answer(stream, copy);
         }
     }
 }
+
+/// Writes a copy.
+pub(crate) type CopyTo<'a> = dyn Fn(Option<CopyId>, &mut dyn Write) -> io::Result<()> + 'a;
 
 impl Drop for Holder {
     fn drop(&mut self) {
@@ -94,7 +95,7 @@ pub(crate) fn wake(path: &Path) {
     }
 }
 
-fn answer(mut stream: UnixStream, db: &Evermap) -> io::Result<()> {
+fn answer(mut stream: UnixStream, copy: &CopyTo<'_>) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut request = [0; 40];
@@ -104,8 +105,8 @@ fn answer(mut stream: UnixStream, db: &Evermap) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let id = CopyId { uuid: [word(1), word(2)], opening: word(3), instant: word(4) };
-    let since = (id.instant != 0).then_some(BackupId(id));
+    let since = (id.instant != 0).then_some(id);
     let mut out = BufWriter::with_capacity(1 << 18, stream);
-    db.backup_since(since, &mut out).map_err(io::Error::other)?;
+    copy(since, &mut out)?;
     out.flush()
 }
