@@ -12,7 +12,7 @@ use evermap_index::hash::dash;
 use evermap_index::testkit::crash::oracle;
 use evermap_papers::names::canonical;
 pub use evermap_papers::testkit::{CRASHABLE, Crashable};
-use evermap_papers::{bwtree, hikv, hot};
+use evermap_papers::{bwtree, dash_lh, hikv, hot};
 use evermap_pm::parallel;
 use evermap_pm::sim::battery::Battery;
 use evermap_pm::sim::keep_panics_quiet;
@@ -295,6 +295,7 @@ fn summary(index: &'static str, all: &Report, seconds: f64) -> CrashReport {
 fn detected_elsewhere(mistake: &str) -> Option<&'static str> {
     let all = [
         dash::NOTICED_ELSEWHERE,
+        dash_lh::NOTICED_ELSEWHERE,
         hot::NOTICED_ELSEWHERE,
         bwtree::NOTICED_ELSEWHERE,
         hikv::NOTICED_ELSEWHERE,

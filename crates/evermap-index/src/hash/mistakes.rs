@@ -30,3 +30,11 @@ pub const FIRST_ENTRY_DECIDES: &str = "DA-15";
 /// Recovery copies the left neighbour of such an entry, which can be another split's unfinished
 /// work.
 pub const NEIGHBOUR_DECIDES: &str = "DA-16";
+/// A merge lowers the extent before the records are in the origin.
+pub const EXTENT_TOO_EARLY: &str = "DA-17";
+/// A merge stores the shorter prefix of the origin only after it has lowered the extent.
+pub const PREFIX_TOO_LATE: &str = "DA-18";
+/// An array of segments is freed while searches may still go by an earlier extent.
+pub const ARRAY_FREED_EARLY: &str = "DA-19";
+/// Segments are merged while searches may still go by what was true before they were split.
+pub const MERGED_AT_ONCE: &str = "DA-20";

@@ -32,7 +32,7 @@ use super::{DashLh, Linear, STEP, numbers, prefix_if_initialised};
 const NO_PREFIX: &str = "needed in reused memory: `a_segment_comes_into_use_without_a_prefix`";
 
 impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
-    /// Allocates the missing arrays for `count` segments. The caller holds `expanding`.
+    /// Allocates the missing arrays for `count` segments. The caller holds `resizing`.
     fn reserve(&self, count: u64, bytes: u64) -> Result<()> {
         let m = self.pool.medium();
         for number in 0..Self::arrays_for(count) {
@@ -55,14 +55,32 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
         Ok(())
     }
 
-    /// Commits an expansion: `count` segments are in use. The caller holds `expanding`.
+    /// Commits an expansion: `count` segments are in use. The caller holds `resizing`.
     fn extend_to(&self, count: u64) {
-        let (m, cell) = (self.pool.medium(), &self.root().extent);
-        m.store(cell, Extent(count).encode());
-        m.persist(cell);
+        self.store_extent(count);
         // Other threads may use the extent now that it is durable. Release: the arrays and the
         // headers of the new segments were stored before.
         self.count.store(count, Ordering::Release);
+        self.note_growth();
+    }
+
+    /// Takes `blocks` from the number of those by which chains have become longer.
+    pub(super) fn note_trimmed(&self, blocks: u64) {
+        let fewer = |chained: u64| Some(chained.saturating_sub(blocks));
+        let _ = self.chained.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+    }
+
+    /// Returns whether a block that was appended to a chain only makes up for one that a removal
+    /// has taken out of a chain.
+    fn has_vacated(&self) -> bool {
+        let fewer = |vacated: u64| vacated.checked_sub(1);
+        self.vacated.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_ok()
+    }
+
+    /// Starts a grace period after an expansion, or after a split whose segments are still locked.
+    fn note_growth(&self) {
+        let mut grown = self.grown.lock().unwrap_or_else(PoisonError::into_inner);
+        *grown = Some(self.pool.epoch().start());
     }
 }
 
@@ -91,7 +109,7 @@ pub(super) trait Growing {
     fn expand_once(&self, hash: u64) -> Result<bool>;
 
     /// Brings the segments from `before`, the number of those in use, to `after` into use. The
-    /// caller holds `expanding`.
+    /// caller holds `resizing`.
     ///
     /// # Errors
     /// `NoSpace`; nothing has changed then.
@@ -109,14 +127,15 @@ pub(super) trait Growing {
     /// on, with its prefix.
     fn nearest(&self, number: u64) -> Result<(u64, HashPrefix)>;
 
-    /// Makes segment `number`, which is in use, usable for changes.
+    /// Makes segment `number` usable for changes. Does nothing if it is no longer in use.
     ///
     /// # Errors
     /// `NoSpace` if a chain is needed and cannot be allocated; segment `number` is not initialised
     /// then.
     fn initialise(&self, number: u64, guard: &Guard<'_>) -> Result<()>;
 
-    /// Splits segment `origin`, if it still has this prefix, by the next bit of the ranks.
+    /// Splits segment `origin`, if it still has this prefix, by the next bit of the ranks, unless
+    /// the upper half is no longer in use.
     fn split_origin(&self, origin: u64, prefix: HashPrefix, guard: &Guard<'_>) -> Result<()>;
 
     /// Checks that every segment in use has an array, and that it is initialised if and only if its
@@ -144,11 +163,11 @@ where
 
     fn expand_once(&self, hash: u64) -> Result<bool> {
         let linear = self.map();
-        let _one_at_a_time = linear.expanding.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut resizing = linear.lock();
         let before = linear.count();
         let after = Linear::<M, F, T>::next(before);
         let chained = linear.chained.fetch_add(1, Ordering::Relaxed) + 1;
-        if after == before {
+        if after == before || !linear.may_expand(&mut resizing) || linear.has_vacated() {
             return Ok(false);
         }
         let is_uneven = self.is_sparse(numbers::origin(before))?;
@@ -165,8 +184,11 @@ where
                 return Ok(false);
             }
         }
-        self.bring_into_use(before, after)?;
-        Ok(is_uneven)
+        let expanded = self.bring_into_use(before, after);
+        linear.note_unused(&mut resizing);
+        (resizing.shrinking, resizing.pause) = (false, 0);
+        linear.behind.store(false, Ordering::Relaxed);
+        expanded.map(|()| is_uneven)
     }
 
     fn bring_into_use(&self, before: u64, after: u64) -> Result<()> {
@@ -225,6 +247,9 @@ where
         // Each step splits an origin by one more bit, or finds that another thread has split it.
         const MANY: usize = 100;
         for _ in 0..MANY {
+            if number >= self.map().count() {
+                return Ok(());
+            }
             let (origin, prefix) = self.nearest(number)?;
             if origin == number {
                 return self.recover(self.place(number));
@@ -241,15 +266,18 @@ where
         let offset = self.place(origin);
         let segment = self.segment(offset)?;
         let (lower, upper) = (prefix.half(0), prefix.half(1));
-        let new = self.place(numbers::number_of_prefix(upper));
         if !self.lock_all(offset, segment, numbers::hash_of(origin))? {
             return Ok(());
         }
-        if m.load(&segment.header().prefix) != prefix.encode() {
+        // While the segment is locked, the upper half stays in use if it is.
+        let number = numbers::number_of_prefix(upper);
+        let is_in_use = number < self.map().count();
+        if !is_in_use || m.load(&segment.header().prefix) != prefix.encode() {
             // Another thread has split it, or recovery has finished a split.
             self.unlock_as_before(segment);
             return Ok(());
         }
+        let new = self.place(number);
         let [staying, moving] = self.halves_of(segment, upper);
         // Without a prefix, the segment is not initialised, whatever its contents are.
         let headers = match self.build(new, None, moving.iter().map(|placed| placed.record)) {
@@ -277,8 +305,10 @@ where
             "needed by other threads: `a_split_is_durable_whatever_comes_of_the_record`",
         ));
         m.fence();
-        self.trim_chain(segment, guard);
+        let trimmed = self.trim_chain(segment, guard);
         self.core().count_split();
+        self.map().note_trimmed(trimmed);
+        self.map().note_growth();
         self.unlock_all(initialised, &headers);
         self.unlock_all(segment, &remaining);
         Ok(())

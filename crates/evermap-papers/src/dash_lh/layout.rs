@@ -14,7 +14,7 @@ pod! {
     /// ```text
     /// byte  0  kind      identifies the kind of index, the key format and the geometry of segments
     /// byte  8  geometry  segments in each of the first arrays | arrays of each size << 32
-    /// byte 16  extent    see `Extent`; storing it commits an expansion
+    /// byte 16  extent    see `Extent`; storing it commits an expansion or a merge
     /// byte 64  arrays    see `Array`; 0 for none
     /// ```
     pub struct Root: 4160 {

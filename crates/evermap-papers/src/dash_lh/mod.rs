@@ -35,11 +35,23 @@
 //! * **An index that is mostly empty does not expand** if hashes are equal, which only lengthens a
 //!   chain, and hardly if they are not: once for an eighth of the records for which it then has
 //!   space.
-//! * The index does not shrink: segments and arrays stay in use.
+//! * **The index shrinks**, in the reverse order of its growth. The paper does not say how.
+//!
+//! # Shrinking
+//!
+//! When the records fill less than an eighth of all buckets, removals *merge* the last segments
+//! into their origins, one after the other, until the records fill a quarter of what is left. A
+//! merge copies the records of the last segment into free slots of its origin, stores the origin's
+//! shorter prefix, and is committed by the lower extent, one word. Later removals free arrays
+//! without a segment in use, after a grace period.
+//!
+//! All merges together cost no more than the splits before them: O(1) a removal. A single removal
+//! merges at most eight segments, or one in 128 of more than a thousand; it moves fewer records
+//! than two segments have slots.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use evermap_index::FOUND_LATE;
 use evermap_index::fresh::Fresh;
@@ -52,16 +64,20 @@ use evermap_index::hash::segmented::{SegmentLayout, Segmented, prefix_at};
 use evermap_index::{Key, Stats, Visitor};
 use evermap_pm::medium::Note;
 use evermap_pm::sync::{Mutex, Rank};
-use evermap_pm::{Error, Guard, Medium, PmU64, Pool, Result};
+use evermap_pm::{Error, GracePeriod, Guard, Medium, PmU64, Pool, Result};
 
 use expand::Growing;
 use layout::{ARRAYS, Array, Extent, Root};
+use shrink::Shrinking;
 
 mod expand;
 mod layout;
 mod numbers;
 #[cfg(test)]
 mod pitfalls;
+mod shrink;
+#[cfg(test)]
+mod shrinking;
 #[cfg(test)]
 mod tests;
 
@@ -82,6 +98,19 @@ pub const MUTANTS: &[&str] = &[
     mistakes::STASH_UNANNOUNCED,
     mistakes::REMOVAL_UNFLUSHED,
     mistakes::MISS_UNVERIFIED,
+    mistakes::EXTENT_TOO_EARLY,
+    mistakes::PREFIX_TOO_LATE,
+    mistakes::ARRAY_FREED_EARLY,
+    mistakes::MERGED_AT_ONCE,
+];
+
+/// Mistakes that no crash shows, and the tests that detect them.
+pub const NOTICED_ELSEWHERE: &[(&str, &str)] = &[
+    (
+        mistakes::ARRAY_FREED_EARLY,
+        "noticed by `an_array_stays_while_a_search_may_still_lead_there`",
+    ),
+    (mistakes::MERGED_AT_ONCE, "noticed by `what_a_search_has_seen_split_is_not_merged_under_it`"),
 ];
 
 /// The number of segments that come into use together.
@@ -104,13 +133,38 @@ pub struct Linear<M: Medium, const F: usize, const T: usize> {
     /// For searches, the base of each array: the offset at which segment 0 would be if numbers were
     /// counted back from the array's first segment, or [`NOWHERE`].
     bases: Box<[AtomicU64; ARRAYS]>,
-    /// Held by a thread that expands the index.
-    expanding: Mutex<()>,
+    /// Held by a thread that expands or shrinks the index.
+    resizing: Mutex<Resizing>,
+    /// The grace period of the last expansion or split.
+    grown: Mutex<Option<GracePeriod>>,
     /// The number of blocks by which chains became longer since such an expansion that only they
     /// justified, less those that were removed.
     chained: AtomicU64,
+    /// The number of blocks that removals have taken out of chains since the last merge, less those
+    /// that were appended again; at most the number of segments. Only the others justify an
+    /// expansion, so that removing and inserting the same records again and again does not.
+    vacated: AtomicU64,
+    /// Whether every removal is to merge segments.
+    behind: AtomicBool,
     /// The number of the first segments that such expansions have initialised.
     initialised: AtomicU64,
+    /// Chooses the buckets that are counted next, to estimate how many records there are.
+    sampled: AtomicU64,
+    merges: AtomicU64,
+}
+
+/// What only the thread needs to know that expands or shrinks the index.
+#[derive(Default)]
+struct Resizing {
+    /// Whether the index has become sparse, and was not made dense again since.
+    shrinking: bool,
+    /// How many removals are not to merge segments, because an earlier one could not.
+    pause: usize,
+    /// The grace period of the last merge.
+    shrunk: Option<GracePeriod>,
+    /// The arrays that contain no segment in use, those with the highest numbers first. Each can be
+    /// freed when its grace period is over.
+    unused: VecDeque<(usize, GracePeriod)>,
 }
 
 /// The result of a search for a segment.
@@ -146,9 +200,14 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
             count: AtomicU64::new(count),
             arrays: Box::new(arrays.map(AtomicU64::new)),
             bases: Box::new(std::array::from_fn(base)),
-            expanding: Mutex::ranked(Rank::Resize, ()),
+            resizing: Mutex::ranked(Rank::Resize, Resizing::default()),
+            grown: Mutex::ranked(Rank::Leaf, None),
             chained: AtomicU64::new(0),
+            vacated: AtomicU64::new(0),
+            behind: AtomicBool::new(false),
             initialised: AtomicU64::new(0),
+            sampled: AtomicU64::new(0),
+            merges: AtomicU64::new(0),
         }
     }
 
@@ -163,7 +222,7 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     #[inline(always)]
     fn count(&self) -> u64 {
         // Acquire: pairs with the release in `extend_to`, so that the arrays and headers of these
-        // segments are visible.
+        // segments are visible; and with that in `lower_to`, so that merged records are.
         self.count.load(Ordering::Acquire)
     }
 
@@ -172,8 +231,8 @@ impl<M: Medium, const F: usize, const T: usize> Linear<M, F, T> {
     #[inline(always)]
     fn place(&self, number: u64, bytes: u64) -> u64 {
         let base = self.bases.get(numbers::array_of(number, F as u64, T as u64));
-        // Relaxed: it does not change once the segment is in use, which the caller knows from
-        // `count`.
+        // Relaxed: the caller knows from `count` that the segment is in use or was in use under the
+        // guard that it holds, and the base does not change before that guard is dropped.
         base.map_or(NOWHERE, |base| base.load(Ordering::Relaxed)).wrapping_add(number * bytes)
     }
 
@@ -272,22 +331,24 @@ where
         let extent = Extent::decode(m.load(&header.extent))
             .filter(|extent| extent.0 <= Self::SEGMENTS_MAX)
             .ok_or_else(|| damaged("impossible extent of an index"))?;
-        let (in_use, reserved) =
-            (Self::arrays_for(extent.0), Self::arrays_for(Self::next(extent.0)));
+        let (in_use, most) = (Self::arrays_for(extent.0), Self::arrays_for(Self::SEGMENTS_MAX));
         let mut arrays = [0; ARRAYS];
-        for (number, offset) in arrays.iter_mut().enumerate().take(reserved) {
-            let bytes = Self::array_bytes(number, size_of::<G::Segment>() as u64);
+        for (number, offset) in arrays.iter_mut().enumerate().take(most) {
+            let bytes = || Self::array_bytes(number, size_of::<G::Segment>() as u64);
             let array = Array::decode(number, m.load(&header.arrays[number]))
-                .filter(|array| m.contains(array.offset, bytes, align_of::<PmU64>() as u64));
+                .filter(|array| m.contains(array.offset, bytes(), align_of::<PmU64>() as u64));
             *offset = match array {
                 Some(array) => array.offset,
-                // Only a crash before the extent was stored leaves an array here.
+                // A crash before the extent was raised, or after it was lowered, leaves an array
+                // here that contains no segment in use.
                 None if number >= in_use => 0,
                 None => return Err(damaged("impossible offset of an array")),
             };
         }
         let bytes = size_of::<G::Segment>() as u64;
-        Ok(Linear::new(pool.clone(), root, extent.0, arrays, bytes))
+        let linear = Linear::new(pool.clone(), root, extent.0, arrays, bytes);
+        linear.note_unused(&mut linear.lock());
+        Ok(linear)
     }
 
     #[inline(always)]
@@ -402,8 +463,26 @@ where
     }
 
     fn shortened(&self, blocks: u64) {
-        let fewer = |chained: u64| Some(chained.saturating_sub(blocks));
-        let _ = self.chained.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+        self.note_trimmed(blocks);
+        let (most, order) = (self.count(), Ordering::Relaxed);
+        let more = |vacated: u64| Some((vacated + blocks).min(most));
+        let _ = self.vacated.fetch_update(order, order, more);
+    }
+
+    #[inline]
+    fn is_behind(&self) -> bool {
+        // Relaxed: a hint.
+        self.behind.load(Ordering::Relaxed)
+    }
+
+    fn emptied(
+        dash: &DashLh<K, M, G, F, T>,
+        _segment: &G::Segment,
+        _rank: u64,
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        // Which segments are merged does not depend on which one has lost its records.
+        dash.shrink(guard)
     }
 
     fn make_all_stale(dash: &DashLh<K, M, G, F, T>) -> Result<()> {
@@ -429,6 +508,7 @@ where
         let segments = numbers::segments_in(there, F as u64, T as u64);
         stats.depth = self.count().ilog2();
         stats.segments = self.count();
+        stats.merges = self.merges.load(Ordering::Relaxed);
         stats.capacity += segments * DashLh::<K, M, G, F, T>::SLOTS as u64;
         stats.pm_bytes += size_of::<Root>() as u64 + segments * size_of::<G::Segment>() as u64;
         stats.dram_bytes += 2 * size_of::<[AtomicU64; ARRAYS]>() as u64;

@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::{Arc, OnceLock};
 
-use evermap_index::hash::dash::Config;
 use evermap_index::hash::dash::layout::{Bucket, Header, Segment, Version};
+use evermap_index::hash::dash::{Config, Geometry};
 use evermap_index::hash::hash_prefix::HashPrefix;
 use evermap_index::hash::segmented::core::HasCore;
 use evermap_index::hash::segmented::map::SegmentMap;
@@ -25,13 +25,13 @@ use super::expand::Growing;
 use super::layout::{ARRAYS, Array, Extent};
 use super::{DashLh, Linear, TinyLh, numbers, prefix_if_initialised};
 
-const CAPACITY: u64 = 512 << 10;
+pub(super) const CAPACITY: u64 = 512 << 10;
 
 fn config() -> RegionConfig {
     RegionConfig { extent_size: 4096, capacity: CAPACITY, seed: Some(1) }
 }
 
-fn pool_in<M: Medium>(medium: M) -> Arc<Pool<M>> {
+pub(super) fn pool_in<M: Medium>(medium: M) -> Arc<Pool<M>> {
     Pool::create(medium, &config(), Identity::default()).unwrap()
 }
 
@@ -39,11 +39,11 @@ fn dram() -> Arc<Pool<Sim>> {
     pool_in(Sim::in_memory(CAPACITY).unwrap())
 }
 
-fn tiny<M: Medium>(pool: &Arc<Pool<M>>) -> TinyLh<u64, M> {
+pub(super) fn tiny<M: Medium>(pool: &Arc<Pool<M>>) -> TinyLh<u64, M> {
     TinyLh::create(pool.clone(), pool.root(0), Config { initial_depth: 0 }).unwrap()
 }
 
-fn reopened(image: &[u8]) -> Option<TinyLh<u64, Sim>> {
+pub(super) fn reopened(image: &[u8]) -> Option<TinyLh<u64, Sim>> {
     let sim = Sim::from_image(image, CAPACITY).unwrap();
     let (pool, _) = Pool::open(sim, Identity::default(), OnSuspect::Refuse).unwrap();
     (pool.medium().load(pool.root(0)) != 0)
@@ -87,7 +87,13 @@ fn crash_inserts(
     assert!(images > 500, "{images} images");
 }
 
-fn all_there<M: Medium>(index: &TinyLh<u64, M>, keys: u64) {
+pub(super) fn all_there<M, G, const F: usize, const T: usize>(
+    index: &DashLh<u64, M, G, F, T>,
+    keys: u64,
+) where
+    M: Medium,
+    G: Geometry,
+{
     for key in 0..keys {
         let found = index.get(key, &index.pool().pin()).unwrap();
         assert_eq!(found, Some(key + 1), "key {key} of {keys}");
@@ -134,11 +140,9 @@ fn p12_no_search_uses_an_extent_that_is_not_durable() {
     assert!(durable == index.map().count() && times > 5, "{times} expansions");
 }
 
-/// P13: a persistent mark for "being allocated" would make all threads wait after a crash. After
-/// any crash, the root has the complete offset of each array or none, and no block is leaked or
-/// referred to twice.
-#[test]
-fn p13_a_crash_leaves_no_array_half_allocated() {
+/// Checks that an index has all arrays that it needs, and that all blocks are named once. Returns
+/// the number of arrays that it does not need.
+pub(super) fn is_sound(index: &TinyLh<u64, Sim>) -> usize {
     struct Blocks(BTreeSet<u64>);
     impl Visitor for Blocks {
         fn block(&mut self, offset: u64) {
@@ -146,27 +150,34 @@ fn p13_a_crash_leaves_no_array_half_allocated() {
         }
         fn word(&mut self, _word: u64) {}
     }
+    let (pool, linear) = (index.pool(), index.map());
+    let in_use = Linear::<Sim, 2, 2>::arrays_for(linear.count());
+    let mut spare = 0;
+    for number in 0..ARRAYS {
+        let word = pool.medium().load(&linear.root().arrays[number]);
+        assert!(word == 0 || Array::decode(number, word).is_some(), "array {number}: {word:#x}");
+        assert!(word != 0 || number >= in_use, "array {number} of {in_use} is not there");
+        spare += usize::from(word != 0 && number >= in_use);
+    }
+    let mut reachable = Blocks(BTreeSet::new());
+    pool.sweep(|mark| {
+        index.visit(&mut reachable)?;
+        reachable.0.iter().for_each(|&block| mark(block));
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(pool.allocated(), reachable.0.into_iter().collect::<Vec<_>>());
+    spare
+}
+
+/// P13: a persistent mark for "being allocated" would make all threads wait after a crash. After
+/// any crash, the root has the complete offset of each array or none, and no block is leaked or
+/// referred to twice.
+#[test]
+fn p13_a_crash_leaves_no_array_half_allocated() {
     let mut spare = 0;
     crash_everywhere(Model::Adr, 120, |index, acknowledged| {
-        let (pool, linear) = (index.pool(), index.map());
-        let in_use = Linear::<Sim, 2, 2>::arrays_for(linear.count());
-        for number in 0..ARRAYS {
-            let word = pool.medium().load(&linear.root().arrays[number]);
-            assert!(
-                word == 0 || Array::decode(number, word).is_some(),
-                "array {number}: {word:#x}"
-            );
-            assert!(word != 0 || number >= in_use, "array {number} of {in_use} is not there");
-            spare += u32::from(word != 0 && number >= in_use);
-        }
-        let mut reachable = Blocks(BTreeSet::new());
-        pool.sweep(|mark| {
-            index.visit(&mut reachable)?;
-            reachable.0.iter().for_each(|&block| mark(block));
-            Ok(())
-        })
-        .unwrap();
-        assert_eq!(pool.allocated(), reachable.0.into_iter().collect::<Vec<_>>());
+        spare += is_sound(index);
         all_there(index, acknowledged);
     });
     assert!(spare > 0, "no crash came between an array and the extent that uses it");

@@ -352,7 +352,7 @@ where
     ) {
         self.remove_at(home.segment, &mut home.held, operation.probe.hash, spot);
         if spot.kind == Kind::Chain && bucket::meta_of(self.medium(), spot.bucket).count() == 0 {
-            self.trim_chain(home.segment, operation.guard);
+            self.map.shortened(self.trim_chain(home.segment, operation.guard));
         }
     }
 
@@ -360,7 +360,7 @@ where
     fn may_be_sparse(&self, held: &Held<'_>) -> bool {
         const ONE_IN: u64 = 8;
         let turn = (held.version.0 >> 33).is_multiple_of(ONE_IN) || G::BUCKETS < 64;
-        turn && bucket::meta_of(self.medium(), held.bucket).count() == 0
+        turn && bucket::meta_of(self.medium(), held.bucket).count() == 0 || self.map.is_behind()
     }
 
     #[inline(always)]

@@ -15,6 +15,7 @@ use super::layout::{
     BUCKET_BYTES, BUCKETS_MAX, Bucket, Buckets, Geometry, HashPrefix, Header, Meta, STASHES_MAX,
     Version,
 };
+use super::segment::home_first;
 use crate::Key;
 use crate::hash::mistakes;
 use crate::hash::segmented::map::SegmentMap;
@@ -132,6 +133,64 @@ impl<G: Geometry> Headers<G> {
     }
 }
 
+/// A slot for a record that is added to headers.
+#[derive(Clone, Copy)]
+struct Room {
+    site: Site,
+    slot: usize,
+}
+
+impl Room {
+    /// Returns the bucket, which is not in the chain.
+    fn bucket_of<G: Geometry>(self, segment: &G::Segment) -> &Bucket {
+        match self.site {
+            Site::Normal(at) => &segment.normal()[usize::from(at)],
+            Site::Stash(i) => &segment.stash()[usize::from(i)],
+            Site::Chain => unreachable!("headers have no slots for the chain"),
+        }
+    }
+}
+
+/// Headers that records are added to.
+struct Filling<G: Geometry> {
+    headers: Headers<G>,
+    /// The number of records in each normal bucket.
+    counts: [usize; BUCKETS_MAX],
+}
+
+impl<G: Geometry> Filling<G> {
+    fn of(headers: Headers<G>) -> Self {
+        let counts = headers.normal.map(|lines| lines.meta.count());
+        Filling { headers, counts }
+    }
+
+    /// Chooses a free slot for a record of bucket `home`, and adds the record there. Returns `None`
+    /// if only the chain has room.
+    fn add(&mut self, home: usize, hash: u64) -> Option<Room> {
+        let (next, counts) = ((home + 1) % G::BUCKETS, &mut self.counts);
+        let balanced = counts[home] < G::BUCKET_SLOTS
+            && (counts[home] <= counts[next] || counts[next] == G::BUCKET_SLOTS);
+        if counts[home] < home_first::<G>() || balanced {
+            counts[home] += 1;
+            let slot = free_slot(self.headers.normal[home].meta, G::BUCKET_SLOTS)?;
+            self.headers.native(home, slot, hash);
+            return Some(Room { site: Site::Normal(home as u8), slot });
+        }
+        if counts[next] < G::BUCKET_SLOTS {
+            counts[next] += 1;
+            let slot = free_slot(self.headers.normal[next].meta, G::BUCKET_SLOTS)?;
+            self.headers.member(home, slot, hash);
+            return Some(Room { site: Site::Normal(next as u8), slot });
+        }
+        let stashes = (0..G::STASHES).map(|step| (home + step) % G::STASHES);
+        let free =
+            |i: usize| free_slot(self.headers.stash[i].meta, G::BUCKET_SLOTS).map(|slot| (i, slot));
+        let (i, slot) = stashes.into_iter().find_map(free)?;
+        self.headers.stashed(home, i, slot, hash);
+        Some(Room { site: Site::Stash(i as u8), slot })
+    }
+}
+
 impl<K, M, E, G> Dash<K, M, E, G>
 where
     K: Key,
@@ -153,40 +212,19 @@ where
     ) -> Result<Headers<G>> {
         let m = self.medium();
         let segment = self.segment(offset)?;
-        let mut headers = Headers::empty(self.core.generation);
+        let mut filling = Filling::<G>::of(Headers::empty(self.core.generation));
         let mut chained = Vec::new();
-        let mut counts = [0; BUCKETS_MAX];
         for record in records {
             let home = Self::home_of(record.hash);
-            let next = Self::next_of(home);
-            let place = |bucket: &Bucket, slot: usize| self.write_slot(bucket, slot, record);
-            let balanced = counts[home] < G::BUCKET_SLOTS
-                && (counts[home] <= counts[next] || counts[next] == G::BUCKET_SLOTS);
-            if counts[home] < Self::HOME_FIRST || balanced {
-                place(&segment.normal()[home], counts[home]);
-                headers.native(home, counts[home], record.hash);
-                counts[home] += 1;
-            } else if counts[next] < G::BUCKET_SLOTS {
-                place(&segment.normal()[next], counts[next]);
-                headers.member(home, counts[next], record.hash);
-                counts[next] += 1;
-            } else {
-                let stashes = (0..G::STASHES).map(|step| (home + step) % G::STASHES);
-                let free = |i: usize| {
-                    free_slot(headers.stash[i].meta, G::BUCKET_SLOTS).map(|slot| (i, slot))
-                };
-                match stashes.into_iter().find_map(free) {
-                    Some((i, slot)) => {
-                        place(&segment.stash()[i], slot);
-                        headers.stashed(home, i, slot, record.hash);
-                    }
-                    None => {
-                        headers.announce(home, None, record.hash);
-                        chained.push(record);
-                    }
+            match filling.add(home, record.hash) {
+                Some(room) => self.write_slot(room.bucket_of::<G>(segment), room.slot, record),
+                None => {
+                    filling.headers.announce(home, None, record.hash);
+                    chained.push(record);
                 }
             }
         }
+        let headers = filling.headers;
         let chain = self.build_chain(&chained)?;
         m.store(&segment.header().magic, Header::MAGIC);
         m.store(&segment.header().prefix, prefix.map_or(0, HashPrefix::encode));
@@ -316,6 +354,45 @@ where
         self.rebuild_chain(segment, prefix, &mut headers);
         headers.store(m, segment);
         headers
+    }
+
+    /// A part of a merge: adds records to a locked segment, and flushes it without a fence. From
+    /// then on it has this prefix, which the caller stores. Returns its headers, for
+    /// [`unlock_all`](Self::unlock_all). Returns `None`, with nothing changed, if only the chain
+    /// has room for some of the records.
+    ///
+    /// As long as the prefix of the segment does not cover these records, or recovery finds that it
+    /// must not, a crash undoes the addition: recovery drops them.
+    pub fn absorb(
+        &self,
+        segment: &G::Segment,
+        prefix: HashPrefix,
+        records: &[Record],
+    ) -> Option<Headers<G>> {
+        let mut headers = Headers::empty(self.core.generation);
+        self.for_each_placed(segment, |Placed { record, site, slot }| {
+            let (hash, home, slot) = (record.hash, Self::home_of(record.hash), usize::from(slot));
+            match site {
+                Site::Normal(at) if usize::from(at) == home => headers.native(home, slot, hash),
+                Site::Normal(_) => headers.member(home, slot, hash),
+                Site::Stash(i) => headers.stashed(home, usize::from(i), slot, hash),
+                Site::Chain => {}
+            }
+        });
+        let mut filling = Filling::of(headers);
+        let rooms: Option<Vec<Room>> = records
+            .iter()
+            .map(|record| filling.add(Self::home_of(record.hash), record.hash))
+            .collect();
+        for (room, &record) in rooms?.into_iter().zip(records) {
+            self.write_slot(room.bucket_of::<G>(segment), room.slot, record);
+        }
+        // The slots may contain records that were removed. They must be durable before a header
+        // marks them as allocated.
+        self.medium().fence();
+        self.rebuild_chain(segment, prefix, &mut filling.headers);
+        filling.headers.store(self.medium(), segment);
+        Some(filling.headers)
     }
 
     /// Calls `each` with every record of a segment that the caller has locked, in this order: the

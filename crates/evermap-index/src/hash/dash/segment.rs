@@ -70,6 +70,13 @@ impl OtherLocks for Locks<'_> {
     }
 }
 
+/// Returns the number of slots of the home bucket that are filled before the next bucket is used:
+/// finding or inserting a record in its home bucket takes one cache line less. Displacement
+/// compensates for the lower load factor.
+pub(super) const fn home_first<G: Geometry>() -> usize {
+    if G::PAPER { 0 } else { G::BUCKET_SLOTS * 13 / 14 }
+}
+
 impl<K, M, E, G> Dash<K, M, E, G>
 where
     K: Key,
@@ -77,10 +84,8 @@ where
     E: SegmentMap<Self>,
     G: Geometry,
 {
-    /// The number of slots of the home bucket that are filled before the next bucket is used:
-    /// finding or inserting a record in its home bucket takes one cache line less. Displacement
-    /// compensates for the lower load factor.
-    pub(super) const HOME_FIRST: usize = if G::PAPER { 0 } else { G::BUCKET_SLOTS * 13 / 14 };
+    /// See [`home_first`].
+    pub(super) const HOME_FIRST: usize = home_first::<G>();
 
     /// The number of further displacements that a displacement may cause. The paper moves only one
     /// record; moving up to two more raises the load factor by two percentage points.
@@ -251,10 +256,9 @@ where
         stashes
     }
 
-    /// Unlinks the empty buckets of a segment's chain, durably, and retires them.
-    pub fn trim_chain(&self, segment: &G::Segment, guard: &Guard<'_>) {
-        let trimmed = chain::trim::<Bucket, M>(&self.core.pool, &segment.header().chain, guard);
-        self.map.shortened(trimmed);
+    /// Unlinks the empty buckets of a segment's chain, durably, and retires them. Returns how many.
+    pub fn trim_chain(&self, segment: &G::Segment, guard: &Guard<'_>) -> u64 {
+        chain::trim::<Bucket, M>(&self.core.pool, &segment.header().chain, guard)
     }
 
     /// Searches for a key whose home bucket the caller has locked.

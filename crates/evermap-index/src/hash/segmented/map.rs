@@ -117,8 +117,15 @@ pub trait SegmentMap<T: Segmented>: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Called after this number of blocks was removed from a chain.
+    /// Called after a removal that took this number of blocks out of a chain.
     fn shortened(&self, _blocks: u64) {}
+
+    /// Returns whether [`emptied`](Self::emptied) is to be called after every removal: it could not
+    /// do all at once that it had to do.
+    #[inline]
+    fn is_behind(&self) -> bool {
+        false
+    }
 
     /// Called after a removal that left a bucket empty, in a segment that serves `rank`, with no
     /// lock held. Not called after every such removal.
