@@ -1,6 +1,9 @@
-//! Crash campaigns on the store.
+//! Crash campaigns on the store: the workloads, and what is asked of every image. The tests are in
+//! [`power_loss`] and [`process_death`].
 
 mod evict;
+mod power_loss;
+mod process_death;
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
@@ -14,10 +17,9 @@ use evermap::{
     Applied, Batch, Clock, DamageMark, Edit, Error, IndexKind, Item, Map, MapOptions, Meta,
     Options, Order, Outcome, counter,
 };
-use evermap_index::testkit::{Tier, tier};
+use evermap_index::testkit::tier;
 use evermap_pm::Medium;
 use evermap_pm::region::{Identity, Region};
-use evermap_pm::sim::mutants::Fate;
 use evermap_pm::sim::oracle::{MapHistory, MapOp};
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::sim::{self, CrashPoint, Failure, ImageConfig, Model, Mutation, Sim, Subject};
@@ -723,46 +725,16 @@ fn campaign(index: IndexKind, model: Model, seeds: std::ops::Range<u64>, max_ima
     assert!(report.images > max_images / 4);
 }
 
-#[test]
-fn power_loss_with_persistent_memory() {
-    campaign(common::index(), Model::Adr, 0..3, 4_000);
-}
-
-#[test]
-fn process_death_at_every_store() {
-    campaign(common::index(), Model::ProcessDeath, 100..103, 4_000);
-}
-
 /// Two named maps are created and dropped beside the default map.
 fn campaign_with_maps(model: Model, seed: u64) {
     let workload = |index| Workload::new(4, 2, index);
     campaign_over_indexes(workload, model, seed, 1, tier().choose(300, 1_500));
 }
 
-#[test]
-fn power_loss_with_named_maps() {
-    campaign_with_maps(Model::Adr, 200);
-}
-
-#[test]
-fn process_death_with_named_maps() {
-    campaign_with_maps(Model::ProcessDeath, 300);
-}
-
 /// The keys are in order in the file, of the default map and of two named ones.
 fn campaign_in_order(model: Model, seed: u64) {
     let workload = |index| Workload { order: Order::Persistent, ..Workload::new(6, 2, index) };
     campaign_over_indexes(workload, model, seed, tier().choose(1, 4), tier().choose(400, 4_000));
-}
-
-#[test]
-fn power_loss_with_a_persistent_order() {
-    campaign_in_order(Model::Adr, 800);
-}
-
-#[test]
-fn process_death_with_a_persistent_order() {
-    campaign_in_order(Model::ProcessDeath, 900);
 }
 
 /// Crashes a workload with named maps over each index, `length` seeds with up to `images` images.
@@ -781,18 +753,6 @@ fn campaign_over_indexes(
         report.assert_clean();
         assert!(report.images > images / 3);
     }
-}
-
-/// A planted mistake: a key is bound although the persistent order does not have it (1). Another
-/// one, for which two threads have to meet: it leaves the order although it is bound again (2).
-#[test]
-fn keys_that_are_missing_in_a_persistent_order_are_found() {
-    let found = |workload: Workload, images, mistake, seeds| {
-        let workload = Workload { order: Order::Persistent, ..workload };
-        evict::assert_found(&workload, &config(Model::Adr, images), mistake, seeds);
-    };
-    found(Workload::new(KEYS, 0, common::index()), 20_000, "OR-1", 0..4);
-    found(Workload::shared_cache(), 100, "OR-2", 0..300);
 }
 
 /// A store whose order lacks keys, which a recovery enters: crashes in the middle of that.
@@ -869,17 +829,15 @@ impl Subject for LackingOrder {
     }
 }
 
-#[test]
-fn a_crash_while_an_order_is_restored_loses_nothing() {
-    for model in [Model::Adr, Model::ProcessDeath] {
-        for given_up in [false, true] {
-            let most = tier().choose(100, 4_000);
-            let config = sim::Config { capacity: 1 << 20, ..config(model, most) };
-            let report = sim::campaign::run(&LackingOrder { given_up }, &config, 0..1);
-            println!("{report}");
-            report.assert_clean();
-            assert!(report.images > most / 3);
-        }
+/// Crashes the recovery that enters what an order lacks.
+fn campaign_of_a_recovery(model: Model) {
+    for given_up in [false, true] {
+        let most = tier().choose(100, 4_000);
+        let config = sim::Config { capacity: 1 << 20, ..config(model, most) };
+        let report = sim::campaign::run(&LackingOrder { given_up }, &config, 0..1);
+        println!("{report}");
+        report.assert_clean();
+        assert!(report.images > most / 3);
     }
 }
 
@@ -893,113 +851,4 @@ fn campaign_in_a_cache(workload: &Workload, model: Model, seed: u64) {
     println!("{report}{}", workload.work);
     report.assert_clean();
     assert!(report.images > most / 2);
-}
-
-#[test]
-fn power_loss_in_a_cache() {
-    let workload = Workload::cache();
-    campaign_in_a_cache(&workload, Model::Adr, 400);
-    workload.work.assert_done();
-}
-
-#[test]
-fn process_death_in_a_cache() {
-    let workload = Workload::cache();
-    campaign_in_a_cache(&workload, Model::ProcessDeath, 500);
-    workload.work.assert_done();
-}
-
-#[test]
-fn power_loss_in_a_cache_with_two_threads() {
-    campaign_in_a_cache(&Workload::shared_cache(), Model::Adr, 600);
-}
-
-#[test]
-fn process_death_in_a_cache_with_two_threads() {
-    campaign_in_a_cache(&Workload::shared_cache(), Model::ProcessDeath, 700);
-}
-
-/// Planted mistakes in batches: the intent is not durable at the decision (1), new keys are visible
-/// before it (2), the intent is cleared before its changes are durable (3), or before a recovery
-/// has executed it (4).
-#[test]
-fn mistakes_in_batches_are_found() {
-    let workload = Workload::new(KEYS, 0, common::index());
-    for mistake in ["BA-1", "BA-2", "BA-3", "BA-4"] {
-        let config = config(Model::Adr, 20_000);
-        let fate = sim::mutants::fate_of_planted(&workload, &config, mistake, 0..4);
-        assert!(matches!(fate, Fate::Killed(_)), "{mistake} {fate:?}");
-        println!("{mistake}: {fate:?}");
-    }
-}
-
-/// Planted mistakes in values that are written in pieces: the record is published before the value
-/// is durable (1), and a clean shutdown saves blocks of unfinished values as allocated (2).
-#[test]
-fn mistakes_in_values_in_pieces_are_found() {
-    let workload = Workload::new(KEYS, 0, common::index());
-    for mistake in ["VW-1", "VW-2"] {
-        let config = config(Model::Adr, 20_000);
-        let fate = sim::mutants::fate_of_planted(&workload, &config, mistake, 0..4);
-        println!("{mistake}: {fate:?}");
-        assert!(matches!(fate, Fate::Killed(_)), "{mistake} {fate:?}");
-    }
-}
-
-/// A planted mistake: a record gets its tombstone while the index still refers to it, so that a
-/// crash in between loses it.
-#[test]
-fn a_tombstone_that_is_too_early_is_found() {
-    let workload = Workload::new(KEYS, 0, common::index());
-    let config = config(Model::ProcessDeath, 20_000);
-    let fate = sim::mutants::fate_of_planted(&workload, &config, "TO-1", 0..4);
-    println!("TO-1: {fate:?}");
-    assert!(matches!(fate, Fate::Killed(_)), "{fate:?}");
-}
-
-/// A planted mistake: a change of marks is not durable when it was acknowledged.
-#[test]
-fn marks_that_are_not_durable_are_found() {
-    let workload = Workload::new(KEYS, 0, common::index());
-    let config = config(Model::Adr, 20_000);
-    let fate = sim::mutants::fate_of_planted(&workload, &config, "MK-1", 0..4);
-    println!("MK-1: {fate:?}");
-    assert!(matches!(fate, Fate::Killed(_)), "{fate:?}");
-}
-
-/// Planted mistakes in named maps: a dropped map is freed before its name is removed (1), a clean
-/// shutdown saves blocks of a dropped map as allocated (2), a sweep does not visit dropped maps
-/// that are freed later (3).
-#[test]
-fn mistakes_in_named_maps_are_found() {
-    let workload = Workload::new(4, 2, IndexKind::Clht);
-    for mistake in ["MA-1", "MA-2", "MA-3"] {
-        let config = sim::Config { capacity: 512 << 10, ..config(Model::Adr, 20_000) };
-        let fate = sim::mutants::fate_of_planted(&workload, &config, mistake, 0..4);
-        println!("{mistake}: {fate:?}");
-        assert!(matches!(fate, Fate::Killed(_)), "{mistake} {fate:?}");
-    }
-}
-
-/// Planted mistakes in caches: the block of a record is given up before its eviction is durable
-/// (EV-2), a record that is moved out of a sparse extent is published before it is durable (EV-3),
-/// storing how a record was read leaves it without its lengths for a moment (AC-1).
-#[test]
-fn mistakes_in_caches_are_found() {
-    let all = [("EV-2", Model::Adr), ("EV-3", Model::Adr), ("AC-1", Model::ProcessDeath)];
-    // The others take long to notice.
-    for &(mistake, model) in tier().choose(&all[..1], &all[..]) {
-        evict::assert_found(&Workload::cache(), &config(model, 20_000), mistake, 0..4);
-    }
-}
-
-/// A planted mistake: an eviction removes what the key is bound to by then, instead of the record
-/// that was chosen. Threads have to meet for that, which needs many runs, and no crash: in the full
-/// tier only.
-#[test]
-fn the_eviction_of_a_newer_record_is_found() {
-    if tier() == Tier::Default {
-        return;
-    }
-    evict::assert_found(&Workload::shared_cache(), &config(Model::Adr, 100), "EV-1", 0..300);
 }
