@@ -18,8 +18,13 @@ use crate::{PmU64, Pod, Quad, Result};
 
 /// In a [`Medium`] around another one, `inner`: leaves to that what concerns the memory and the
 /// file. How words are accessed, and whether access is exclusive, is for the outer one to say.
+///
+/// With `before f`, `f(self, grows)` is called before each call that changes the memory or the
+/// file; `grows` is `true` if the call makes it longer.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! forward_memory {
-    () => {
+    ($(before $before:path)?) => {
         fn base(&self) -> std::ptr::NonNull<u8> {
             self.inner.base()
         }
@@ -41,10 +46,12 @@ macro_rules! forward_memory {
         }
 
         fn grow(&self, len: u64) -> $crate::Result<()> {
+            $($before(self, true);)?
             self.inner.grow(len)
         }
 
         fn begin(&self, word: u64) -> $crate::Result<()> {
+            $($before(self, false);)?
             self.inner.begin(word)
         }
 
@@ -57,10 +64,12 @@ macro_rules! forward_memory {
         }
 
         fn discard(&self, range: std::ops::Range<u64>) {
+            $($before(self, false);)?
             self.inner.discard(range);
         }
 
         fn claim(&self, range: std::ops::Range<u64>) -> $crate::Result<()> {
+            $($before(self, false);)?
             self.inner.claim(range)
         }
 
@@ -73,6 +82,7 @@ macro_rules! forward_memory {
         }
 
         fn sync(&self) -> $crate::Result<()> {
+            $($before(self, false);)?
             self.inner.sync()
         }
     };
