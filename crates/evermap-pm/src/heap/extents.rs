@@ -1,5 +1,6 @@
 //! The extents of a heap in ordinary memory, and the table that finds them by their units.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{OnceLock, PoisonError, TryLockError};
 
@@ -58,19 +59,20 @@ impl Extent {
         unmoved: 0,
     };
 
-    /// Starts a new use of the extent, as described by `entry`, with no block allocated.
+    /// Returns an extent whose use begins, as described by `entry`, with no block allocated.
+    fn begun(entry: TableEntry, state: ExtentState, geometry: &Geometry) -> Self {
+        let blocks = Self::count_blocks(entry, geometry);
+        let mut extent = Extent { entry, state, blocks, free: blocks, ..Self::UNUSED };
+        if state == ExtentState::Open {
+            extent.bits = vec![0; extent.words()];
+            extent.claimed = true;
+        }
+        extent
+    }
+
+    /// Starts a new use of the extent.
     pub(super) fn begin(&mut self, entry: TableEntry, state: ExtentState, geometry: &Geometry) {
-        self.entry = entry;
-        self.state = state;
-        self.blocks = Self::count_blocks(entry, geometry);
-        self.free = self.blocks;
-        self.bits = vec![0; if state == ExtentState::Open { self.words() } else { 0 }];
-        self.deferred_frees = Vec::new();
-        self.listed = false;
-        self.listed_ample = false;
-        self.claimed = state == ExtentState::Open;
-        self.evacuating = false;
-        self.unmoved = 0;
+        *self = Self::begun(entry, state, geometry);
     }
 
     /// Returns the number of blocks in an extent with this entry.
@@ -162,8 +164,8 @@ struct UnitState {
     extent: ExtentSlot,
 }
 
-/// State of [`GROUP`](Extents::GROUP) neighbouring units. Most of a large store is in extents of
-/// whole groups, so that opening it touches little memory.
+/// State of the neighbouring units of a group. Most of a large store is in extents of whole groups,
+/// so that opening it touches little memory.
 #[derive(Default)]
 struct UnitGroup {
     /// If all units belong to one extent, or did last: its first unit, plus one. Otherwise 0.
@@ -174,12 +176,6 @@ struct UnitGroup {
     units: OnceLock<Box<[UnitState]>>,
 }
 
-impl UnitGroup {
-    fn units(&self) -> &[UnitState] {
-        self.units.get_or_init(|| (0..Extents::GROUP).map(|_| UnitState::default()).collect())
-    }
-}
-
 /// The extents of a region by their first units. They are created on first use, because a region
 /// may have room for many more than it uses. A unit where no extent begins has a
 /// [free](ExtentState::Free) one.
@@ -188,26 +184,45 @@ pub(super) struct Extents {
     pub(super) len: u64,
     /// Distance of the first unit from the alignment of the largest extents, in units.
     shift: u64,
+    /// Logarithm to base 2 of the units in a group: as many as the largest extent of blocks has,
+    /// within limits.
+    group_bits: u32,
 }
 
 impl Extents {
-    /// Units in a group: as many as the largest extent of blocks has at the default extent size.
-    const GROUP: u64 = 128;
-    /// Groups in a chunk.
-    const CHUNK: u64 = 64;
+    /// The least and the largest value of `group_bits`. The state of a group takes as much memory
+    /// as that of two units.
+    const GROUP_BITS: RangeInclusive<u32> = 4..=7;
+    /// Logarithm to base 2 of the units in a chunk.
+    const CHUNK_BITS: u32 = 13;
 
-    pub(super) fn new(len: u64, shift: u64) -> Self {
-        let chunks = (len + shift).div_ceil(Self::GROUP * Self::CHUNK);
-        Extents { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), len, shift }
+    pub(super) fn new(geometry: &Geometry, shift: u64) -> Self {
+        let bits = Self::GROUP_BITS;
+        let group_bits = geometry.largest.ilog2().clamp(*bits.start(), *bits.end());
+        let len = geometry.units;
+        let chunks = (len + shift).div_ceil(1 << Self::CHUNK_BITS);
+        Extents { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), len, shift, group_bits }
+    }
+
+    /// Returns the number of units in a group.
+    fn group_units(&self) -> u64 {
+        1 << self.group_bits
     }
 
     /// Returns the group of unit `index`, which must be below `len`, and the position of the unit
     /// in it.
     fn group(&self, index: u64) -> (&UnitGroup, usize) {
-        let (group, at) = ((index + self.shift) / Self::GROUP, (index + self.shift) % Self::GROUP);
-        let chunk = self.chunks[(group / Self::CHUNK) as usize]
-            .get_or_init(|| (0..Self::CHUNK).map(|_| UnitGroup::default()).collect());
-        (&chunk[(group % Self::CHUNK) as usize], at as usize)
+        let (unit, bits) = (index + self.shift, Self::CHUNK_BITS - self.group_bits);
+        let chunk = self.chunks[(unit >> Self::CHUNK_BITS) as usize]
+            .get_or_init(|| (0..1 << bits).map(|_| UnitGroup::default()).collect());
+        let group = unit >> self.group_bits & ((1 << bits) - 1);
+        (&chunk[group as usize], (unit & (self.group_units() - 1)) as usize)
+    }
+
+    /// Returns the units of a group.
+    fn units<'g>(&self, group: &'g UnitGroup) -> &'g [UnitState] {
+        let create = || (0..self.group_units()).map(|_| UnitState::default()).collect();
+        group.units.get_or_init(create)
     }
 
     /// Locks the extent that begins with unit `index`, which must be below `len`.
@@ -221,9 +236,12 @@ impl Extents {
     }
 
     fn extent(&self, index: u64) -> &Mutex<Extent> {
+        self.slot(index).get_or_init(|| Box::new(Mutex::ranked(Rank::Extent, Extent::UNUSED)))
+    }
+
+    fn slot(&self, index: u64) -> &ExtentSlot {
         let (group, at) = self.group(index);
-        let extent = if at == 0 { &group.first } else { &group.units()[at].extent };
-        extent.get_or_init(|| Box::new(Mutex::ranked(Rank::Extent, Extent::UNUSED)))
+        if at == 0 { &group.first } else { &self.units(group)[at].extent }
     }
 
     /// Locks the extent that begins with unit `index`, if one begins there or did once.
@@ -256,7 +274,14 @@ impl Extents {
         geometry: &Geometry,
     ) {
         self.set_owner(index, entry);
-        let (extent, mut backoff) = (self.extent(index), Backoff::new());
+        let (mut is_new, mut backoff) = (false, Backoff::new());
+        let extent = self.slot(index).get_or_init(|| {
+            is_new = true;
+            Box::new(Mutex::ranked(Rank::Extent, Extent::begun(entry, state, geometry)))
+        });
+        if is_new {
+            return;
+        }
         let mut extent = loop {
             match extent.try_lock() {
                 Ok(extent) => break extent,
@@ -272,14 +297,14 @@ impl Extents {
         let (mut unit, end) = (index, index + entry.units);
         while unit < end {
             let (group, at) = self.group(unit);
-            let here = (Self::GROUP - at as u64).min(end - unit);
+            let here = (self.group_units() - at as u64).min(end - unit);
             // All stores are relaxed: a thread gets an offset from a word stored after this. An
             // offset that it got otherwise can only come from damage, and then the extent tells
             // whether it is the right one.
-            if here == Self::GROUP {
+            if here == self.group_units() {
                 group.owner.store(index + 1, Ordering::Relaxed);
             } else {
-                for (unit, back) in group.units()[at..].iter().zip(unit - index..end - index) {
+                for (unit, back) in self.units(group)[at..].iter().zip(unit - index..end - index) {
                     unit.back.store(back as u32, Ordering::Relaxed);
                 }
                 group.owner.store(0, Ordering::Relaxed);
@@ -291,10 +316,28 @@ impl Extents {
     /// Returns the first unit of the extent to which unit `index` belongs.
     pub(super) fn first_of(&self, index: u64) -> u64 {
         let (group, at) = self.group(index);
+        Self::first_in(group, at, index)
+    }
+
+    /// The same for a unit whose group and place in it are known.
+    fn first_in(group: &UnitGroup, at: usize, index: u64) -> u64 {
         let back = |unit: &UnitState| u64::from(unit.back.load(Ordering::Relaxed));
         match group.owner.load(Ordering::Relaxed) {
             0 => index.saturating_sub(group.units.get().map_or(0, |units| back(&units[at]))),
             owner => owner - 1,
         }
+    }
+
+    /// Locks the extent to which unit `index` belongs, which must be below `len`, if one begins
+    /// there or did once. Returns its first unit too.
+    pub(super) fn lock_around(&self, index: u64) -> Option<(u64, MutexGuard<'_, Extent>)> {
+        let (group, at) = self.group(index);
+        let first = Self::first_in(group, at, index);
+        // An opening looks at thousands, and most of them begin with a group.
+        let extent = match first + at as u64 == index {
+            true => group.first.get().map(|extent| lock(extent)),
+            false => self.lock_existing(first),
+        };
+        extent.map(|extent| (first, extent))
     }
 }

@@ -291,7 +291,7 @@ impl<M: Medium> Heap<M> {
         let geometry = region.geometry();
         let classes = Classes::new(region.extent_size(), region.unit());
         let heap = Heap {
-            extents: Extents::new(geometry.units, region.unit_offset(0) >> geometry.shift),
+            extents: Extents::new(&geometry, region.unit_offset(0) >> geometry.shift),
             shards: (0..SHARDS)
                 .map(|_| vec![Magazine::default(); 2 * classes.len()])
                 .map(|magazines| Shard(Mutex::ranked(Rank::Magazine, magazines)))
@@ -358,25 +358,33 @@ impl<M: Medium> Heap<M> {
         let shared = &mut *lock(&self.shared);
         shared.frontier = frontier;
         let mut index = 0;
-        while index < frontier {
-            // Whatever the entries say, units of the table are not part of another extent.
-            let end = parts.range(index..).next().map_or(frontier, |(start, _)| *start);
-            let entry = match parts.get(&index) {
-                Some(&units) => TableEntry { usage: Usage::Table, units },
-                None => self.entry_at(index, end),
-            };
-            let state = match entry.usage {
-                Usage::Free => ExtentState::Free,
-                Usage::Table => ExtentState::Open,
-                _ => ExtentState::Closed,
-            };
-            if state == ExtentState::Free {
-                let used = (index..end).find(|&it| !self.is_free(it)).unwrap_or(end);
-                shared.free.insert(index..used);
-                shared.unclaimed.insert(index..used);
-                index = used;
+        // Whatever the entries say, units of the table are not part of another extent.
+        for (start, units) in parts {
+            // Only damage puts one into another.
+            if start < index {
+                continue;
+            }
+            self.read_extents(shared, index..start);
+            let entry = TableEntry { usage: Usage::Table, units };
+            self.extents.begin_first(start, entry, ExtentState::Open, &self.geometry);
+            index = start + units;
+        }
+        self.read_extents(shared, index..frontier);
+    }
+
+    /// Reads the entries of these units, in which whole extents are. Looks at every unit, and so
+    /// takes a part of the time in which a large file is opened: a few instructions a unit.
+    fn read_extents(&self, shared: &mut SharedState, units: Range<u64>) {
+        let mut index = units.start;
+        while index < units.end {
+            let entry = self.entry_at(index, units.end);
+            if entry.usage == Usage::Free {
+                let end = self.end_of_free(index..units.end);
+                shared.free.insert(index..end);
+                shared.unclaimed.insert(index..end);
+                index = end;
             } else {
-                self.extents.begin_first(index, entry, state, &self.geometry);
+                self.extents.begin_first(index, entry, ExtentState::Closed, &self.geometry);
                 index += entry.units;
             }
         }
@@ -388,8 +396,20 @@ impl<M: Medium> Heap<M> {
         unit(bytes.start) >> self.geometry.shift..unit(bytes.end).div_ceil(self.geometry.unit())
     }
 
-    fn is_free(&self, index: u64) -> bool {
-        self.load_entry(index) == TableEntry::FREE.encode(index)
+    /// Returns the end of the free units that begin with `units`.
+    fn end_of_free(&self, units: Range<u64>) -> u64 {
+        let (m, mut index) = (self.region.medium(), units.start);
+        while index < units.end {
+            let entries = self.region.entries_from(index);
+            let mut known = entries.iter().zip(index..units.end);
+            index += entries.len() as u64;
+            let is_used =
+                |&(entry, unit): &(_, u64)| m.load(entry) != TableEntry::FREE.encode(unit);
+            if let Some((_, used)) = known.find(is_used) {
+                return used;
+            }
+        }
+        units.end
     }
 
     /// Returns the table's entry of the extent that begins with unit `index`.
@@ -403,8 +423,7 @@ impl<M: Medium> Heap<M> {
         // An extent that lacks a tail, and a tail that follows no such extent, are left by an
         // interrupted change, or by the reuse of some units of a free extent. Nothing refers to
         // them.
-        let m = self.region.medium();
-        let whole = tails.end <= end && self.region.entries(tails).all(|it| m.load(it) == tail);
+        let whole = tails.end <= end && self.region.entries_equal(tails, tail);
         if entry.usage == Usage::Tail || !whole { TableEntry::UNUSED } else { entry }
     }
 
@@ -412,12 +431,15 @@ impl<M: Medium> Heap<M> {
         self.faults.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns the unit that contains `offset`.
+    fn unit_at(&self, offset: u64) -> Option<u64> {
+        let index = offset.checked_sub(self.region.unit_offset(0))? >> self.geometry.shift;
+        (index < self.extents.len).then_some(index)
+    }
+
     /// Returns the extent that contains `offset`, and the position inside it in bytes.
     fn locate(&self, offset: u64) -> Option<(u64, u64)> {
-        let index = offset.checked_sub(self.region.unit_offset(0))? >> self.geometry.shift;
-        if index >= self.extents.len {
-            return None;
-        }
+        let index = self.unit_at(offset)?;
         let first = self.extents.first_of(index);
         Some((first, offset - self.region.unit_offset(first)))
     }

@@ -50,9 +50,10 @@ impl<M: Medium> Heap<M> {
     }
 
     fn size_in_state(&self, offset: u64, in_state: impl Fn(ExtentState) -> bool) -> Option<u64> {
-        let (index, rest) = self.locate(offset)?;
-        let extent = self.extents.lock_existing(index)?;
+        let index = self.unit_at(offset)?;
+        let (first, extent) = self.extents.lock_around(index)?;
         let bytes = |_| extent.block_size(&self.geometry);
+        let rest = offset - self.region.unit_offset(first);
         in_state(extent.state).then(|| extent.block_at(rest).map_or(0, bytes))
     }
 

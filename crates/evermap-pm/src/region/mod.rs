@@ -258,6 +258,8 @@ impl<M: Medium> Region<M> {
         if has_holes {
             region.parts().try_for_each(|part| region.fill_holes(part))?;
         }
+        // All of it is read now, and waiting for one page after the other takes longer.
+        region.parts().for_each(|part| region.medium.read_ahead(part));
         let beyond = region.check_length(on_suspect)?;
         let (closed, mut suspect) = region.check_trust(identity, on_suspect)?;
         if region.restore_length(beyond)? || region.parts_lost {

@@ -105,8 +105,8 @@ impl<M: Medium> Region<M> {
     ///
     /// `Damaged` if the file was truncated, unless `on_suspect` allows it.
     pub(super) fn check_length(&self, on_suspect: OnSuspect) -> Result<Option<Beyond>> {
-        let (m, whole, count) = (&self.medium, self.units_in_file(), self.described());
-        if self.entries(whole..count).all(|entry| m.load(entry) == 0) {
+        let (whole, count) = (self.units_in_file(), self.described());
+        if self.entries_equal(whole..count, 0) {
             return Ok(None);
         }
         // Units are used in ascending order. So if the file was truncated, the entry of the first
@@ -209,12 +209,21 @@ impl<M: Medium> Region<M> {
     ///
     /// If the table does not [describe](Region::described) it.
     pub(crate) fn entry(&self, index: u64) -> &PmU64 {
+        &self.entries_from(index)[0]
+    }
+
+    /// Returns the entry for unit `index` and all those after it in the same part of the table.
+    ///
+    /// # Panics
+    ///
+    /// If the table does not [describe](Region::described) that unit.
+    pub(crate) fn entries_from(&self, index: u64) -> &[PmU64] {
         // Each part ends at four times as many units as the previous one.
         let part = (index / FIRST_PART).checked_ilog2().map_or(0, |twos| twos as usize / 2 + 1);
-        let at = self.part_at(part);
-        assert!(at != 0, "unit {index} is not described");
-        let within = (index - self.part_entries(part).start) * 8;
-        self.medium.at(at + within).expect("checked when opened")
+        let (all, at) = (self.part_entries(part), self.part_at(part));
+        assert!(at != 0 && all.contains(&index), "unit {index} is not described");
+        let (before, count) = (index - all.start, all.end - index);
+        self.medium.slice(at + before * 8, count).expect("checked when opened")
     }
 
     /// Returns the entries of those of these units that the table [describes](Region::described),
@@ -227,6 +236,27 @@ impl<M: Medium> Region<M> {
             let cells = self.medium.slice::<PmU64>(self.part_at(part) + at * 8, count);
             cells.expect("checked when opened")
         })
+    }
+
+    /// Returns `true` if the entries of all these units, which the table must
+    /// [describe](Region::described), are `wanted`. An opening looks at most entries so: eight
+    /// between two decisions.
+    pub(crate) fn entries_equal(&self, units: Range<u64>, wanted: u64) -> bool {
+        let differ = |entries: &[PmU64]| {
+            let bits = entries.iter().map(|entry| self.medium.load(entry) ^ wanted);
+            bits.fold(0, |all, one| all | one) != 0
+        };
+        let mut index = units.start;
+        while index < units.end {
+            let entries = self.entries_from(index);
+            let here = (units.end - index).min(entries.len() as u64);
+            let (eights, rest) = entries[..here as usize].as_chunks::<8>();
+            if eights.iter().any(|entries| differ(entries)) || differ(rest) {
+                return false;
+            }
+            index += here;
+        }
+        true
     }
 
     /// Returns the offset of part `part` of the table, or 0 if it does not exist.

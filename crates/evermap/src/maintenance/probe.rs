@@ -11,15 +11,16 @@ use evermap_pm::Medium;
 use crate::ops::read::Walk;
 use crate::{Map, Result};
 
-/// The number of pages, and of words, that are looked at, unless the length of the file is reason
-/// to look at all of them.
-const PAGES: u64 = 16;
-const WORDS: u64 = 8192;
-/// Fewer bad ones than these are single damages.
+/// Fewer bad pages, or words, than these are single damages.
 const LEAST_PAGES: u64 = 4;
 const LEAST_WORDS: u64 = 64;
 /// One bad one in this number is more than that.
 const SHARE: u64 = 64;
+/// The number of pages, and of words, that are looked at, unless the length of the file is reason
+/// to look at all of them. With fewer words the least number would be more than the share; more
+/// would delay the first answer.
+const PAGES: u64 = 16;
+const WORDS: u64 = LEAST_WORDS * SHARE;
 
 impl<M: Medium> Map<M> {
     /// Returns `true` if much of the first pages of the index cannot be read, or leads to no block.
