@@ -244,6 +244,12 @@ impl Cache for Map {
         each("evermap_moved_for_space", &stat.moved_for_space);
         each("evermap_file_bytes", &stat.file_bytes);
         each("evermap_durability", &OneWord(&stat.durability));
+        if let Some(log) = self.db().log_stat() {
+            each("evermap_log_commits", &log.commits);
+            each("evermap_log_bytes", &log.log_bytes);
+            each("evermap_log_checkpoints", &log.checkpoints);
+            each("evermap_log_full", &u8::from(log.is_full));
+        }
         each("evermap_generation", &stat.generation);
         each("evermap_clean_open", &u8::from(stat.clean_open));
         each("evermap_counts_exact", &u8::from(stat.records.exact));

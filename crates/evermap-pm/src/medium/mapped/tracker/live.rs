@@ -209,7 +209,7 @@ impl Live {
         let prepared = prepare(number)?;
         current.store(number, Release);
         #[cfg(test)]
-        super::tests::reach(super::tests::Moment::BeforeFence);
+        super::tests::reach(super::tests::Moment::Fence);
         let fenced = fence_all_threads();
         let mut untaken = lock(&self.untaken);
         for list in &self.lists {

@@ -68,7 +68,7 @@ pub(super) struct Tracker {
 /// What tracking is for.
 enum Tracks {
     /// The contents of the file, which views and the recorder of changes want to keep.
-    Live(Live),
+    Live(Box<Live>),
     /// The private pages of a view.
     View(View),
 }
@@ -85,7 +85,7 @@ impl Tracker {
     pub(super) fn begin(&self, create: impl FnOnce() -> Result<Live>) -> Result<&Live> {
         if self.tracks.get().is_none() {
             // If two threads come here, one of the two states is dropped.
-            let _ = self.tracks.set(Tracks::Live(create()?));
+            let _ = self.tracks.set(Tracks::Live(Box::new(create()?)));
         }
         Ok(self.live().expect("a view has no views of its own"))
     }
@@ -157,7 +157,7 @@ impl Tracker {
     #[inline(never)]
     fn mark(&self, offset: u64, bytes: u64, now: u64) {
         #[cfg(test)]
-        tests::reach(tests::Moment::BeforeMark);
+        tests::reach(tests::Moment::Mark);
         let tracks = self.tracks.get().expect("there is a number only while something is tracked");
         let mut at = offset;
         while at < offset + bytes {
@@ -171,7 +171,7 @@ impl Tracker {
             at = end;
         }
         #[cfg(test)]
-        tests::reach(tests::Moment::BeforeStore);
+        tests::reach(tests::Moment::Store);
     }
 
     #[cold]

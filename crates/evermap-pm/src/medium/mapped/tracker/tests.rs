@@ -11,19 +11,21 @@ use crate::medium::{Mapped, MappedOptions, Marks, Medium, PageChange};
 use crate::sim::rng::Rng;
 use crate::{PmU64, Result};
 
-/// A moment at which a test can hold a thread.
+/// What a thread is about to do when a test holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moment {
     /// It knows the number of the interval, and has not marked yet.
-    BeforeMark,
+    Mark,
     /// It has marked, and not stored yet.
-    BeforeStore,
+    Store,
     /// It has raised the number, and not fenced yet.
-    BeforeFence,
+    Fence,
 }
 
+type Reached = Box<dyn FnMut(Moment)>;
+
 thread_local! {
-    static REACHED: RefCell<Option<Box<dyn FnMut(Moment)>>> = const { RefCell::new(None) };
+    static REACHED: RefCell<Option<Reached>> = const { RefCell::new(None) };
 }
 
 /// The calling thread has come to a moment at which tests hold it.
@@ -37,7 +39,7 @@ pub(super) fn reach(moment: Moment) {
 
 /// Holds the calling thread the first time that it reaches `moment`: it says so, and waits until it
 /// is let go.
-fn hold_at(moment: Moment) -> (mpsc::Receiver<()>, mpsc::Sender<()>, Box<dyn FnMut(Moment)>) {
+fn hold_at(moment: Moment) -> (mpsc::Receiver<()>, mpsc::Sender<()>, Reached) {
     let ((says, said), (lets, is_let)) = (mpsc::channel(), mpsc::channel());
     let mut is_held = false;
     let reached = Box::new(move |reached| {
@@ -228,7 +230,7 @@ fn a_late_store_is_shown_the_next_time() {
     let fixture = Fixture::recording();
     let (medium, word) = (&fixture.medium, fixture.word(5, 0));
     let mut replica = Replica::default();
-    for moment in [Moment::BeforeMark, Moment::BeforeStore] {
+    for moment in [Moment::Mark, Moment::Store] {
         let value = medium.load(word) + 1;
         std::thread::scope(|scope| {
             let (held, let_go, reached) = hold_at(moment);
@@ -249,7 +251,7 @@ fn a_late_store_is_shown_the_next_time() {
     }
 }
 
-struct SendBox(Box<dyn FnMut(Moment)>);
+struct SendBox(Reached);
 // SAFETY: what the tests pass holds only channels and a flag, which may change threads.
 unsafe impl Send for SendBox {}
 
@@ -260,7 +262,7 @@ fn a_thread_that_meets_a_new_number_waits_for_the_fence() {
     let (medium, word) = (&fixture.medium, fixture.word(5, 0));
     let is_stored = &AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let (held, let_go, reached) = hold_at(Moment::BeforeFence);
+        let (held, let_go, reached) = hold_at(Moment::Fence);
         let reached = SendBox(reached);
         scope.spawn(move || {
             REACHED.set(Some({ reached }.0));
