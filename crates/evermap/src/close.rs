@@ -122,8 +122,7 @@ impl CloseOnDrop<Mapped> {
                 let file = &map.db.file;
                 holder.serve(
                     &|since, out| {
-                        let region = file.pool.region();
-                        region.write_copy(since, out).map(|_| ()).map_err(io::Error::other)
+                        map.db.write_copy(since, out).map(|_| ()).map_err(io::Error::other)
                     },
                     &|| map.db.is_closed() || file.maintenance.is_stopping(),
                 );

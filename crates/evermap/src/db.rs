@@ -97,6 +97,8 @@ pub(crate) struct FileInner<M: Medium> {
     /// The control word of records that are unbound in this opening.
     pub(crate) tombstone: u64,
     pub(crate) maintenance: Maintenance,
+    /// Whether every change is noted for copies.
+    pub(crate) is_tracked: AtomicBool,
     /// The log, if the store has one, and its lock.
     pub(crate) log: OnceLock<Arc<StoreLog>>,
     pub(crate) log_lock: OnceLock<File>,
@@ -263,6 +265,7 @@ impl<M: Medium> Evermap<M> {
         let needs_sweep = !pool.is_swept() || default.counters.is_counting();
         let file = FileInner {
             maintenance: Maintenance::new(needs_sweep, is_new),
+            is_tracked: AtomicBool::new(false),
             log: OnceLock::new(),
             log_lock: OnceLock::new(),
             partial: PartialBlocks::default(),

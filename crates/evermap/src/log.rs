@@ -32,7 +32,7 @@ pub enum Acknowledge {
     Async(Duration),
 }
 
-/// What is known of the log of a store. See [`Evermap::log_stat`].
+/// What is known of the log of a store. See [`Evermap::log_stat`](crate::Evermap::log_stat).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -105,7 +105,7 @@ impl CopyHeader {
 impl Region<Mapped> {
     /// Writes a copy of the region at an instant during the call, while other threads change it. If
     /// it can, it writes only what has changed since the copy `since`: if that was made in this
-    /// opening.
+    /// opening. For that, changes must be [tracked](Mapped::begin_tracking) from the first copy on.
     ///
     /// Reads every page that it writes, and whether it is zero of all others. Until it returns, a
     /// page that is changed for the first time costs its thread about a microsecond and 4 KiB more.

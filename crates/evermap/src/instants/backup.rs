@@ -1,6 +1,7 @@
 //! Copies of a store that is in use.
 
 use std::io::{Read, Write};
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::SystemTime;
 
 use evermap_pm::region::copy::{Copied, CopyHeader, CopyId};
@@ -70,12 +71,14 @@ impl Evermap {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Nobody waits for it. Until it has ended, the first change of each page costs about a
-    /// microsecond, and memory for a page. O(length of the file); pages of zeros are left out.
+    /// The first one waits for operations of other threads that are running. Until a backup has
+    /// ended, the first change of each page costs about a microsecond, and memory for a page.
+    /// O(length of the file); pages of zeros are left out.
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed); [`Error::Storage`](crate::Error::Storage) with `Io`
-    /// if the copy cannot be written, and those of [`snapshot`](Evermap::snapshot).
+    /// [`Error::GuardHeld`](crate::Error::GuardHeld); [`Error::Closed`](crate::Error::Closed);
+    /// [`Error::Storage`](crate::Error::Storage) with `Io` if the copy cannot be written, and those
+    /// of [`snapshot`](Evermap::snapshot).
     pub fn backup(&self, out: &mut dyn Write) -> Result<Backup> {
         self.backup_since(None, out)
     }
@@ -86,8 +89,19 @@ impl Evermap {
     /// # Errors
     /// The same as [`backup`](Evermap::backup).
     pub fn backup_since(&self, since: Option<BackupId>, out: &mut dyn Write) -> Result<Backup> {
+        self.ensure_no_guard("backup")?;
         self.ensure_not_closed()?;
-        let since = since.map(|BackupId(id)| id);
-        Ok(Backup(self.file.pool.region().write_copy(since, out)?))
+        Ok(Backup(self.write_copy(since.map(|BackupId(id)| id), out)?))
+    }
+
+    pub(crate) fn write_copy(&self, since: Option<CopyId>, out: &mut dyn Write) -> Result<Copied> {
+        let pool = &self.file.pool;
+        if !self.file.is_tracked.load(Acquire) {
+            pool.medium().begin_tracking()?;
+            // What operations store that were running then may not be noted.
+            pool.epoch().synchronize().map_err(evermap_pm::Error::from)?;
+            self.file.is_tracked.store(true, Release);
+        }
+        Ok(pool.region().write_copy(since, out)?)
     }
 }

@@ -70,6 +70,21 @@ impl Mapped {
         }
     }
 
+    /// Begins to note which pages are stored to, for copies that have only what was changed. Stores
+    /// of operations that are running may not be noted, so the first copy must wait until those
+    /// have ended. Does nothing if it has begun, or the medium is read-only.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`snapshot`](Mapped::snapshot).
+    pub fn begin_tracking(&self) -> Result<()> {
+        if self.tracker.live().is_some() || self.is_read_only() {
+            return Ok(());
+        }
+        let live = self.tracker.begin(|| self.untracked())?;
+        self.tracker.begin_instant(live)
+    }
+
     /// Returns the number of bytes of pages that this view of another medium has to itself, or 0 if
     /// it is none.
     pub fn private_bytes(&self) -> u64 {

@@ -225,6 +225,16 @@ impl Live {
         }
     }
 
+    /// Begins an instant, of which nothing is kept.
+    ///
+    /// # Errors
+    ///
+    /// `Io` if the system has no fence of all threads.
+    pub(super) fn begin_empty_instant(&self, current: &AtomicU64) -> Result<()> {
+        let _one_at_a_time = lock(&self.instants);
+        self.begin_instant(current, |_| Ok(()))
+    }
+
     /// Registers a view at a new instant of the first `count` pages. `map` maps them privately, and
     /// returns the mapping and a zeroed byte for each page.
     ///

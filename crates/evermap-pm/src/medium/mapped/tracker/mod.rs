@@ -26,7 +26,8 @@
 //! A thread has at most one such late store. It may be in the cut or not, because nothing that it
 //! depends on can be missing, and nothing that depends on it can be there. But it must not be lost
 //! for the recorder of later changes: a thread that finds the number [raised](Tracker::after_store)
-//! after its store marks the line again.
+//! after its store marks the line again. Only when tracking begins there may be stores that nobody
+//! has marked, until all operations that were running then have ended.
 //!
 //! # States of a page
 //!
@@ -57,7 +58,7 @@ pub(super) use view::View;
 
 use page::lines_of;
 
-/// Tracks the stores to a mapping. Until that begins, a store costs two loads of one word more.
+/// Tracks the stores to a mapping. Until that begins, a store costs the load of one word more.
 #[derive(Default)]
 pub(super) struct Tracker {
     /// The number of the current interval, or 0 while nothing is tracked.
@@ -105,6 +106,11 @@ impl Tracker {
         }
     }
 
+    /// Begins an instant, of which nothing is kept.
+    pub(super) fn begin_instant(&self, live: &Live) -> Result<()> {
+        live.begin_empty_instant(&self.now)
+    }
+
     /// Begins an instant with a view. See [`Live::take_view`].
     pub(super) fn take_view(
         &self,
@@ -146,6 +152,9 @@ impl Tracker {
     /// Must be called after a store, with what [`before_store`](Tracker::before_store) returned.
     #[inline(always)]
     pub(super) fn after_store(&self, before: u64, offset: impl FnOnce() -> u64, bytes: u64) {
+        if before == 0 {
+            return;
+        }
         // If the load is executed before the store is, the fence of the next instant executes the
         // store before anything is kept for that.
         let now = self.now.load(Acquire);
