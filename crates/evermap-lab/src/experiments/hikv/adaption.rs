@@ -3,25 +3,16 @@
 
 use std::time::Duration;
 
-use super::bench::{ADAPTIVE, Bench, Part, table};
-use super::mixes::{alone, demand};
-use super::model::{CORES, Machine, backends};
+use super::bench::{ADAPTIVE, Bench, Part, YCSB, gain, table};
+use super::model::{CORES, Demand, Machine, backends};
 use super::pool::{self, Window};
 use crate::LabError;
 use crate::driver::Config;
 use crate::experiments::settings::Settings;
-use crate::experiments::tables::notes_of_all;
 use crate::report::{Figure, Grid, Marks, Output, Plot, Point, Record, Series, significant};
 
-/// The mixes, one after the other, and how many of 16 threads serve in the paper, if it says so.
-const MIXES: [(&str, Option<usize>); 6] = [
-    ("ycsb-a", Some(8)),
-    ("ycsb-b", Some(13)),
-    ("ycsb-c", None),
-    ("ycsb-d", None),
-    ("ycsb-e", None),
-    ("ycsb-f", Some(9)),
-];
+/// How many of 16 threads serve in the paper in each of the [mixes](YCSB), if it says so.
+const SERVING: [Option<usize>; 6] = [Some(8), Some(13), None, None, None, Some(9)];
 /// The divisions: as the load needs, and fixed ones by their backends among 16 threads.
 const DIVISIONS: [(&str, Option<usize>); 3] =
     [("hikv", None), ("hikv-8-8", Some(8)), ("hikv-12-4", Some(4))];
@@ -47,13 +38,12 @@ fn measured(bench: &Bench<'_>, out: &mut dyn Output) -> Result<Part, LabError> {
     let threads = Settings::processors().max(THREADS_MIN);
     let config = Config { threads, ..bench.stores(&[ADAPTIVE]) };
     let time = if bench.settings.quick { QUICK_TIME } else { TIME };
-    let mixes = MIXES.map(|mix| mix.0);
     out.begin(DIVISIONS.len() as u64);
     let mut all = Vec::new();
     for (name, fixed) in DIVISIONS {
         let fixed = fixed.map(|backends| (backends * threads / CORES).max(1));
         out.step(&format!("hikv: {name}, a pool of {threads} threads"));
-        let windows = pool::run(&config, threads, fixed, (&mixes, time))?;
+        let windows = pool::run(&config, threads, fixed, (&YCSB, time))?;
         for window in &windows {
             out.record(&Record {
                 experiment: "hikv",
@@ -61,7 +51,7 @@ fn measured(bench: &Bench<'_>, out: &mut dyn Output) -> Result<Part, LabError> {
                 medium: config.medium.name().to_owned(),
                 threads,
                 keys: config.keys,
-                phase: mixes[window.mix].to_owned(),
+                phase: YCSB[window.mix].to_owned(),
                 mops: Some(window.mops),
                 at_seconds: Some(window.at),
                 case: Some(format!("{}-{}", threads - window.backends, window.backends)),
@@ -87,7 +77,7 @@ fn measured(bench: &Bench<'_>, out: &mut dyn Output) -> Result<Part, LabError> {
 type Course = (&'static str, Vec<Window>);
 
 fn pool_tables(all: &[Course], threads: usize) -> Vec<Grid> {
-    let names = MIXES.map(|mix| mix.0.to_owned());
+    let names = YCSB.map(str::to_owned);
     let stores = DIVISIONS.map(|one| one.0);
     // The division has adapted in the second half.
     let late = |store: &str, at: usize| {
@@ -142,49 +132,39 @@ fn pool_plots(all: &[Course]) -> Vec<Plot> {
 
 /// Computes what 16 threads do with each division, from what operations take with one.
 fn modelled(bench: &Bench<'_>, out: &mut dyn Output) -> Result<Part, LabError> {
-    let mut drives = Vec::new();
-    for (mix, _) in MIXES {
-        drives.push(alone(bench, mix, &[ADAPTIVE], out)?);
-    }
-    // No more threads than cores, and no limit of the memory.
-    let machine = Machine { twin: 0.0, line_ns: 0.0 };
-    let demands: Vec<_> =
-        drives.iter().zip(MIXES).map(|(driven, (mix, _))| demand(driven, ADAPTIVE, mix)).collect();
+    let demands: Vec<_> = bench.alone(out)?.iter().map(|one| one.1).collect();
+    // No more threads than cores, and nothing that excludes others.
+    let machine = Machine::default();
     let mops = |at: usize, fixed: Option<usize>| {
-        let demand = demands[at]?;
-        let backends = fixed.unwrap_or_else(|| backends(demand, CORES));
-        Some(machine.divided(demand, CORES, backends))
+        let backends = fixed.unwrap_or_else(|| backends(demands[at], CORES));
+        machine.divided(demands[at], CORES, backends)
     };
-    let names = MIXES.map(|mix| mix.0.to_owned());
+    let names = YCSB.map(str::to_owned);
     let find = |name: &str| DIVISIONS.iter().find(|one| one.0 == name).and_then(|one| one.1);
     let stores = DIVISIONS.map(|one| one.0);
     let speeds = table(
         format!("A model of figure 11: million operations a second of {CORES} threads"),
         &names,
         &stores,
-        |store, at| Some(significant(mops(at, find(store))?)),
+        |store, at| Some(significant(mops(at, find(store)))),
     );
     let split = table(
         format!("Serving threads and backends of {CORES} by the formula (the paper's)"),
         &names,
         &stores[..1],
         |_, at| {
-            let backends = backends(demands[at]?, CORES);
-            let paper = MIXES[at].1.map_or("not given".to_owned(), |serving| {
+            let backends = backends(demands[at], CORES);
+            let paper = SERVING[at].map_or("not given".to_owned(), |serving| {
                 format!("{serving} and {}", CORES - serving)
             });
             Some(format!("{} and {backends} ({paper})", CORES - backends))
         },
     );
     let gains = |fixed: usize| {
-        let ratio = |at: usize| Some(100.0 * (mops(at, None)? / mops(at, Some(fixed))? - 1.0));
-        let ratios: Option<Vec<f64>> = (1..MIXES.len()).map(ratio).collect();
-        let ends = |ratios: Vec<f64>| {
-            let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-            let most = ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            format!("model: {least:+.1} to {most:+.1}")
-        };
-        ratios.map(ends)
+        let gains = (1..YCSB.len()).map(|at| gain(mops(at, None), mops(at, Some(fixed))));
+        let least = gains.clone().fold(f64::INFINITY, f64::min);
+        let most = gains.fold(f64::NEG_INFINITY, f64::max);
+        format!("model: {least:+.1} to {most:+.1}")
     };
     let figures = [(8, "+10.5 to +100"), (4, "+10.4 to +37.5")]
         .map(|(backends, paper)| Figure {
@@ -193,13 +173,19 @@ fn modelled(bench: &Bench<'_>, out: &mut dyn Output) -> Result<Part, LabError> {
                 CORES - backends
             ),
             paper: paper.into(),
-            here: gains(backends),
+            here: Some(gains(backends)),
         })
         .into();
-    Ok(Part {
-        tables: vec![speeds, split],
-        figures,
-        notes: notes_of_all(drives.iter()),
-        ..Part::default()
-    })
+    Ok(Part { tables: vec![speeds, split, sides(&demands)], figures, ..Part::default() })
+}
+
+/// Returns the table of what both sides take.
+fn sides(demands: &[Demand]) -> Grid {
+    let names = YCSB.map(str::to_owned);
+    table(
+        "Processor time of an operation of HiKV, ns: serving thread + backend",
+        &names,
+        &[ADAPTIVE],
+        |_, at| Some(format!("{:.0} + {:.0}", demands[at].serving, demands[at].backend)),
+    )
 }

@@ -1,12 +1,17 @@
 //! What all sections measure with, and how they show it.
 
+use std::cell::OnceCell;
+
 use evermap_pm::medium::Speed;
 
+use super::alone;
+use super::model::Demand;
+use crate::LabError;
 use crate::driver::Config;
 use crate::driver::results::DriveReport;
 use crate::experiments::settings::Settings;
 use crate::experiments::tables::mark;
-use crate::report::{Figure, Grid, Plot, Record};
+use crate::report::{Figure, Grid, Output, Plot, Record};
 use crate::workload::{Blend, Distribution, Mix, Phase, Zipf};
 
 /// HiKV with one backend, and with as many as the load needs.
@@ -20,6 +25,9 @@ pub(super) const FPTREE: &str = "fp-tree-paper";
 pub(super) const FPTREE_C: &str = "fp-tree-cache";
 /// What the paper compares HiKV with.
 pub(super) const RIVALS: [&str; 3] = [NVSTORE, FPTREE, FPTREE_C];
+
+/// The mixes of YCSB, in the order in which the paper has them.
+pub(super) const YCSB: [&str; 6] = ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f"];
 
 /// What a section has found.
 #[derive(Default)]
@@ -36,9 +44,29 @@ pub(super) struct Bench<'s> {
     /// One thread, keys of 16 bytes and values of 256 on the emulated medium, unless others are
     /// requested.
     pub(super) config: Config,
+    /// What operations of HiKV take, once that was measured.
+    alone: OnceCell<Vec<(&'static str, Demand)>>,
 }
 
-impl Bench<'_> {
+impl<'s> Bench<'s> {
+    /// Returns a bench that has measured nothing.
+    pub(super) fn new(settings: &'s Settings, config: Config) -> Self {
+        Bench { settings, config, alone: OnceCell::new() }
+    }
+
+    /// Returns what operations of HiKV take in each of the [mixes](YCSB): see [`alone`]. Several
+    /// figures need it; it is measured once.
+    pub(super) fn alone(
+        &self,
+        out: &mut dyn Output,
+    ) -> Result<&[(&'static str, Demand)], LabError> {
+        if let Some(demands) = self.alone.get() {
+            return Ok(demands);
+        }
+        let demands = alone::demands(&self.stores(&[ADAPTIVE]), &YCSB, out)?;
+        Ok(self.alone.get_or_init(|| demands))
+    }
+
     /// Returns the number of threads beside which HiKV has one of its own: the processors.
     pub(super) fn threads(&self) -> usize {
         self.settings.threads.unwrap_or_else(Settings::processors).max(2)

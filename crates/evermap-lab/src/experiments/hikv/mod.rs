@@ -3,7 +3,8 @@
 //! * [`bench`]: what all sections measure with;
 //! * [`kinds`]: figure 1, a hash table, a skip list and a B+tree in ordinary memory;
 //! * [`operations`]: figures 5 and 6, each operation beside NVStore, FPTree and FPTree_C;
-//! * [`mixes`]: figure 7, YCSB; [`model`]: the same on as many processors as the paper had;
+//! * [`mixes`]: figure 7, YCSB; [`model`]: the same on as many processors as the paper had, from
+//!   what both sides of HiKV take [`alone`];
 //! * [`sweeps`]: figures 8, 9 and 12, by the time of a write, the number of keys, and the time of a
 //!   read;
 //! * [`ablations`]: figure 10, HiKV without each of its ideas;
@@ -21,6 +22,7 @@ use crate::workload::{KeyValueLengths, Lengths};
 
 mod ablations;
 mod adaption;
+mod alone;
 mod bench;
 mod kinds;
 mod mixes;
@@ -85,7 +87,7 @@ fn hikv(settings: &Settings, out: &mut dyn Output) -> Result<Report, LabError> {
     };
     let medium = settings.medium(MediumKind::Emulated);
     let config = Config { medium, threads: 1, lengths: Some(lengths), limits: false, ..config };
-    let bench = Bench { settings, config };
+    let bench = Bench::new(settings, config);
     let mut report = Report {
         experiment: "hikv",
         title: "a hash index in the medium, a B+tree beside it".into(),

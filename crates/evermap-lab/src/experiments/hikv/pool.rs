@@ -26,7 +26,7 @@ const WINDOW: Duration = Duration::from_millis(50);
 const OPERATIONS: u64 = 20_000;
 /// The weight of the last window.
 const WEIGHT: f64 = 0.5;
-const NAME: &str = "hikv";
+pub(super) const NAME: &str = "hikv";
 
 /// What happened in a window.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +92,7 @@ impl Sum {
         }
         let each = if self.applied > 0.0 { self.applying_ns / self.applied } else { 0.0 };
         let backend = each * self.writes / self.operations;
-        Some(Demand { serving: self.serving_ns / self.operations, backend, lines: 0.0 })
+        Some(Demand { serving: self.serving_ns / self.operations, backend, ..Demand::default() })
     }
 }
 
@@ -120,14 +120,8 @@ fn on<M: Medium>(
     (threads, fixed): (usize, Option<usize>),
     (mixes, each): (&[&str], Duration),
 ) -> Result<Vec<Window>, LabError> {
-    let failed = |error| LabError::index(NAME, error);
-    let (pool, _) = builder.pool_in(medium).map_err(failed)?;
-    let variant = StoreConfig { backends: Some(Backends::Fixed(0)), ..Default::default() };
-    let variant = variant.presized_for(config.keys);
-    let store = HiKv::create(pool.clone(), pool.root(ROOT), variant).map_err(failed)?;
     let workload = Workload { keys: config.keys, threads, seed: config.seed };
-    let speller = Speller::new(builder.setup.lengths.unwrap_or(KeyValueLengths::WORDS));
-    load(&store, workload, &speller)?;
+    let (store, speller) = loaded(builder, medium, workload)?;
     let bench = Pooled {
         store: &store,
         speller: &speller,
@@ -141,6 +135,22 @@ fn on<M: Medium>(
         bench.mix((number, mix.parse()?), each, &mut windows)?;
     }
     Ok(windows)
+}
+
+/// Creates a store with all keys, whose threads are the caller's.
+pub(super) fn loaded<M: Medium>(
+    builder: &IndexBuilder<'_>,
+    medium: M,
+    workload: Workload,
+) -> Result<(HiKv<M>, Speller), LabError> {
+    let failed = |error| LabError::index(NAME, error);
+    let (pool, _) = builder.pool_in(medium).map_err(failed)?;
+    let variant = StoreConfig { backends: Some(Backends::Fixed(0)), ..Default::default() };
+    let variant = variant.presized_for(workload.keys);
+    let store = HiKv::create(pool.clone(), pool.root(ROOT), variant).map_err(failed)?;
+    let speller = Speller::new(builder.setup.lengths.unwrap_or(KeyValueLengths::WORDS));
+    load(&store, workload, &speller)?;
+    Ok((store, speller))
 }
 
 /// Binds all keys.
@@ -232,7 +242,7 @@ impl<M: Medium> Pooled<'_, M> {
                     Some(last) => Demand {
                         serving: WEIGHT * demand.serving + (1.0 - WEIGHT) * last.serving,
                         backend: WEIGHT * demand.backend + (1.0 - WEIGHT) * last.backend,
-                        lines: 0.0,
+                        ..Demand::default()
                     },
                 };
                 let demand = smooth(share);
@@ -278,7 +288,8 @@ impl<M: Medium> Pooled<'_, M> {
             } else {
                 let mut writes = 0;
                 for _ in 0..BURST {
-                    writes += u64::from(self.operate(stream, next, &mut value).map_err(failed)?);
+                    let wrote = operate(self.store, self.speller, stream, next, &mut value);
+                    writes += u64::from(wrote.map_err(failed)?);
                     next = (next + 1) % stream.keys.len();
                 }
                 add(&done.operations, BURST as u64);
@@ -288,25 +299,31 @@ impl<M: Medium> Pooled<'_, M> {
         }
         Ok(())
     }
+}
 
-    /// Does one operation. Returns whether it has written.
-    fn operate(&self, stream: &Stream, at: usize, value: &mut Vec<u8>) -> evermap_pm::Result<bool> {
-        let (store, number, key) = (self.store, stream.keys[at], stream.spelled.all().at(at));
-        let kind = stream.ops[at].kind;
-        if matches!(kind, Kind::Read | Kind::ReadModifyWrite) {
-            store.get(key, value)?;
-        }
-        if let Kind::Scan(length) = kind {
-            store.scan(key, usize::from(length), &mut |_, _| {})?;
-        }
-        let writes = matches!(kind, Kind::Update | Kind::Insert | Kind::ReadModifyWrite);
-        if writes {
-            value.clear();
-            self.speller.append_value(number, 1, value);
-            store.put(key, value)?;
-        }
-        Ok(writes)
+/// Does the operation of a stream at a place. Returns whether it has written.
+pub(super) fn operate<M: Medium>(
+    store: &HiKv<M>,
+    speller: &Speller,
+    stream: &Stream,
+    at: usize,
+    value: &mut Vec<u8>,
+) -> evermap_pm::Result<bool> {
+    let (number, key) = (stream.keys[at], stream.spelled.all().at(at));
+    let kind = stream.ops[at].kind;
+    if matches!(kind, Kind::Read | Kind::ReadModifyWrite) {
+        store.get(key, value)?;
     }
+    if let Kind::Scan(length) = kind {
+        store.scan(key, usize::from(length), &mut |_, _| {})?;
+    }
+    let writes = matches!(kind, Kind::Update | Kind::Insert | Kind::ReadModifyWrite);
+    if writes {
+        value.clear();
+        speller.append_value(number, 1, value);
+        store.put(key, value)?;
+    }
+    Ok(writes)
 }
 
 /// Adds to a counter that only this thread changes.
