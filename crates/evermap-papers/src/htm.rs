@@ -8,6 +8,7 @@
 //! [`are_supported`]. Elsewhere the lock is taken every time, which is correct, and slow.
 
 use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -155,6 +156,18 @@ impl<T> Elided<T> {
     }
 }
 
+impl<V> Elided<BTreeMap<Vec<u8>, V>> {
+    /// Returns the bytes of the keys and entries of a map. Those of its nodes are the standard
+    /// library's own, and not known. O(n).
+    ///
+    /// # Errors
+    /// `Poisoned`.
+    pub fn bytes(&self) -> Result<u64> {
+        let entry = size_of::<(Vec<u8>, V)>() as u64;
+        self.with(|map| map.keys().map(|key| entry + key.capacity() as u64).sum())
+    }
+}
+
 /// The instructions.
 #[cfg(target_arch = "x86_64")]
 mod rtm {
@@ -218,7 +231,6 @@ mod rtm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
 
     /// By transactions where there are some, and under the lock elsewhere: nothing is lost, and
     /// nothing half done is seen.

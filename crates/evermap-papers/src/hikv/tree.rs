@@ -125,15 +125,11 @@ impl Tree {
         }
     }
 
-    /// Returns the size in bytes. Of a tree for transactions these are the entries and the keys, as
-    /// its nodes are the standard library's own.
+    /// Returns the size in bytes. Of a tree for transactions: see [`Elided::bytes`].
     pub(super) fn dram_bytes(&self) -> Result<u64> {
         match self {
             Tree::One(tree) => Ok(tree.stats().dram_bytes),
-            Tree::Transactional(tree) => tree.with(|tree| {
-                let entry = size_of::<(Vec<u8>, u64)>() as u64;
-                tree.keys().map(|key| entry + key.capacity() as u64).sum()
-            }),
+            Tree::Transactional(tree) => tree.bytes(),
             Tree::Parts(parts) => parts.dram_bytes(),
         }
     }
