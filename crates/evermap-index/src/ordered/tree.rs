@@ -46,10 +46,19 @@ pub trait PersistentTree: Send + Sync + Sized {
 
     /// Makes all nodes stale, so that they are recovered when they are first used. Called at
     /// opening, without a guard, if generations of an earlier opener could equal the current one.
-    fn make_stale(&self) -> Result<()>;
+    ///
+    /// Does nothing unless implemented: for trees whose nodes have no locks, or are all found by
+    /// [`assemble`](Self::assemble).
+    fn make_stale(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Recovers the root node, if that is due.
-    fn recover_root(&self) -> Result<()>;
+    ///
+    /// Does nothing unless implemented: for trees whose root is in ordinary memory.
+    fn recover_root(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// See [`OrderedIndex::get`].
     fn lookup(&self, key: &[u8]) -> Result<Option<u64>>;

@@ -203,11 +203,6 @@ impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
         Self::assemble(memory)
     }
 
-    /// Does nothing: there are no locks in the nodes.
-    fn make_stale(&self) -> Result<()> {
-        Ok(())
-    }
-
     /// There is nothing to recover. The first split or merge looks at the mapping table to find
     /// free ids.
     fn recover_root(&self) -> Result<()> {

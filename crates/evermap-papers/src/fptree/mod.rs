@@ -150,15 +150,6 @@ impl<M: Medium, F: Form> PersistentTree for FpTree<M, F> {
         Ok(tree)
     }
 
-    /// Does nothing: that was done when the leaves were found.
-    fn make_stale(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn recover_root(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn lookup(&self, key: &[u8]) -> Result<Option<u64>> {
         self.find(key)
     }

@@ -149,15 +149,6 @@ impl<M: Medium, F: Form> PersistentTree for NvTree<M, F> {
         Ok(NvTree::new(memory, Upper::build::<F>(&[leaf])))
     }
 
-    /// Does nothing: all leaves are recovered at opening.
-    fn make_stale(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn recover_root(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn lookup(&self, key: &[u8]) -> Result<Option<u64>> {
         self.find(key)
     }
