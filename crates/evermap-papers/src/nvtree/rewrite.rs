@@ -67,7 +67,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
 
     /// Replaces a leaf, if it is full and `cell` refers to it. The calling thread has locked what
     /// `cell` is in.
-    fn replace_at(
+    pub(super) fn replace_at(
         &self,
         cell: &PmU64,
         leaf: Leaf<'_>,
@@ -274,7 +274,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
 
     /// Returns the leaf behind this one that has the same parent. The calling thread is the one
     /// that changes what is above the leaves.
-    fn next_of(&self, leaf: &Leaf<'_>) -> Option<u64> {
+    pub(super) fn next_of(&self, leaf: &Leaf<'_>) -> Option<u64> {
         let place = self.place_of(leaf)?;
         self.with_upper(|upper| upper.next_in_parent(place))
     }

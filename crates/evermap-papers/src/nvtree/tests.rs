@@ -174,3 +174,31 @@ fn an_entry_that_is_not_counted_does_not_exist() {
     insert(&index, [2]);
     assert_eq!(index.index.len(), 3);
 }
+
+/// A full leaf and its right neighbour, both with few keys, had the same parent when they were
+/// found. Before they are locked another thread adds leaves, and everything above is built anew:
+/// now they have different parents, and are not merged. A search would lead to the right one, which
+/// is obsolete, for ever.
+#[test]
+fn leaves_are_merged_only_if_they_have_the_same_parent_still() {
+    let (_sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
+    let (tree, key) = (&index.index, |number: u64| number.to_be_bytes());
+    // Four leaves in one parent. The second has eight entries, the third six, and both two keys.
+    insert(&index, 0..17);
+    [4, 5, 8, 9].iter().for_each(|&gone| assert!(tree.remove(&key(gone)).unwrap().removed()));
+    [6, 7].iter().for_each(|&number| assert!(tree.update(&key(number), 0).unwrap().changed()));
+    let _guard = pool.pin();
+    let spot = tree.spot_of(&Search::new(&key(6))).unwrap();
+    let third = leaf_of(tree, &pool, 10).offset;
+    assert_eq!((spot.next, tree.next_of(&spot.leaf)), (Some(third), Some(third)));
+    insert(&index, 17..21);
+    assert_eq!((tree.counters().rebuilds, tree.next_of(&spot.leaf)), (1, None));
+    let first = tree.lock(leaf_of(tree, &pool, 0)).unwrap().unwrap();
+    let cell = &first.node.header.sibling;
+    tree.replace_at(cell, spot.leaf, spot.next, &pool.pin()).unwrap();
+    first.release(tree.medium());
+    let counters = tree.counters();
+    assert_eq!((counters.merges, counters.replacements), (0, 1));
+    assert_eq!((tree.get(&key(6)).unwrap(), tree.get(&key(10)).unwrap()), (Some(0), Some(10)));
+    assert_eq!((tree.len(), tree.check()), (17, Vec::new()));
+}
