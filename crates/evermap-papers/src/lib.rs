@@ -31,6 +31,8 @@ pub mod names;
 pub mod nvtree;
 #[cfg(feature = "relativistic")]
 pub mod relativistic;
+#[cfg(any(feature = "fptree", feature = "nvtree"))]
+mod search;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 #[cfg(feature = "tranche")]

@@ -8,9 +8,10 @@ use evermap_index::node_lock::{self, LastObsolete, Lock};
 use evermap_pm::{Error, Medium, Result};
 
 use super::inner::Inner;
-use super::key::{Search, Stored, Target};
+use super::key::Stored;
 use super::layout::{Entry, FINGERPRINT_WORDS, Header, LeafBlock, Line, Link};
 use super::{Form, FpTree};
+use crate::search::{Search, Target};
 
 /// A leaf.
 pub(super) struct Node<'m, F: Form> {
@@ -167,7 +168,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         node: &Node<'_, F>,
         search: &Search<'_>,
     ) -> Result<Option<u64>> {
-        if search.words[0] < self.medium().load(&node.header().next_prefix) {
+        if search.head[0] < self.medium().load(&node.header().next_prefix) {
             return Ok(None);
         }
         self.next_is_reached(node, search)
@@ -178,7 +179,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         let m = self.medium();
         let Some(offset) = node.next(m).offset() else { return Ok(None) };
         let low = self.node_as_it_is(offset)?.low(m)?;
-        Ok(search.admits(low.compare(m, search)).then_some(offset))
+        Ok(search.target.admits(low.compare(m, search)).then_some(offset))
     }
 
     /// Follows a reference to the next leaf.

@@ -11,9 +11,10 @@ use evermap_index::recipe;
 use evermap_pm::{Guard, Medium, Result};
 
 use super::access::Node;
-use super::key::{Search, Stored, write_block};
+use super::key::{Stored, write_block};
 use super::layout::{INLINE_MAX, LeafBlock, key_bytes};
 use super::{Form, FpTree, mistakes};
+use crate::search::Search;
 
 /// A key that is searched for, with its fingerprint.
 pub(super) struct Hashed<'k> {

@@ -7,8 +7,8 @@ use evermap_pm::{Medium, Result};
 
 use super::access::Node;
 use super::inner::Inner;
-use super::key::Search;
 use super::{Form, FpTree};
+use crate::search::Search;
 
 impl<M: Medium, F: Form> FpTree<M, F> {
     /// Describes what is wrong. Each key has to be found, and each leaf.

@@ -1,65 +1,16 @@
-//! Keys: what is searched for, and what a leaf has.
+//! Keys, as a leaf has them.
 
 use std::cmp::Ordering;
 
-use evermap_index::ordered::leaf::{compare_key, prefix};
+use evermap_index::ordered::leaf::compare_key;
 use evermap_index::record::{KEY_MAX, bytes_equal};
 use evermap_pm::{Error, Medium, PmU64, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::layout::{INLINE_MAX, KeyField, key_bytes};
+use crate::search::Search;
 
-/// What to search for.
-#[derive(Clone, Copy)]
-pub(super) struct Search<'k> {
-    pub(super) key: &'k [u8],
-    /// Its first eight bytes, and the next eight, as [`KeyField`] has them.
-    pub(super) words: [u64; 2],
-    pub(super) target: Target,
-}
-
-/// Which leaf is searched for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Target {
-    /// The one into which the key belongs.
-    At,
-    /// The one into which what is right before the key belongs.
-    Before,
-    /// The last one.
-    Last,
-}
-
-impl<'k> Search<'k> {
-    fn new(key: &'k [u8], target: Target) -> Self {
-        Search { key, words: [prefix(key), key.get(8..).map_or(0, prefix)], target }
-    }
-
-    /// Returns a search for the leaf into which `key` belongs.
-    #[inline]
-    pub(super) fn at(key: &'k [u8]) -> Self {
-        Self::new(key, Target::At)
-    }
-
-    /// Returns a search for the leaf into which what is right before `key` belongs.
-    pub(super) fn before(key: &'k [u8]) -> Self {
-        Self::new(key, Target::Before)
-    }
-
-    /// Returns a search for the last leaf.
-    pub(super) fn last() -> Self {
-        Search { words: [u64::MAX; 2], ..Self::new(&[], Target::Last) }
-    }
-
-    /// Returns `true` if a leaf whose least key compares to the key like this can have what is
-    /// searched for.
-    pub(super) fn admits(&self, low: Ordering) -> bool {
-        match self.target {
-            Target::At => low != Ordering::Greater,
-            Target::Before => low == Ordering::Less,
-            Target::Last => true,
-        }
-    }
-
+impl Search<'_> {
     /// Returns the fingerprint of the key: of a hash that no index uses for anything else.
     #[inline]
     pub(super) fn fingerprint(&self, seed: u64) -> u8 {
@@ -123,11 +74,11 @@ impl<'m> Stored<'m> {
     /// Compares the key with one that is searched for.
     #[inline]
     pub(super) fn compare<M: Medium>(&self, m: &M, search: &Search<'_>) -> Ordering {
-        let first = self.words[0].cmp(&search.words[0]);
+        let first = self.words[0].cmp(&search.head[0]);
         first.then_with(|| match self.length {
             // Padded with zeros they are equal only if one is the other followed by zeros.
             0..=INLINE_MAX => {
-                self.words[1].cmp(&search.words[1]).then(self.length.cmp(&search.key.len()))
+                self.words[1].cmp(&search.head[1]).then(self.length.cmp(&search.key.len()))
             }
             _ => compare_key(m, self.cells, self.length, search.key),
         })
@@ -160,12 +111,12 @@ impl KeyField {
     #[inline]
     pub(super) fn is_of<M: Medium>(&self, m: &M, search: &Search<'_>) -> Result<bool> {
         let length = search.key.len();
-        if m.load(&self.length) != length as u64 || m.load(&self.words[0]) != search.words[0] {
+        if m.load(&self.length) != length as u64 || m.load(&self.words[0]) != search.head[0] {
             return Ok(false);
         }
         let second = m.load(&self.words[1]);
         match length {
-            0..=INLINE_MAX => Ok(second == search.words[1]),
+            0..=INLINE_MAX => Ok(second == search.head[1]),
             _ => Ok(bytes_equal(m, cells(m, second, length)?, search.key)),
         }
     }
@@ -173,8 +124,8 @@ impl KeyField {
     /// Stores a key, whose block is at `block` if it needs one. Does not flush it.
     pub(super) fn store<M: Medium>(&self, m: &M, search: &Search<'_>, block: Option<u64>) {
         m.store(&self.length, search.key.len() as u64);
-        m.store(&self.words[0], search.words[0]);
-        m.store(&self.words[1], block.unwrap_or(search.words[1]));
+        m.store(&self.words[0], search.head[0]);
+        m.store(&self.words[1], block.unwrap_or(search.head[1]));
     }
 
     /// Stores a copy of a key that `from` has. Does not flush it.

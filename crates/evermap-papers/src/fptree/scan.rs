@@ -8,8 +8,9 @@ use evermap_index::ordered::{Direction, Page};
 use evermap_pm::{Medium, Result};
 
 use super::access::Node;
-use super::key::{Search, Stored};
+use super::key::Stored;
 use super::{Form, FpTree};
+use crate::search::Search;
 
 /// A page ends with the leaf in which it has this many pairs.
 pub(super) const PAGE: usize = 64;

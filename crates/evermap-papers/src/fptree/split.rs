@@ -18,9 +18,10 @@ use evermap_pm::{Error, Guard, Medium, Result};
 
 use super::access::{Locked, Node, Slots};
 use super::inner::Inner;
-use super::key::{Search, Stored, write_block};
+use super::key::{Stored, write_block};
 use super::layout::{FINGERPRINT_WORDS, INLINE_MAX, LeafBlock, Link, key_bytes, leaf_bytes};
 use super::{Form, FpTree, mistakes};
+use crate::search::Search;
 
 /// A split of a full leaf, and the blocks for it.
 pub(super) struct Split {
@@ -154,7 +155,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
         let (m, header) = (self.medium(), node.header());
         // If a crash takes this back, recovery finds nothing to remove.
         m.store_transient(&header.next, new.offset);
-        m.store_transient(&header.next_prefix, Search::at(&split.low).words[0]);
+        m.store_transient(&header.next_prefix, Search::at(&split.low).head[0]);
         // Without, searches come to it from the old leaf: if there is no memory.
         let _ = self.inner.add(&split.low, new.offset);
         self.tally.split();

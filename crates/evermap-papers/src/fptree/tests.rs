@@ -17,6 +17,7 @@ use evermap_pm::{Error, ErrorKind, Medium, Pool};
 use super::access::Node;
 use super::layout::{INLINE_MAX, LeafBlock, Link};
 use super::{Form, FpTree, Fused};
+use crate::search::Search;
 
 type Tiny = Fused<8>;
 type Tree = InOrder<u64, FpTree<Sim, Tiny>>;
@@ -215,7 +216,7 @@ fn a_full_leaf_can_be_changed_without_space() {
 fn fingerprints_of_entries_that_are_not_valid_mean_nothing() {
     let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 20, ());
     let tree = &index.index;
-    let fingerprint = |key: u64| super::key::Search::at(&key.to_be_bytes()).fingerprint(tree.seed);
+    let fingerprint = |key: u64| Search::at(&key.to_be_bytes()).fingerprint(tree.seed);
     let zero = (0..).find(|&key| fingerprint(key) == 0).unwrap();
     let key = zero.to_be_bytes();
     assert_eq!((tree.get(&key).unwrap(), tree.compared(&key).unwrap()), (None, 0));

@@ -4,8 +4,8 @@ use evermap_index::ordered::tree::{Part, Show};
 use evermap_pm::{Medium, Result};
 
 use super::access::{Node, Slots};
-use super::key::Search;
 use super::{Form, FpTree};
+use crate::search::Search;
 
 /// What a leaf has, at one moment.
 pub(super) struct Snapshot {

@@ -4,10 +4,10 @@ use evermap_index::lock_wait::LockWait;
 use evermap_index::node_lock::LastObsolete;
 use evermap_pm::{Medium, Result};
 
-use super::key::Search;
 use super::leaf::{Leaf, Locked};
 use super::upper::{Place, Upper};
 use super::{Form, NvTree};
+use crate::search::Search;
 
 /// The leaf that a search leads to, and what is beside it.
 pub(super) struct Spot<'m> {
@@ -101,7 +101,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
     /// Returns the word that a key is bound to. The caller has a guard.
     #[inline]
     pub(super) fn find(&self, key: &[u8]) -> Result<Option<u64>> {
-        let search = Search::new(key);
+        let search = Search::at(key);
         let m = self.medium();
         let found = self.read_leaf(&search, |leaf, count| leaf.newest(m, count, &search))?;
         Ok(found.and_then(|found| found.bound()))
@@ -109,7 +109,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
 
     /// Returns how many entries a lookup of a key looks at. The caller has a guard.
     pub(super) fn count_entries(&self, key: &[u8]) -> Result<usize> {
-        let search = Search::new(key);
+        let search = Search::at(key);
         let m = self.medium();
         self.read_leaf(&search, |leaf, count| {
             let found = leaf.newest(m, count, &search)?;

@@ -8,10 +8,10 @@ use evermap_index::ordered::leaf::{LeafRef, leaf_bytes};
 use evermap_index::recipe::{self, Preparation};
 use evermap_pm::{Error, Guard, Medium, Result};
 
-use super::key::Search;
 use super::layout::{State, Visible};
 use super::leaf::{Found, Leaf};
 use super::{Form, NvTree, mistakes};
+use crate::search::Search;
 
 /// How a change in a leaf ended.
 enum End {
@@ -29,7 +29,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
         guard: &Guard<'_>,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
-        let (m, search) = (self.medium(), Search::new(key));
+        let (m, search) = (self.medium(), Search::at(key));
         let (mut wait, mut obsolete) = (LockWait::default(), LastObsolete::default());
         // Why there is no other leaf for one that is full.
         let mut no_space = None;

@@ -5,11 +5,12 @@ use std::cmp::Ordering;
 use evermap_index::node_lock::Lock;
 use evermap_pm::{Medium, Result};
 
-use super::key::{Brief, Search};
+use super::key::Brief;
 use super::layout::Visible;
 use super::upper::LeafEntry;
 use super::walk::Snapshot;
 use super::{Form, NvTree};
+use crate::search::Search;
 
 impl<M: Medium, F: Form> NvTree<M, F> {
     /// Describes what is wrong. Each key has to be found, and what is above the leaves has to have
@@ -62,7 +63,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
             if next.as_ref().is_some_and(|next| *next <= key) {
                 wrong("it has a key of the next leaf");
             }
-            if self.leaf_of(&Search::new(&key))?.offset != leaf.offset {
+            if self.leaf_of(&Search::at(&key))?.offset != leaf.offset {
                 wrong("a search for a key does not find it");
             }
             if self.find(&key)? != item.is_live.then_some(item.word) {

@@ -1,11 +1,12 @@
-//! Keys as the tree has them, and keys to search for.
+//! Keys as the tree has them, and comparing them with what is searched for.
 
 use std::cmp::Ordering;
 
-use evermap_index::ordered::leaf::{LeafRef, prefix};
+use evermap_index::ordered::leaf::LeafRef;
 use evermap_pm::{Medium, Result};
 
 use super::layout::Rest;
+use crate::search::{Search, Target};
 
 /// A key of an entry, or one that separates two leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,42 +71,7 @@ impl Brief {
     }
 }
 
-/// What to search for.
-#[derive(Clone, Copy)]
-pub(super) struct Search<'k> {
-    pub(super) key: &'k [u8],
-    pub(super) head: [u64; 2],
-    side: Side,
-}
-
-/// Where a search goes from its key.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
-    /// To the leaf into which the key belongs.
-    At,
-    /// To the leaf of what is right before the key.
-    Before,
-    /// To the last leaf.
-    Last,
-}
-
-impl<'k> Search<'k> {
-    /// Returns a search for the leaf into which `key` belongs.
-    pub(super) fn new(key: &'k [u8]) -> Self {
-        let second = key.get(8..).unwrap_or_default();
-        Search { key, head: [prefix(key), prefix(second)], side: Side::At }
-    }
-
-    /// Returns a search for the leaf of what is right before `key`.
-    pub(super) fn before(key: &'k [u8]) -> Self {
-        Search { side: Side::Before, ..Search::new(key) }
-    }
-
-    /// Returns a search for the last leaf.
-    pub(super) fn last() -> Self {
-        Search { key: &[], head: [u64::MAX; 2], side: Side::Last }
-    }
-
+impl Search<'_> {
     /// Returns `true` if the key is longer than entries have space for.
     pub(super) fn is_long(&self) -> bool {
         self.key.len() > Rest::INLINE
@@ -126,11 +92,10 @@ impl<'k> Search<'k> {
         if self.head != low.head {
             return Ok(low.head < self.head);
         }
-        match self.side {
+        match self.target {
             _ if low.rest == Rest::NONE => Ok(true),
-            Side::Last => Ok(low.rest != Rest::END),
-            Side::At => Ok(self.compare_rest(m, low.rest)?.is_ge()),
-            Side::Before => Ok(self.compare_rest(m, low.rest)?.is_gt()),
+            Target::Last => Ok(low.rest != Rest::END),
+            target => Ok(target.admits(self.compare_rest(m, low.rest)?.reverse())),
         }
     }
 

@@ -6,8 +6,9 @@ use evermap_index::node_lock::{self, Lock};
 use evermap_index::ordered::leaf::LeafRef;
 use evermap_pm::{Error, Medium, Result};
 
-use super::key::{Brief, Search};
+use super::key::Brief;
 use super::layout::{self, Entry, Header, Rest, State, Visible};
+use crate::search::Search;
 
 /// A leaf.
 #[derive(Clone, Copy)]

@@ -19,11 +19,12 @@ use evermap_pm::sync::MutexGuard;
 use evermap_pm::{Guard, Medium, PmU64, Result};
 
 use super::counters::Counted;
-use super::key::{Brief, Search};
+use super::key::Brief;
 use super::layout::{self, Rest};
 use super::leaf::{Item, Leaf, Locked};
 use super::upper::{LeafEntry, Place};
 use super::{Form, NvTree, mistakes, recover};
+use crate::search::Search;
 
 /// The leaves that come in place of a full one.
 struct Draft<'m> {
@@ -284,7 +285,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
         let m = self.medium();
         let low = leaf.low(m).key(m).ok()?.unwrap_or_default();
         self.with_upper(|upper| {
-            let found = upper.find(m, &Search::new(&low)).ok();
+            let found = upper.find(m, &Search::at(&low)).ok();
             let found = found.filter(|&place| upper.leaf(place) == leaf.offset);
             found.or_else(|| upper.find_leaf(leaf.offset))
         })

@@ -7,9 +7,9 @@ use evermap_index::node_lock::{self, Seen};
 use evermap_index::ordered::Page;
 use evermap_pm::{Error, Medium, Result};
 
-use super::key::Search;
 use super::leaf::{Item, Leaf};
 use super::{Form, NvTree};
+use crate::search::Search;
 
 /// A page ends with the leaf in which it has this many pairs.
 pub(super) const PAGE: usize = 64;
@@ -31,7 +31,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
             Bound::Included(key) => (key, false),
             Bound::Excluded(key) => (key, true),
         };
-        let search = Search::new(key);
+        let search = Search::at(key);
         let mut leaf = self.leaf_of(&search)?;
         let mut seen = Seen::default();
         page.clear();
@@ -77,7 +77,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
         let m = self.medium();
         let search = match from {
             Bound::Unbounded => Search::last(),
-            Bound::Included(key) => Search::new(key),
+            Bound::Included(key) => Search::at(key),
             Bound::Excluded(key) => Search::before(key),
         };
         let leaf = self.leaf_of(&search)?;

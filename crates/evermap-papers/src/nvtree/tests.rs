@@ -13,9 +13,9 @@ use evermap_pm::region::{Identity, OnSuspect};
 use evermap_pm::sim::Sim;
 use evermap_pm::{Error, ErrorKind, Medium, PmU64, Pool};
 
-use super::key::Search;
 use super::leaf::Leaf;
 use super::{HalfFull, NvTree};
+use crate::search::Search;
 
 type Small = NvTree<Sim, HalfFull<8, 4, 3>>;
 type Tree = InOrder<u64, Small>;
@@ -29,7 +29,7 @@ fn insert(index: &Tree, keys: impl IntoIterator<Item = u64>) {
 /// Returns the leaf of a key.
 fn leaf_of<'t>(tree: &'t Small, pool: &Pool<Sim>, key: u64) -> Leaf<'t> {
     let _guard = pool.pin();
-    tree.leaf_of(&Search::new(&key.to_be_bytes())).unwrap()
+    tree.leaf_of(&Search::at(&key.to_be_bytes())).unwrap()
 }
 
 fn is_damaged(error: &Error) -> bool {
@@ -154,7 +154,7 @@ fn a_leaf_is_durably_replaced_before_another_one_is_used() {
     let old = sim.load(head);
     record(&sim, || {
         let key = 3u64.to_be_bytes();
-        index.index.make_room(&Search::new(&key), &pool.pin()).unwrap();
+        index.index.make_room(&Search::at(&key), &pool.pin()).unwrap();
     });
     assert_ne!(sim.load(head), old);
     is_kept(&sim, head);
@@ -188,7 +188,7 @@ fn leaves_are_merged_only_if_they_have_the_same_parent_still() {
     [4, 5, 8, 9].iter().for_each(|&gone| assert!(tree.remove(&key(gone)).unwrap().removed()));
     [6, 7].iter().for_each(|&number| assert!(tree.update(&key(number), 0).unwrap().changed()));
     let _guard = pool.pin();
-    let spot = tree.spot_of(&Search::new(&key(6))).unwrap();
+    let spot = tree.spot_of(&Search::at(&key(6))).unwrap();
     let third = leaf_of(tree, &pool, 10).offset;
     assert_eq!((spot.next, tree.next_of(&spot.leaf)), (Some(third), Some(third)));
     insert(&index, 17..21);

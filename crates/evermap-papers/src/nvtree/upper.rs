@@ -25,8 +25,9 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use evermap_pm::{Error, Medium, Result};
 
 use super::form::Form;
-use super::key::{Brief, Search};
+use super::key::Brief;
 use super::layout::Rest;
+use crate::search::Search;
 
 /// The words of a key in an inner node.
 const KEY: usize = 3;

@@ -4,10 +4,10 @@ use evermap_index::ordered::leaf::LeafRef;
 use evermap_index::ordered::tree::{Part, Show};
 use evermap_pm::{Error, Medium, Result};
 
-use super::key::Search;
 use super::layout;
 use super::leaf::{Item, Leaf};
 use super::{Form, NvTree};
+use crate::search::Search;
 
 /// A leaf at one moment.
 pub(super) struct Snapshot<'m> {
@@ -33,7 +33,7 @@ impl<M: Medium, F: Form> NvTree<M, F> {
         let mut from = Vec::new();
         loop {
             let _guard = self.memory.pool.pin();
-            let snapshot = self.read_leaf(&Search::new(&from), |leaf, count| {
+            let snapshot = self.read_leaf(&Search::at(&from), |leaf, count| {
                 let next = match m.load(&leaf.header.sibling) {
                     0 => None,
                     next => Some(self.leaf(next)?.low(m).key(m)?.unwrap_or_default()),
