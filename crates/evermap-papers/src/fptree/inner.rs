@@ -11,11 +11,12 @@ use crate::htm::Elided;
 
 /// Inner nodes of some kind. Threads use them at the same time.
 pub trait Inner: Send + Sync + Sized + 'static {
-    /// Makes the inner nodes of leaves in the order of their keys. O(leaves).
+    /// Makes the inner nodes of leaves in the order of their keys, with up to `threads` threads.
+    /// O(leaves).
     ///
     /// # Errors
     /// `NoSpace`.
-    fn load(leaves: Run) -> Result<Self>;
+    fn load(leaves: &[Run], threads: usize) -> Result<Self>;
 
     /// Returns the leaf with the greatest least key up to a bound. O(log leaves).
     ///
@@ -50,11 +51,11 @@ pub trait Inner: Send + Sync + Sized + 'static {
 
 /// A B+tree whose readers take no lock.
 impl Inner for BPlus {
-    fn load(leaves: Run) -> Result<Self> {
-        if leaves.is_empty() {
+    fn load(leaves: &[Run], threads: usize) -> Result<Self> {
+        if leaves.iter().all(Run::is_empty) {
             return BPlus::with_config(Config::default());
         }
-        BPlus::load(Config::default(), &[leaves], 1)
+        BPlus::load(Config::default(), leaves, threads)
     }
 
     #[inline]
@@ -88,8 +89,9 @@ impl Inner for BPlus {
 pub type Transactional = Elided<BTreeMap<Vec<u8>, u64>>;
 
 impl Inner for Transactional {
-    fn load(leaves: Run) -> Result<Self> {
-        Ok(Elided::new(leaves.iter().map(|(low, leaf)| (low.to_vec(), leaf)).collect()))
+    fn load(leaves: &[Run], _threads: usize) -> Result<Self> {
+        let leaves = leaves.iter().flat_map(Run::iter);
+        Ok(Elided::new(leaves.map(|(low, leaf)| (low.to_vec(), leaf)).collect()))
     }
 
     fn floor(&self, to: Bound<&[u8]>) -> Result<Option<u64>> {

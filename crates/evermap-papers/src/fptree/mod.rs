@@ -46,7 +46,7 @@ use evermap_index::index::{Action, Change, MutateMode};
 use evermap_index::node_lock::Seen;
 use evermap_index::ordered::memory::TreeMemory;
 use evermap_index::ordered::tree::{PersistentTree, Show};
-use evermap_index::ordered::{Direction, Page, Run};
+use evermap_index::ordered::{Direction, Page};
 use evermap_pm::{Medium, Result};
 
 mod access;
@@ -89,7 +89,7 @@ impl<M: Medium, F: Form> FpTree<M, F> {
     /// Returns a tree without inner nodes.
     fn bare(memory: TreeMemory<M>) -> Result<Self> {
         Ok(FpTree {
-            inner: F::Inner::load(Run::new())?,
+            inner: F::Inner::load(&[], 1)?,
             seed: memory.pool.seed(),
             memory,
             rebuilt: Rebuilt::default(),

@@ -296,3 +296,24 @@ fn an_obsolete_leaf_is_damaged() {
     sim.store(lock, before.0);
     assert!(index.index.remove(&key).unwrap().removed());
 }
+
+/// Several threads look at the leaves of one list. What is behind a damaged reference is left out,
+/// also if another thread looks at it.
+#[test]
+fn threads_find_all_leaves() {
+    const KEYS: u64 = 12_000;
+    let (sim, _pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 23, ());
+    insert(&index, 0..KEYS);
+    let leaves = index.index.stats().segments;
+    assert!(leaves > 2 * 1024, "{leaves}");
+    let Tree { index: mut tree, .. } = index;
+    for threads in [1, 3] {
+        assert_eq!(tree.rebuild_by(threads).unwrap().leaves, leaves);
+        assert_eq!((tree.len(), tree.check()), (KEYS, Vec::new()));
+    }
+    let next = |node: Node<'_, Tiny>| node.next(&sim).offset().unwrap();
+    let mut last = first(&tree).offset;
+    (0..1_500).for_each(|_| last = next(tree.node_as_it_is(last).unwrap()));
+    sim.store(&tree.node_as_it_is(last).unwrap().header().next, first(&tree).offset);
+    assert_eq!(tree.rebuild_by(3).unwrap().leaves, 1_501);
+}

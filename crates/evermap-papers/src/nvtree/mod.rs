@@ -37,6 +37,7 @@
 
 use std::marker::PhantomData;
 use std::ops::Bound;
+use std::time::{Duration, Instant};
 
 use evermap_index::fresh::Fresh;
 use evermap_index::index::{Action, Change, MutateMode, Stats};
@@ -111,6 +112,18 @@ impl<M: Medium, F: Form> NvTree<M, F> {
         self.counted.counters(self.with_upper(Upper::size))
     }
 
+    /// Builds everything above the leaves anew, as an opening does, with up to `threads` threads.
+    /// Returns how long that took. For measurements. O(leaves).
+    ///
+    /// # Errors
+    /// Those of an opening.
+    pub fn rebuild_by(&mut self, threads: usize) -> Result<Duration> {
+        let began = Instant::now();
+        let leaves = recover::leaves::<M, F>(&self.memory, Some(threads))?;
+        self.upper = Published::new(Upper::build::<F>(&leaves));
+        Ok(began.elapsed())
+    }
+
     /// Returns how many entries of its leaf a lookup of `key` looks at. O(log n).
     ///
     /// # Errors
@@ -137,7 +150,7 @@ impl<M: Medium, F: Form> PersistentTree for NvTree<M, F> {
     }
 
     fn assemble(memory: TreeMemory<M>) -> Result<Self> {
-        let leaves = recover::leaves::<M, F>(&memory)?;
+        let leaves = recover::leaves::<M, F>(&memory, None)?;
         let tree = NvTree::new(memory, Upper::build::<F>(&leaves));
         tree.counted.count_recovered(leaves.len());
         Ok(tree)

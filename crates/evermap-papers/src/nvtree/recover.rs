@@ -1,13 +1,15 @@
-//! Opening: the list of leaves is all there is.
+//! Opening: the list of leaves is all there is. Only a leaf knows where the next one is, so one
+//! thread follows the list; the leaves are recovered by several.
 
 use std::cmp::Ordering;
+use std::thread::available_parallelism;
 
 use evermap_index::FOUND_LATE;
 use evermap_index::fresh::Fresh;
 use evermap_index::node_lock::Lock;
 use evermap_index::ordered::memory::TreeMemory;
 use evermap_pm::medium::Note;
-use evermap_pm::{Error, Medium, Result};
+use evermap_pm::{Error, Medium, Result, parallel};
 
 use super::key::Brief;
 use super::layout::{self, Rest, Root, Visible};
@@ -15,29 +17,72 @@ use super::leaf::{Item, Leaf};
 use super::upper::LeafEntry;
 use super::{Form, mistakes};
 
-/// Walks over all leaves, recovers each, and returns them in order. O(leaves).
+/// Leaves that a thread recovers, one after the other.
+const TOGETHER: usize = 1 << 10;
+
+/// Walks over all leaves, recovers each, and returns them in order. O(leaves). There are up to
+/// `threads` threads, or as many as there are processors.
 ///
 /// An earlier process may have died before the first line of a leaf was durable that it had stored,
 /// or an entry that it had changed in place. Everything else is durable before that line says so,
 /// which leads to it or counts it.
 ///
 /// # Errors
-/// `Damaged`: a leaf is none, or not behind the one before it. So the walk ends.
-pub(super) fn leaves<M: Medium, F: Form>(memory: &TreeMemory<M>) -> Result<Vec<LeafEntry>> {
+/// `Damaged`: a leaf is none, or not behind the one before it.
+pub(super) fn leaves<M: Medium, F: Form>(
+    memory: &TreeMemory<M>,
+    threads: Option<usize>,
+) -> Result<Vec<LeafEntry>> {
     let (m, root) = (memory.medium(), memory.root_block::<Root>()?);
     m.note(Note::Scope("recovery of the leaves"));
-    m.note(Note::Harmless(FOUND_LATE));
-    m.flush(root);
-    let mut leaves: Vec<LeafEntry> = Vec::new();
-    let mut next = m.load(&root.head);
-    while next != 0 || leaves.is_empty() {
-        let leaf = Leaf::at(m, next, F::LEAF)?;
-        let low = leaf.low(m);
-        ensure_after(m, leaves.last().map(|(low, _)| low), &low, next)?;
-        recover(memory, &leaf)?;
-        leaves.push((low, next));
-        next = m.load(&leaf.header.sibling);
+    let list = list::<M, F>(m, m.load(&root.head))?;
+    let parts = list.len().div_ceil(TOGETHER);
+    let processors = || available_parallelism().map_or(1, usize::from);
+    let threads = if parts == 1 { 1 } else { threads.unwrap_or_else(processors) };
+    let part = |part| recover_some::<M, F>(memory, root, &list, part * TOGETHER);
+    let parts: Result<Vec<_>> = parallel(threads, parts, part).into_iter().collect();
+    Ok(parts?.concat())
+}
+
+/// Returns the offsets of the leaves in order.
+fn list<M: Medium, F: Form>(m: &M, head: u64) -> Result<Vec<u64>> {
+    let most = (m.len() / layout::leaf_bytes(F::LEAF)) as usize;
+    let (mut list, mut next) = (Vec::new(), head);
+    while next != 0 || list.is_empty() {
+        if list.len() == most {
+            return Err(Error::damaged(next, "the leaves of a tree do not end"));
+        }
+        list.push(next);
+        next = m.load(&Leaf::at(m, next, F::LEAF)?.header.sibling);
     }
+    Ok(list)
+}
+
+/// Recovers the leaves of a list from `start` on, and makes them durable; with the first of them
+/// the root block.
+fn recover_some<M: Medium, F: Form>(
+    memory: &TreeMemory<M>,
+    root: &Root,
+    list: &[u64],
+    start: usize,
+) -> Result<Vec<LeafEntry>> {
+    let m = memory.medium();
+    let before = start.checked_sub(1).map(|before| Leaf::at(m, list[before], F::LEAF));
+    let mut before = before.transpose()?.map(|leaf| leaf.low(m));
+    if start == 0 {
+        m.note(Note::Harmless(FOUND_LATE));
+        m.flush(root);
+    }
+    let mut leaves = Vec::new();
+    for &offset in list[start..].iter().take(TOGETHER) {
+        let leaf = Leaf::at(m, offset, F::LEAF)?;
+        let low = leaf.low(m);
+        ensure_after(m, before.as_ref(), &low, offset)?;
+        recover(memory, &leaf)?;
+        leaves.push((low, offset));
+        before = Some(low);
+    }
+    // A fence is for what the same thread has flushed.
     m.note(Note::Harmless(FOUND_LATE));
     m.fence();
     Ok(leaves)

@@ -202,3 +202,20 @@ fn leaves_are_merged_only_if_they_have_the_same_parent_still() {
     assert_eq!((tree.get(&key(6)).unwrap(), tree.get(&key(10)).unwrap()), (Some(0), Some(10)));
     assert_eq!((tree.len(), tree.check()), (17, Vec::new()));
 }
+
+/// Several threads recover the leaves of one list.
+#[test]
+fn threads_recover_all_leaves() {
+    const KEYS: u64 = 12_000;
+    let (_sim, pool, index): (_, Arc<Pool<Sim>>, Tree) = created(1 << 23, ());
+    insert(&index, 0..KEYS);
+    let leaves = index.index.counters().upper.leaves;
+    assert!(leaves > 2 * 1024, "{leaves}");
+    let Tree { index: mut tree, .. } = index;
+    for threads in [1, 3] {
+        tree.rebuild_by(threads).unwrap();
+        assert_eq!(tree.counters().upper.leaves, leaves);
+        assert_eq!((tree.len(), tree.check()), (KEYS, Vec::new()));
+    }
+    drop(pool);
+}
