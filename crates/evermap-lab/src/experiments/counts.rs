@@ -53,8 +53,21 @@ const HASH_TABLES: &[&str] = &[
     "p-clht",
     "tranche-256",
 ];
-const TREES: &[&str] =
-    &["p-art", "p-hot", "p-bwtree", "p-masstree", "fast-fair", "fast-fair-paper"];
+const TREES: &[&str] = &[
+    "p-art",
+    "p-hot",
+    "p-bwtree",
+    "p-masstree",
+    "fast-fair",
+    "fast-fair-paper",
+    "nv-tree",
+    "nv-tree-paper",
+    "fp-tree",
+    "fp-tree-paper",
+];
+/// HiKV without threads of its own, which would do their part at any time; and what it is compared
+/// with.
+const HIKV: &[&str] = &["hikv-sync", "nv-tree-paper", "fp-tree-paper"];
 const OF_RECIPE: &[&str] = &[
     "p-art",
     "p-hot",
@@ -72,7 +85,7 @@ const PHASES: What =
     What::Phases(&[Phase::Insert, Phase::Positive, Phase::Negative, Phase::Update, Phase::Delete]);
 const MIXES: What = What::Mixes(&["recipe-a", "recipe-b", "recipe-c"]);
 
-const SECTIONS: [Section; 8] = [
+const SECTIONS: [Section; 9] = [
     Section::words("Hash tables that grow from their default size", HASH_TABLES, PHASES),
     Section {
         presize: true,
@@ -83,6 +96,10 @@ const SECTIONS: [Section; 8] = [
     Section {
         bytes: Some((24, 8)),
         ..Section::words("RECIPE's mixes, keys of 24 bytes", OF_RECIPE, MIXES)
+    },
+    Section {
+        bytes: Some((16, 256)),
+        ..Section::words("HiKV and its rivals, records of 272 bytes", HIKV, PHASES)
     },
     Section {
         bytes: Some((8, 8)),

@@ -8,7 +8,7 @@ use crate::experiments::{Settings, counts, experiment};
 use crate::testing::Kept;
 
 /// The rows that are compared by default: counting all of them takes minutes.
-const SOME: [&str; 1] = ["dash-lh"];
+const SOME: [&str; 4] = ["dash-lh", "nv-tree", "fp-tree", "hikv-sync"];
 
 fn document() -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../docs/measured/counts.md"].iter().collect()
