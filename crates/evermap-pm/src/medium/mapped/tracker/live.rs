@@ -163,7 +163,7 @@ impl Live {
                 self.keep_lines(page, state.lines.load(Acquire));
             }
         }
-        self.views.keep(page, last);
+        self.views.keep(page, last, now);
         state.lines.store(lines, Relaxed);
         state.unlock(now);
         true
@@ -207,6 +207,8 @@ impl Live {
         }
         let number = current.load(Relaxed) + 1;
         let prepared = prepare(number)?;
+        #[cfg(test)]
+        super::tests::reach(super::tests::Moment::Raise);
         current.store(number, Release);
         #[cfg(test)]
         super::tests::reach(super::tests::Moment::Fence);

@@ -18,6 +18,8 @@ pub(super) enum Moment {
     Mark,
     /// It has marked, and not stored yet.
     Store,
+    /// It has prepared everything for an instant, and not raised the number yet.
+    Raise,
     /// It has raised the number, and not fenced yet.
     Fence,
 }
@@ -278,6 +280,33 @@ fn a_thread_that_meets_a_new_number_waits_for_the_fence() {
         let_go.send(()).unwrap();
     });
     assert!(is_stored.load(Relaxed));
+}
+
+/// What is stored while a view is prepared is in it.
+#[test]
+fn a_store_before_the_number_is_raised_is_in_the_view() {
+    let fixture = Fixture::new();
+    let medium = &fixture.medium;
+    drop(medium.snapshot().unwrap());
+    medium.store(fixture.word(1, 0), 1);
+    let view = std::thread::scope(|scope| {
+        let (held, let_go, reached) = hold_at(Moment::Raise);
+        let reached = SendBox(reached);
+        let taker = scope.spawn(move || {
+            REACHED.set(Some({ reached }.0));
+            medium.snapshot().unwrap()
+        });
+        held.recv().unwrap();
+        // To a page that was not changed in this interval, and to one that was.
+        medium.store(fixture.word(2, 0), 2);
+        medium.store(fixture.word(1, 0), 2);
+        let_go.send(()).unwrap();
+        taker.join().unwrap()
+    });
+    assert_eq!(view.load(word_of(&view, 2, 0)), 2);
+    assert_eq!(view.load(word_of(&view, 1, 0)), 2);
+    medium.store(fixture.word(2, 0), 3);
+    assert_eq!(view.load(word_of(&view, 2, 0)), 2);
 }
 
 #[test]

@@ -122,13 +122,16 @@ impl Views {
         self.count.store(all.len(), Release);
     }
 
-    /// Keeps what `page` holds for all views since its last change, which was in interval `last`.
-    pub(super) fn keep(&self, page: u64, last: u64) {
+    /// Keeps what `page` holds, before it is changed in interval `now`, for all views since its
+    /// last change, which was in interval `last`. A view may be registered already whose instant has
+    /// not begun: the change belongs to it.
+    pub(super) fn keep(&self, page: u64, last: u64, now: u64) {
         if self.count.load(Acquire) == 0 {
             return;
         }
         let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
-        all.iter().filter(|view| view.number() > last).for_each(|view| view.keep(page));
+        let older = all.iter().filter(|view| view.number() > last && view.number() <= now);
+        older.for_each(|view| view.keep(page));
     }
 }
 
