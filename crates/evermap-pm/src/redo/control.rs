@@ -19,6 +19,8 @@
 //! byte  96  zero (16 bytes)
 //! ```
 
+use std::path::Path;
+
 use super::record::{Position, get, put};
 use super::storage::{File, Storage};
 use crate::{Error, ErrorKind, Result};
@@ -84,6 +86,11 @@ impl ControlFile {
         Ok(Self::open(storage)?.map(|open| open.now))
     }
 
+    /// Returns the path of the file, for messages.
+    pub(super) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
     /// Reads the slots again.
     pub(super) fn read_again(&self) -> Result<Control> {
         newest(&*self.file).map(|(control, _)| control)
@@ -96,19 +103,14 @@ impl ControlFile {
         self.file.sync()
     }
 
-    /// Brings `next` into effect, durably. The counter is increased.
+    /// Brings `next` into effect, durably, by writing it over the older slot. The counter is
+    /// increased.
     pub(super) fn replace(&mut self, next: Control) -> Result<()> {
-        self.write(next)?;
-        self.file.sync()
-    }
-
-    /// Writes `next` over the older slot.
-    pub(super) fn write(&mut self, next: Control) -> Result<()> {
         let next = Control { counter: self.now.counter + 1, ..next };
         let slot = 1 - self.slot;
         self.file.write_at((slot * SLOT) as u64, &encode(&next))?;
         (self.now, self.slot) = (next, slot);
-        Ok(())
+        self.file.sync()
     }
 }
 

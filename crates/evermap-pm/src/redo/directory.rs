@@ -55,10 +55,8 @@ impl Directory {
             Err(errno) => return Err(Error::io("creating the directory", path, errno)),
         }
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let parent = parent.unwrap_or(Path::new("."));
-        // Also if it exists: it may have been created just before a crash.
-        retry_on_intr(|| rustix::fs::fsync(&open_directory(parent).map_err(|_| Errno::IO)?))
-            .map_err(|errno| Error::io("syncing the directory", parent, errno))?;
+        // Also if it exists: its creation may not be durable yet.
+        Self::open(parent.unwrap_or(Path::new(".")))?.sync()?;
         Self::open(path)
     }
 

@@ -104,7 +104,9 @@ impl Image {
         Ok(())
     }
 
-    /// Reads `count` pages from `first` on. What the files do not have is zero.
+    /// Reads `count` pages from `first` on, and then their sums: a checkpoint of another process
+    /// writes them the other way round, so that the sum of a page that it has written is the new
+    /// one. What the files do not have is zero.
     pub(super) fn read(&self, first: u64, count: usize, pages: &mut Pages) -> Result<()> {
         pages.first = first;
         pages.bytes.resize(count * PAGE, 0);
@@ -216,7 +218,8 @@ impl Image {
     fn set_len(&self, region_len: u64) -> Result<()> {
         let sums = region_len / PAGE as u64 * SUM as u64;
         for (file, bytes) in [(&self.file, region_len), (&self.sums, sums)] {
-            if file.size()? < bytes {
+            // Also if it seems to be: a length can be lost by a sync that has failed.
+            if file.size()? <= bytes {
                 file.set_len(bytes)?;
             }
         }

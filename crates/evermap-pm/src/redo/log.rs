@@ -1,16 +1,17 @@
 //! The log of one region: creating, opening, appending.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::control::{self, Control, ControlFile};
+use super::end::{End, LogPosition};
 use super::image::Image;
 use super::mistakes::{Mistake, planted};
 use super::record::{HEADER, Header, PAGE, Position, RecordBuilder};
-use super::scan::LogReader;
 use super::segment::{self, Pool, Segment, name, sync_names};
-use super::storage::{File, Storage};
+use super::storage::Storage;
 use crate::sync::{Mutex, MutexGuard, Rank};
 use crate::{Error, ErrorKind, Result};
 
@@ -26,8 +27,8 @@ pub struct RedoOptions {
     /// Bytes of the log after which a checkpoint is due. Default: 256 MiB.
     pub checkpoint_bytes: u64,
     /// Whether segments that no checkpoint needs are kept under their numbers, so that a copy of
-    /// the directory from an earlier time, with the segments since, has every state since then. The
-    /// caller removes those that are not wanted any more. Default: they are used again.
+    /// the directory from an earlier time, with the segments since, has every state since then.
+    /// The caller removes those that are not wanted any more. Default: they are used again.
     pub keep_log: bool,
 }
 
@@ -70,33 +71,6 @@ pub struct RedoLog {
     pub(super) since_checkpoint: AtomicU64,
 }
 
-/// The end of a durable record in the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogPosition {
-    /// The sequence number of the record.
-    pub sequence: u64,
-    /// The segment that it is in.
-    pub segment: u64,
-    /// Where it ends there.
-    pub offset: u64,
-    /// When it was appended, nanoseconds since 1970.
-    pub time: u64,
-    /// Length of the region after it, bytes.
-    pub region_len: u64,
-}
-
-impl LogPosition {
-    /// Returns it as words.
-    pub fn words(self) -> [u64; 5] {
-        [self.sequence, self.segment, self.offset, self.time, self.region_len]
-    }
-
-    /// Returns the position with these words.
-    pub fn from_words([sequence, segment, offset, time, region_len]: [u64; 5]) -> Self {
-        LogPosition { sequence, segment, offset, time, region_len }
-    }
-}
-
 /// Where the next record goes.
 struct Tail {
     segment: Segment,
@@ -119,18 +93,19 @@ pub(super) struct Base {
 
 /// An error that does not go away: the kernel reports a failed write-back once, and drops the data.
 pub(super) struct Failure {
-    path: std::path::PathBuf,
+    path: PathBuf,
     text: String,
     errno: Option<i32>,
 }
 
 impl Failure {
-    pub(super) fn of(error: &Error) -> Self {
-        let (path, errno) = match error.kind() {
-            ErrorKind::Io { path, source, .. } => (path.clone(), source.raw_os_error()),
-            _ => (std::path::PathBuf::new(), None),
+    /// Remembers the error of a call on the file `path`.
+    pub(super) fn of(error: &Error, path: &Path) -> Self {
+        let errno = match error.kind() {
+            ErrorKind::Io { source, .. } => source.raw_os_error(),
+            _ => None,
         };
-        Failure { path, text: error.to_string(), errno }
+        Failure { path: path.to_owned(), text: error.to_string(), errno }
     }
 
     /// Returns the error for calls after the one that has failed.
@@ -331,9 +306,9 @@ impl RedoLog {
     /// * `Config` if a page lies beyond the region, or the region shrinks. Nothing was written.
     /// * `NoSpace` if there is no space for another segment. Nothing was written, and it may
     ///   succeed later.
-    /// * `Io`, or `NoSpace` of a file system that cannot reserve space, if writing or syncing the
-    ///   record fails. Whether the record is in the log is known only after the log is opened
-    ///   again; until then every call fails.
+    /// * `Io`, or `NoSpace` of a file system that cannot reserve space, if writing or syncing
+    ///   fails. Whether the record is in the log is known only after the log is opened again; until
+    ///   then every call fails.
     pub fn append(&self, record: &RecordBuilder, region_len: u64) -> Result<u64> {
         let mut tail = lock(&self.tail);
         if let Some(failure) = &tail.failure {
@@ -344,11 +319,13 @@ impl RedoLog {
             let what = format!("page {} is beyond the region", record.end() - 1);
             return Err(ErrorKind::Config(what).into());
         }
-        self.make_room(&mut tail, record.log_bytes())?;
-        if let Err(error) = tail.write(self.uuid, record, region_len) {
-            tail.failure = Some(Failure::of(&error));
+        if let Err(error) = self.make_room(&mut tail, record.log_bytes()) {
+            if matches!(error.kind(), ErrorKind::Io { .. }) {
+                tail.fail(&error);
+            }
             return Err(error);
         }
+        tail.write(self.uuid, record, region_len).inspect_err(|error| tail.fail(error))?;
         self.region_len.store(region_len, Ordering::Release);
         self.durable.store(tail.sequence, Ordering::Release);
         self.since_checkpoint.fetch_add(record.log_bytes(), Ordering::Relaxed);
@@ -449,6 +426,11 @@ impl RedoLog {
 }
 
 impl Tail {
+    /// Makes later appends fail too.
+    fn fail(&mut self, error: &Error) {
+        self.failure = Some(Failure::of(error, self.segment.file.path()));
+    }
+
     /// Writes and syncs the next record.
     fn write(&mut self, uuid: [u64; 2], record: &RecordBuilder, region_len: u64) -> Result<()> {
         let header = Header {
@@ -457,8 +439,8 @@ impl Tail {
             region_len,
             payload: record.payload().len() as u64,
             pages: record.pages(),
-            // Never back, so that every time means one state.
-            time: now().max(self.time),
+            // Later than the last, so that every time means one state.
+            time: now().max(self.time + 1),
         };
         let encoded = header.encode(uuid, record.payload());
         let (first, rest) = record.payload().split_at(record.payload().len().min(PIECE - HEADER));
@@ -483,90 +465,6 @@ impl Tail {
         self.buffer.resize(self.buffer.len().next_multiple_of(PAGE), 0);
         self.segment.file.write_at(self.offset + at, &self.buffer)
     }
-}
-
-/// The end of the log.
-pub(super) struct End {
-    pub(super) position: Position,
-    /// The last record: its sequence number, its time, and the length of the region after it.
-    pub(super) sequence: u64,
-    pub(super) time: u64,
-    pub(super) region_len: u64,
-    /// Bytes of the records after `applied`.
-    pub(super) bytes: u64,
-    /// Where the last record is, if there is one after `applied`.
-    last: Option<(Position, u64)>,
-}
-
-impl End {
-    /// Reads the log to its end.
-    fn find(
-        storage: &dyn Storage,
-        control: &Control,
-        known: Option<LogPosition>,
-        segment_bytes: u64,
-    ) -> Result<Self> {
-        let mut end = End {
-            position: control.start,
-            sequence: control.applied,
-            time: control.time,
-            region_len: control.region_len,
-            bytes: 0,
-            last: None,
-        };
-        if let Some(known) = known {
-            end.position = Position { segment: known.segment, offset: known.offset };
-            (end.sequence, end.time) = (known.sequence, known.time);
-            end.region_len = known.region_len;
-            // About: segments may be longer.
-            let segments = known.segment.saturating_sub(control.start.segment);
-            let bytes = segments * segment_bytes + known.offset;
-            end.bytes = bytes.saturating_sub(control.start.offset);
-        }
-        let mut reader = LogReader::new(storage, control.uuid, end.position, end.sequence + 1)?;
-        loop {
-            while let Some(record) = reader.next()? {
-                let (header, bytes) =
-                    (record.header, super::record::log_bytes(record.header.payload));
-                (end.sequence, end.time) = (header.sequence, header.time);
-                (end.region_len, end.bytes) = (header.region_len, end.bytes + bytes);
-                end.last = Some((header.position, bytes));
-            }
-            if reader.is_end()? {
-                break;
-            }
-        }
-        end.position = reader.position();
-        if end.sequence < control.durable {
-            return Err(reader.lost("it was durable before"));
-        }
-        Ok(end)
-    }
-
-    /// Writes the last record once more, and waits until it is durable. Those before it are: each
-    /// was synced before the next was written.
-    fn confirm(&self, storage: &dyn Storage) -> Result<()> {
-        let Some((position, bytes)) = self.last.filter(|_| !planted(Mistake::TailTrusted)) else {
-            return Ok(());
-        };
-        let number = position.segment;
-        let segment = Segment::open(storage, number)?;
-        let file = segment.ok_or_else(|| segment::missing(storage, number))?.file;
-        copy_in_place(&*file, position.offset, bytes)?;
-        file.sync()
-    }
-}
-
-fn copy_in_place(file: &dyn File, offset: u64, bytes: u64) -> Result<()> {
-    let mut buffer = vec![0; bytes.min(PIECE as u64) as usize];
-    let mut at = 0;
-    while at < bytes {
-        let piece = (bytes - at).min(PIECE as u64) as usize;
-        let count = file.read_at(offset + at, &mut buffer[..piece])?;
-        file.write_at(offset + at, &buffer[..count])?;
-        at += piece as u64;
-    }
-    Ok(())
 }
 
 /// Returns the error for a directory without a log.

@@ -61,7 +61,7 @@
 //! * A commit takes one write and one sync. Segments are preallocated, written with zeros, and used
 //!   again, so that the sync has no metadata to write. A record never spans segments: a segment
 //!   is made longer for one that is larger.
-//! * A checkpoint takes four syncs for each two segments of log, and one for each 8 MiB of changed
+//! * A checkpoint takes four syncs for each four segments of log, and one for each 8 MiB of changed
 //!   pages; it reads the log once, and reads and writes each changed page once.
 //! * On disk: the image (with holes for pages of zeros), 4 bytes a page for the sums, and the log:
 //!   about twice the bytes between two checkpoints.
@@ -76,6 +76,7 @@ mod batch;
 mod checkpoint;
 mod control;
 mod directory;
+mod end;
 mod image;
 mod log;
 mod mistakes;
@@ -86,7 +87,8 @@ mod segment;
 mod storage;
 
 pub use directory::Directory;
-pub use log::{LogPosition, RedoLog, RedoOptions};
+pub use end::LogPosition;
+pub use log::{RedoLog, RedoOptions};
 pub use rebuild::{PageTarget, Reader, Rebuilt, rebuild};
 pub use record::RecordBuilder;
 pub use storage::{File, Storage};

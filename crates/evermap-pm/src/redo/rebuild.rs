@@ -54,7 +54,7 @@ pub struct Rebuilt {
 ///
 /// Whatever `target` holds is replaced. `progress` is called now and then with the bytes that were
 /// read and those that are to be read (an upper limit). The files are not changed, and are read in
-/// order; every page and record is verified. Memory: two segments of records, if a checkpoint was
+/// order; every page and record is verified. Memory: four segments of records, if a checkpoint was
 /// interrupted.
 ///
 /// # Errors

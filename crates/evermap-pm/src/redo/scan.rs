@@ -98,7 +98,10 @@ impl<'a> LogReader<'a> {
     #[cold]
     pub(super) fn lost(&self, evidence: &str) -> Error {
         let Position { segment, offset } = self.position;
-        let what = format!("record {} is lost or damaged: {evidence}", self.sequence);
+        let what = format!(
+            "record {} is lost or damaged (here, or at the start of the next segment): {evidence}",
+            self.sequence
+        );
         Error::damaged_file(&self.storage.path_of(&name(segment)), offset, what, RESTORE)
     }
 
@@ -144,18 +147,21 @@ impl<'a> LogReader<'a> {
         Ok(found.map(|header| Header { position, sequence, ..header }))
     }
 
-    /// Finds a valid record of at least the next sequence number anywhere after the position. If it
-    /// is not where it says, a device has misdirected it.
+    /// Finds a valid record of at least the next sequence number after the position. The one after
+    /// the next is in the same segment or in the one after it; if that begins with neither, later
+    /// ones begin with others. A record that is not where it says was misdirected by a device.
     fn find_later(&mut self) -> Result<Option<Position>> {
-        let from = self.position;
-        for segment in numbers(self.storage)?.into_iter().filter(|number| *number >= from.segment) {
-            let mut offset = if segment == from.segment { from.offset } else { 0 };
+        let Position { segment, offset } = self.position;
+        for number in numbers(self.storage)?.into_iter().filter(|number| *number >= segment) {
+            let mut offset = if number == segment { offset } else { 0 };
             self.buffer.clear();
             // It may have been removed since.
-            while self.enter(segment)? && offset < self.size() {
-                let found = self.record_at(offset)?;
-                if found.is_some_and(|found| found.sequence >= self.sequence) {
-                    return Ok(Some(Position { segment, offset }));
+            while self.enter(number)? && offset < self.size() {
+                if self.record_at(offset)?.is_some_and(|found| found.sequence >= self.sequence) {
+                    return Ok(Some(Position { segment: number, offset }));
+                }
+                if number > segment + 1 {
+                    break;
                 }
                 offset += PAGE as u64;
             }

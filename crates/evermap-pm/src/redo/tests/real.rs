@@ -65,6 +65,31 @@ fn a_region_is_rebuilt_from_image_and_log() {
     }
 }
 
+/// Records before one that is known to be durable need not be read.
+#[test]
+fn a_log_is_opened_after_a_record_that_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    let mut model = Model::new(2, 40);
+    let log = create(&path, &model, RedoOptions { checkpoint_bytes: 1 << 30, ..options() });
+    let mut known = Vec::new();
+    for _ in 0..30 {
+        append(&log, &mut model);
+        known.push(log.position());
+    }
+    drop(log);
+    for known in known.into_iter().step_by(5) {
+        let position = LogPosition::from_words(known.words());
+        let log = RedoLog::open_after(storage(&path), options(), Some(position)).unwrap();
+        assert_eq!(log.last_sequence(), model.sequence());
+        append(&log, &mut model);
+        drop(log);
+        let (found, bytes) = rebuilt(&path, None);
+        assert_eq!(found.sequence, model.sequence());
+        assert!(bytes == **model.last());
+    }
+}
+
 #[test]
 fn the_image_is_the_region_after_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
@@ -78,6 +103,28 @@ fn the_image_is_the_region_after_a_checkpoint() {
     // Segments are used again, and not more than can be needed are kept.
     let names = Directory::open(folder.path()).unwrap().list().unwrap();
     assert!(names.iter().filter(|name| name.ends_with(".redo")).count() <= 5, "{names:?}");
+}
+
+#[test]
+fn files_are_private_and_segments_have_their_space() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    let mut model = Model::new(6, 4);
+    let log = create(&path, &model, options());
+    log.reserve().unwrap();
+    append(&log, &mut model);
+    let names = log.storage_names().into_iter().filter(|name| !name.starts_with('.'));
+    for name in names {
+        let found = std::fs::metadata(path.join(&name)).unwrap();
+        assert_eq!(found.mode() & 0o777, 0o600, "{name}");
+        if name.ends_with(".redo") {
+            assert_eq!(found.len(), options().segment_bytes, "{name}");
+            assert!(found.blocks() * 512 >= found.len(), "{name} has holes");
+        }
+    }
+    assert!(Directory::open(&path.join("absent")).is_err());
+    assert!(Directory::create(&path.join("absent/deeper")).is_err());
 }
 
 #[test]
