@@ -17,8 +17,8 @@ impl RedoLog {
     /// it. Appends go on meanwhile; another checkpoint waits.
     ///
     /// Reads the log since the last checkpoint, and reads and writes each page in it once for every
-    /// four segments of log. Memory: four segments, 16 bytes for each page in each of their records,
-    /// and 8 MiB.
+    /// four segments of log. Memory: four segments, 16 bytes for each page in each of their
+    /// records, and 8 MiB.
     ///
     /// # Errors
     ///
