@@ -342,10 +342,32 @@ impl Mapped {
         self.file.as_ref().map_or(4096, File::granule)
     }
 
+    #[inline(never)]
+    fn store_tracked(&self, cell: &PmU64, value: u64) {
+        self.track(cell, || cell.atomic().store(value, Ordering::Release));
+    }
+
+    #[inline(never)]
+    fn cas_tracked(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
+        self.track(cell, || exchange(cell, old, new))
+    }
+
+    #[inline(never)]
+    fn write_bytes_tracked(&self, cells: &[PmU64], bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        // Words that are stored after an instant, although they were marked before it, may be in
+        // the cut or not: nothing refers to them yet.
+        let (offset, count) = (self.offset_of(&cells[0]), bytes.len() as u64);
+        let before = self.tracker.before_store(offset, count);
+        super::fill(cells, bytes);
+        self.tracker.after_store(before, offset, count);
+    }
+
     /// Calls `store`, which stores to `cell`, with what is needed around it.
-    #[inline(always)]
     fn track<T>(&self, cell: &PmU64, store: impl FnOnce() -> T) -> T {
-        let offset = || self.offset_of(cell);
+        let offset = self.offset_of(cell);
         let before = self.tracker.before_store(offset, 8);
         let stored = store();
         self.tracker.after_store(before, offset, 8);
@@ -521,7 +543,7 @@ unsafe impl Medium for Mapped {
         // Touched afterwards, they would take memory again.
         self.prefaulter.withdraw(self.addresses(&range));
         let (start, bytes) = (range.start, range.end - range.start);
-        let before = self.tracker.before_store(|| start, bytes);
+        let before = self.tracker.before_store(start, bytes);
         match &self.file {
             Some(file) => file.discard(range),
             None => {
@@ -536,7 +558,7 @@ unsafe impl Medium for Mapped {
                 }
             }
         }
-        self.tracker.after_store(before, || start, bytes);
+        self.tracker.after_store(before, start, bytes);
     }
 
     fn claim(&self, range: Range<u64>) -> Result<()> {
@@ -587,7 +609,10 @@ unsafe impl Medium for Mapped {
 
     #[inline(always)]
     fn store(&self, cell: &PmU64, value: u64) {
-        self.track(cell, || cell.atomic().store(value, Ordering::Release));
+        match self.tracker.is_off() {
+            true => cell.atomic().store(value, Ordering::Release),
+            false => self.store_tracked(cell, value),
+        }
     }
 
     #[inline(always)]
@@ -597,9 +622,10 @@ unsafe impl Medium for Mapped {
 
     #[inline(always)]
     fn cas(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
-        self.track(cell, || {
-            cell.atomic().compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
-        })
+        match self.tracker.is_off() {
+            true => exchange(cell, old, new),
+            false => self.cas_tracked(cell, old, new),
+        }
     }
 
     #[inline(always)]
@@ -609,15 +635,10 @@ unsafe impl Medium for Mapped {
 
     #[inline]
     fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
+        match self.tracker.is_off() {
+            true => super::fill(cells, bytes),
+            false => self.write_bytes_tracked(cells, bytes),
         }
-        // Words that are stored after an instant, although they were marked before it, may be in
-        // the cut or not: nothing refers to them yet.
-        let (offset, count) = (|| self.offset_of(&cells[0]), bytes.len() as u64);
-        let before = self.tracker.before_store(offset, count);
-        super::fill(cells, bytes);
-        self.tracker.after_store(before, offset, count);
     }
 
     fn name(&self) -> &'static str {
@@ -641,6 +662,11 @@ unsafe impl Medium for Mapped {
             flush::fence();
         }
     }
+}
+
+#[inline(always)]
+fn exchange(cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
+    cell.atomic().compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::mapping::Mapping;
 use crate::Result;
@@ -137,33 +137,33 @@ impl Tracker {
         self.now.load(Acquire)
     }
 
+    /// Returns whether nothing is tracked, so that a store may be executed as it is.
+    #[inline(always)]
+    pub(super) fn is_off(&self) -> bool {
+        self.now.load(Relaxed) == 0
+    }
+
     /// Must be called before a store to the bytes from `offset` on; what it returns belongs to
     /// [`after_store`](Tracker::after_store).
-    #[inline(always)]
-    pub(super) fn before_store(&self, offset: impl FnOnce() -> u64, bytes: u64) -> u64 {
+    pub(super) fn before_store(&self, offset: u64, bytes: u64) -> u64 {
         // Acquire: what the thread reads later is at least as new as the number.
         let now = self.now.load(Acquire);
         if now != 0 {
-            self.mark(offset(), bytes, now);
+            self.mark(offset, bytes, now);
         }
         now
     }
 
     /// Must be called after a store, with what [`before_store`](Tracker::before_store) returned.
-    #[inline(always)]
-    pub(super) fn after_store(&self, before: u64, offset: impl FnOnce() -> u64, bytes: u64) {
-        if before == 0 {
-            return;
-        }
+    pub(super) fn after_store(&self, before: u64, offset: u64, bytes: u64) {
         // If the load is executed before the store is, the fence of the next instant executes the
         // store before anything is kept for that.
         let now = self.now.load(Acquire);
         if now != before {
-            self.mark_late(offset(), bytes, now);
+            self.mark(offset, bytes, now);
         }
     }
 
-    #[inline(never)]
     fn mark(&self, offset: u64, bytes: u64, now: u64) {
         #[cfg(test)]
         tests::reach(tests::Moment::Mark);
@@ -181,10 +181,5 @@ impl Tracker {
         }
         #[cfg(test)]
         tests::reach(tests::Moment::Store);
-    }
-
-    #[cold]
-    fn mark_late(&self, offset: u64, bytes: u64, now: u64) {
-        self.mark(offset, bytes, now);
     }
 }
