@@ -146,7 +146,7 @@ fn say_which_instant(db: &Evermap) {
     if let Some(instant) = db.instant() {
         let since = instant.duration_since(UNIX_EPOCH).unwrap_or_default();
         warn(format_args!(
-            "the store is in use; reading it as it was at {}.{:03} seconds since 1970",
+            "reading a copy of the store, as it was at {}.{:03} seconds since 1970",
             since.as_secs(),
             since.subsec_millis()
         ));

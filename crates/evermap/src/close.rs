@@ -116,17 +116,19 @@ impl CloseOnDrop<Mapped> {
         if let (true, Some(path)) = (self.db.file.options.offers_copies, &self.db.file.origin.path)
             && !read_only
         {
-            let holder = Holder::listen(path)?;
-            let _ = self.socket.set(holder.socket().to_owned());
-            self.start("evermap-copies", move |map| {
-                let file = &map.db.file;
-                holder.serve(
-                    &|since, out| {
-                        map.db.write_copy(since, out).map(|_| ()).map_err(io::Error::other)
-                    },
-                    &|| map.db.is_closed() || file.maintenance.is_stopping(),
-                );
-            })?;
+            // Where no socket can be made, as in a folder that may not be written, none are offered.
+            if let Ok(holder) = Holder::listen(path) {
+                let _ = self.socket.set(holder.socket().to_owned());
+                self.start("evermap-copies", move |map| {
+                    let file = &map.db.file;
+                    holder.serve(
+                        &|since, out| {
+                            map.db.write_copy(since, out).map(|_| ()).map_err(io::Error::other)
+                        },
+                        &|| map.db.is_closed() || file.maintenance.is_stopping(),
+                    );
+                })?;
+            }
         }
         if self.db.file.log.get().is_some() {
             self.start("evermap-log", |map| map.db.run_log(StoreLog::run_commits))?;

@@ -99,9 +99,10 @@ pub(crate) struct FileInner<M: Medium> {
     pub(crate) maintenance: Maintenance,
     /// Whether every change is noted for copies.
     pub(crate) is_tracked: AtomicBool,
-    /// The log, if the store has one, and its lock.
+    /// The log, if the store has one.
     pub(crate) log: OnceLock<Arc<StoreLog>>,
-    pub(crate) log_lock: OnceLock<File>,
+    /// A file that has to stay open: the lock of the log, or the memory that a copy is in.
+    pub(crate) kept: OnceLock<File>,
     /// Values that are being written piece by piece.
     pub(crate) partial: PartialBlocks,
     pub(crate) origin: Origin,
@@ -267,7 +268,7 @@ impl<M: Medium> Evermap<M> {
             maintenance: Maintenance::new(needs_sweep, is_new),
             is_tracked: AtomicBool::new(false),
             log: OnceLock::new(),
-            log_lock: OnceLock::new(),
+            kept: OnceLock::new(),
             partial: PartialBlocks::default(),
             cas_counter,
             reservations: KeyReservations::new(),

@@ -32,7 +32,7 @@ fn a_server_that_runs_is_backed_up_and_read() {
     client.ask("set a 0 0 1\r\nx\r\n", "STORED\r\n");
     // Reading beside it.
     let read = run_on("get", &store, &["a"]);
-    assert!(read.stderr.contains("the store is in use; reading it as it was at"), "{read:?}");
+    assert!(read.stderr.contains("reading a copy of the store, as it was at"), "{read:?}");
     assert_eq!(read.success(), b"x");
     assert!(String::from_utf8(run_on("dump", &store, &[]).success()).unwrap().contains("a\tx"));
     run_on("check", &store, &["--deep"]).success();

@@ -254,13 +254,16 @@ fn a_second_signal_stops_the_server_immediately() {
 }
 
 #[test]
-fn other_commands_cannot_use_the_store_of_a_running_server() {
+fn other_commands_cannot_change_the_store_of_a_running_server() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("map");
     let server = Server::start(&store, "127.0.0.1:0", &[]);
     let in_use = format!("map: in use by process {}", server.child.id());
-    run_on("get", &store, &["a"]).failure(&in_use);
-    run_on("check", &store, &[]).failure(&in_use);
+    run_on("put", &store, &["a", "b"]).failure(&in_use);
+    run_on("recover", &store, &[]).failure(&in_use);
+    // Those that read get a copy.
+    let read = run_on("get", &store, &["a"]);
+    assert!(read.code == 1 && read.stderr.contains("reading a copy of the store"), "{read:?}");
     run_with_input("load", &store, &[], b"a\tb\n").failure(&in_use);
     run(["serve", "--listen", "127.0.0.1:0", "--path", store.to_str().unwrap()]).failure(&in_use);
 

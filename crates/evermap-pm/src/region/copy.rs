@@ -20,7 +20,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::superblock::{SECOND_COPY, Superblock};
+use super::superblock::{CLEAN, CLOSED, SECOND_COPY, Superblock};
 use super::{Header, Identity, Region, random};
 use crate::medium::{Mapped, MappedOptions, Medium};
 use crate::{Error, ErrorKind, Result};
@@ -56,6 +56,18 @@ pub struct CopyHeader {
     pub region_bytes: u64,
     /// When it was made.
     pub time: SystemTime,
+}
+
+/// What is known of a region that is not open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peeked {
+    /// Its uuid.
+    pub uuid: [u64; 2],
+    /// How often it was opened.
+    pub openings: u64,
+    /// Whether its bytes are those that were stored last: it was closed, or only a process has died
+    /// since.
+    pub is_whole: bool,
 }
 
 /// What a copy has written or read.
@@ -278,18 +290,24 @@ fn invalid(why: &str) -> io::Error {
 }
 
 impl<M: Medium> Region<M> {
-    /// Returns the uuid of the region in `medium` and the number of its openings so far, without
-    /// opening it. O(1).
+    /// Returns what is known of the region in `medium`, which is the file with this identity,
+    /// without opening it. O(1).
     ///
     /// # Errors
     ///
     /// `NotAStore`, `NewerFormat`, `Damaged`.
-    pub fn peek(medium: &M) -> Result<([u64; 2], u64)> {
+    pub fn peek(medium: &M, identity: Identity) -> Result<Peeked> {
         let at = Self::find_superblock(medium)?;
         let copy = medium.at::<Superblock>(at).expect("just read");
         let header: &Header = medium.at(super::HEADER_WORDS).expect("below the table");
-        let uuid = [medium.load(&copy.uuid[0]), medium.load(&copy.uuid[1])];
-        Ok((uuid, medium.load(&header.generation[0])))
+        let load = |cell| medium.load(cell);
+        let before = Identity::from_words(header.identity.each_ref().map(load));
+        let is_closed = [CLEAN, CLOSED].contains(&load(&header.state));
+        Ok(Peeked {
+            uuid: copy.uuid.each_ref().map(load),
+            openings: load(&header.generation[0]),
+            is_whole: is_closed || identity.doubt(&before).is_none(),
+        })
     }
 
     /// Makes the region in `medium` that of the file with this identity: it has contents of one

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use evermap_pm::Medium;
 use evermap_pm::medium::{Mapped, MappedOptions, Marks, memory_file};
 use evermap_pm::redo::{Directory, LogPosition, PageTarget, Reader, RedoLog, RedoOptions, rebuild};
+use evermap_pm::region::copy::Peeked;
 use evermap_pm::region::{OnSuspect, Region};
 
 use crate::db::Origin;
@@ -72,11 +73,12 @@ enum Unusable {
 
 impl Opening<'_> {
     fn open(&self) -> Result<Evermap> {
+        self.complete_replacement()?;
         Directory::create(&self.folder)?;
         let lock = self.lock()?;
-        // Of a creation that was interrupted before its folder had its name.
         if !self.has_log()? {
-            self.create_log()?;
+            self.create_store()?;
+            self.create_log(&self.folder)?;
         }
         let (opened, log) = match self.open_working_copy()? {
             Ok(opened) => {
@@ -97,7 +99,7 @@ impl Opening<'_> {
                 (opened, log)
             }
             Err(Unusable::Unlogged) => {
-                std::fs::remove_dir_all(&self.folder).map_err(self.io("removing an old log"))?;
+                self.replace_log()?;
                 drop(lock);
                 return self.open();
             }
@@ -105,7 +107,7 @@ impl Opening<'_> {
         self.ensure_same(opened.file.pool.region().uuid(), &log)?;
         let store_log = StoreLog::new(opened.file.pool.clone(), log, self.options.acknowledge);
         let _ = opened.file.log.set(Arc::new(store_log));
-        let _ = opened.file.log_lock.set(lock);
+        let _ = opened.file.kept.set(lock);
         Ok(opened)
     }
 
@@ -183,28 +185,52 @@ impl Opening<'_> {
         }
     }
 
-    /// Creates the store, unless there is one, and the log of it.
-    fn create_log(&self) -> Result<()> {
+    /// Creates the store, unless there is one, and leaves it whole.
+    fn create_store(&self) -> Result<()> {
         let plain = self.options.clone().durability(Durability::Process);
-        open_plain(self.path, &plain)?.close()?;
-        let medium = open_mapped(self.path, &mapped_options(&plain), &plain)?;
-        let (uuid, _) = Region::peek(&medium)?;
+        open_plain(self.path, &plain)?.close()
+    }
+
+    /// Creates a log of the store, which is whole, in a folder that exists.
+    fn create_log(&self, folder: &Path) -> Result<()> {
+        let options = mapped_options(&self.options.clone().create(false));
+        let medium = open_mapped(self.path, &options, self.options)?;
+        let Peeked { uuid, .. } = Region::peek(&medium, medium.identity())?;
         let copy = |offset: u64, bytes: &mut [u8]| {
             let cells = medium.slice(offset, bytes.len() as u64 / 8).expect("inside the file");
             medium.read_bytes(cells, bytes);
         };
-        let storage = Arc::new(Directory::open(&self.folder)?);
+        let storage = Arc::new(Directory::open(folder)?);
         // Before there is a log, so that there is none with the marks of another one.
-        self.make_marks(&medium)?;
+        make_marks(folder, &medium)?;
         RedoLog::create(storage, uuid, medium.len(), self.redo_options(), copy)?;
         Ok(())
     }
 
-    /// Makes marks for the region in `medium`, by which nothing is to be logged.
-    fn make_marks(&self, medium: &Mapped) -> Result<Marks> {
-        let (uuid, opening) = Region::peek(medium)?;
-        let capacity = medium.capacity();
-        Ok(Marks::create(&self.folder.join(MARKS), uuid, opening, capacity)?)
+    /// Replaces a log that lacks what the store has. There is a whole one at any moment.
+    fn replace_log(&self) -> Result<()> {
+        let (new, old) = (with_suffix(&self.folder, ".new"), with_suffix(&self.folder, ".old"));
+        let io = self.io("replacing a log that is outdated");
+        for left in [&new, &old] {
+            remove_folder(left).map_err(&io)?;
+        }
+        Directory::create(&new)?;
+        self.create_log(&new)?;
+        std::fs::rename(&self.folder, &old).map_err(&io)?;
+        std::fs::rename(&new, &self.folder).map_err(&io)?;
+        // Makes the names durable.
+        Directory::create(&self.folder)?;
+        remove_folder(&old).map_err(&io)
+    }
+
+    /// Completes a replacement of the log that was interrupted between its two renames.
+    fn complete_replacement(&self) -> Result<()> {
+        let new = with_suffix(&self.folder, ".new");
+        if !self.folder.exists() && new.join(CONTROL).exists() {
+            let io = self.io("replacing a log that is outdated");
+            std::fs::rename(&new, &self.folder).map_err(io)?;
+        }
+        Ok(())
     }
 
     /// Opens the working copy, if it has what the last process left.
@@ -217,14 +243,16 @@ impl Opening<'_> {
         if Region::is_blank(&medium) {
             return Ok(Err(Unusable::Outdated(None)));
         }
-        let (uuid, opening) = match Region::peek(&medium) {
+        let peeked = match Region::peek(&medium, medium.identity()) {
             Err(error) if is_unusable(&error) => return Ok(Err(Unusable::Outdated(None))),
             peeked => peeked?,
         };
+        let Peeked { uuid, openings: opening, is_whole } = peeked;
         let path = self.folder.join(MARKS);
         let Some(marks) = Marks::open(&path, uuid, opening, medium.capacity())? else {
             return Ok(Err(match Marks::opening(&path, uuid)? {
-                Some(marked) if marked < opening => Unusable::Unlogged,
+                // Only if it is whole: loss of power leaves older marks than headers, too.
+                Some(marked) if marked < opening && is_whole => Unusable::Unlogged,
                 _ => Unusable::Outdated(Some(uuid)),
             }));
         };
@@ -256,10 +284,23 @@ impl Opening<'_> {
             Mapped::open(&temporary, &mapped_options(&self.options.clone().create(false)))?;
         Region::adopt(&medium, medium.identity(), false)?;
         // The marks of a process that power loss has ended mean nothing.
-        self.make_marks(&medium)?;
+        make_marks(&self.folder, &medium)?;
         drop(medium);
         std::fs::rename(&temporary, self.path).map_err(io)?;
         Ok(())
+    }
+}
+
+/// Makes marks for the region in `medium`, by which nothing is to be logged.
+fn make_marks(folder: &Path, medium: &Mapped) -> Result<Marks> {
+    let Peeked { uuid, openings, .. } = Region::peek(medium, medium.identity())?;
+    Ok(Marks::create(&folder.join(MARKS), uuid, openings, medium.capacity())?)
+}
+
+fn remove_folder(folder: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -314,7 +355,10 @@ pub(crate) fn read_logged(path: &Path, options: &Options) -> Result<Option<Everm
         instant: None,
     };
     let time = UNIX_EPOCH + Duration::from_nanos(rebuilt.time);
-    open_view(medium, options, origin, time).map(Some)
+    let db = open_view(medium, options, origin, time)?;
+    // Its path leads through the descriptor.
+    let _ = db.file.kept.set(file);
+    Ok(Some(db))
 }
 
 /// Makes a store at `path` of what the log in `folder` has: all of it, or what it had at the time

@@ -30,10 +30,9 @@ impl<M: Medium> Evermap<M> {
     /// durable before is lost if power fails, and nothing becomes durable until the store is opened
     /// again; with `NoSpace` if there is no space for the log.
     pub fn sync(&self) -> Result<()> {
-        let Some(log) = self.file.log.get() else { return Ok(()) };
-        log.wait()?;
+        // Also if that fails: the caller knows then.
         IS_OWED.set(false);
-        Ok(())
+        self.file.log.get().map_or(Ok(()), |log| log.wait())
     }
 
     /// Returns whether the calling thread has changed a store by a handle that [does not

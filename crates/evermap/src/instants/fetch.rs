@@ -16,7 +16,7 @@ use crate::holder::{REQUEST, folder_of, short_path, socket_of};
 use crate::{Durability, Evermap, Options, Result};
 
 /// How long the holder may take to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Writes a [backup](Evermap::backup) of the store at `path`, which another process has open, to
 /// `out`: that process makes it, if it [offers copies](Options::offers_copies). If `since` is given
@@ -86,5 +86,8 @@ pub(crate) fn open_beside(path: &Path, options: &Options) -> Result<Option<Everm
         durability: Durability::Process,
         instant: None,
     };
-    Ok(Some(open_view(medium, options, origin, Backup(copied).time())?))
+    let db = open_view(medium, options, origin, Backup(copied).time())?;
+    // Its path leads through the descriptor.
+    let _ = db.file.kept.set(file);
+    Ok(Some(db))
 }

@@ -269,6 +269,51 @@ fn a_store_and_its_log_belong_together() {
     assert_eq!(Evermap::in_memory(options()).unwrap_err().kind(), ErrorKind::Config);
 }
 
+/// After loss of power the marks may be older than the header of the file: that is no reason to
+/// believe the file.
+#[test]
+fn marks_that_are_older_than_a_torn_file_do_not_count() {
+    let place = Place::new();
+    let db = open(&place.store());
+    db.default_map().put("a", "1").unwrap();
+    std::mem::forget(db);
+    let copy = Place::new();
+    copy_folder(&place.store(), &copy.store());
+    let marks = format!("{}.log/marks", copy.store().display());
+    let mut bytes = std::fs::read(&marks).unwrap();
+    let opening = u64::from_le_bytes(bytes[24..32].try_into().unwrap());
+    bytes[24..32].copy_from_slice(&(opening - 1).to_le_bytes());
+    std::fs::write(&marks, bytes).unwrap();
+    let reading = options().read_only(true).lock_wait(Duration::ZERO);
+    let reader = Evermap::open(copy.store(), reading).unwrap();
+    // What was read of the log can be copied.
+    assert!(reader.backup(&mut std::io::sink()).unwrap().bytes() > 0);
+    drop(reader);
+    assert_eq!(open(&copy.store()).default_map().get("a").unwrap(), Some(b"1".to_vec()));
+}
+
+/// A store that was changed without its log gets a new one, which has everything.
+#[test]
+fn a_store_that_was_changed_without_its_log_gets_a_new_one() {
+    let place = Place::new();
+    open(&place.store()).close().unwrap();
+    let folder = PathBuf::from(format!("{}.log", place.store().display()));
+    let aside = place.directory.path().join("aside");
+    std::fs::rename(&folder, &aside).unwrap();
+    let plain = options().durability(Durability::Process);
+    let db = Evermap::open(place.store(), plain).unwrap();
+    db.default_map().put("a", "1").unwrap();
+    db.close().unwrap();
+    std::fs::rename(&aside, &folder).unwrap();
+    drop(open(&place.store()));
+    place.lose_power(0);
+    assert!(open(&place.store()).default_map().get("a").unwrap().is_some());
+    // Interrupted between the two renames of a replacement, it has another name.
+    std::fs::rename(&folder, folder.with_extension("log.new")).unwrap();
+    place.lose_power(0);
+    assert!(open(&place.store()).default_map().get("a").unwrap().is_some());
+}
+
 /// A file that is not a store is not lost when the log takes its place.
 #[test]
 fn a_file_that_cannot_be_read_is_set_aside() {
