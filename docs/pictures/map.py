@@ -17,11 +17,11 @@ TEXT = MARGIN + 4 * INDENT + CHIP + 10
 
 # Short name, crate, what it is for.
 FLOORS = [
-    ("cli", "evermap-cli", "the command: serve, get, load, check, top"),
+    ("cli", "evermap-cli", "the command: serve, get, load, check, backup, top"),
     ("server", "evermap-server", "memcached's protocols, sockets, TLS"),
-    ("evermap", "evermap", "maps, records, batches, expiry, eviction"),
+    ("evermap", "evermap", "maps, records, batches, eviction, snapshots"),
     ("index", "evermap-index", "hash tables and trees: key to record"),
-    ("pm", "evermap-pm", "words, media, the heap, epochs, crashes"),
+    ("pm", "evermap-pm", "words, media, the heap, epochs, instants, the log"),
     ("file", "the file", "mapped into memory; the kernel keeps its pages"),
 ]
 DEPTH = {"server": 0, "evermap": 1, "index": 2, "pm": 3, "file": 4}
@@ -78,8 +78,11 @@ STYLE = """
 
 
 class Picture:
-    def __init__(self):
+    """Text, boxes and arrows. `depth` says how far the chip of each kind is indented."""
+
+    def __init__(self, depth, style=STYLE):
         self.parts, self.y = [], MARGIN
+        self.depth, self.style = depth, style
 
     def text(self, x, y, text, kind="text", size=13, anchor="start"):
         self.parts.append(f'<text class="{kind}" x="{x}" y="{y}" font-size="{size}" '
@@ -117,7 +120,7 @@ class Picture:
                 # Continues the text of the step before.
                 self.y -= STEP - 18
             else:
-                x, y = MARGIN + INDENT * DEPTH[floor], self.y
+                x, y = MARGIN + INDENT * self.depth[floor], self.y
                 self.box(x, y, CHIP, 20, floor)
                 self.text(x + CHIP / 2, y + 14.5, floor, "text", 12, "middle")
                 if last is not None:
@@ -128,13 +131,12 @@ class Picture:
             self.y += STEP
         self.y += 12
 
-    def write(self, path):
+    def write(self, path, label):
         height = self.y
         body = "\n".join(self.parts)
-        label = "The crates of Evermap, and the ways of a get, of a put and of an opening after a kill"
         path.write_text(f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" \
 width="{WIDTH}" height="{height}" role="img" aria-label="{label}">
-<style>{STYLE}</style>
+<style>{self.style}</style>
 <defs><marker id="head" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" \
 orient="auto"><path class="head" d="M0 0L8 4L0 8z"/></marker></defs>
 <rect class="page" width="{WIDTH}" height="{height}" rx="8"/>
@@ -146,11 +148,13 @@ orient="auto"><path class="head" d="M0 0L8 4L0 8z"/></marker></defs>
 
 
 def main():
-    picture = Picture()
+    picture = Picture(DEPTH)
     picture.floors()
     for title, steps in WAYS:
         picture.way(title, steps)
-    picture.write(pathlib.Path(__file__).resolve().parent / "map.svg")
+    picture.write(pathlib.Path(__file__).resolve().parent / "map.svg",
+                  "The crates of Evermap, and the ways of a get, of a put and of an opening after a "
+                  "kill")
 
 
 if __name__ == "__main__":
