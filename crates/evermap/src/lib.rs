@@ -96,6 +96,8 @@ mod documents {
     struct Eviction;
     #[doc = include_str!("../../../docs/use/patterns.md")]
     struct Patterns;
+    #[doc = include_str!("../../../docs/use/snapshots.md")]
+    struct Snapshots;
     #[cfg(feature = "serde")]
     #[doc = include_str!("../../../docs/use/typed.md")]
     struct Typed;
