@@ -1,7 +1,7 @@
 //! Measures snapshots, backups and logs: `instants FOLDER [RECORDS [VALUE_BYTES [LOG_FOLDER]]]`.
 //!
-//! Fills a store in `FOLDER`, takes snapshots of it, puts beside one, and backs it up. With a folder
-//! for the log, fills another store with a log there, loses its file, and opens it again.
+//! Fills a store in `FOLDER`, takes snapshots of it, puts beside one, and backs it up. With a
+//! folder for the log, fills another store with a log there, loses its file, and opens it again.
 
 use std::error::Error;
 use std::path::Path;

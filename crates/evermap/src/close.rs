@@ -116,7 +116,7 @@ impl CloseOnDrop<Mapped> {
         if let (true, Some(path)) = (self.db.file.options.offers_copies, &self.db.file.origin.path)
             && !read_only
         {
-            // Where no socket can be made, as in a folder that may not be written, none are offered.
+            // Where no socket can be made, as in a folder that is read-only, none are offered.
             if let Ok(holder) = Holder::listen(path) {
                 let _ = self.socket.set(holder.socket().to_owned());
                 self.start("evermap-copies", move |map| {

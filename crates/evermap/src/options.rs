@@ -158,8 +158,8 @@ impl Default for Options {
 impl Options {
     /// Changes whether other processes of the same user may ask for [copies] of the store while it
     /// is open: at a socket beside the file, `<file>.sock`. The default is not to; `evermap serve`
-    /// does. If no socket can be made there, none are offered. Otherwise `evermap backup`, and everything that opens the store
-    /// [read-only](Options::read_only), works while it is in use.
+    /// does. If no socket can be made there, none are offered. Otherwise `evermap backup`, and
+    /// everything that opens the store [read-only](Options::read_only), works while it is in use.
     ///
     /// [copies]: crate::Evermap::backup
     pub fn offers_copies(mut self, offers_copies: bool) -> Self {

@@ -123,8 +123,8 @@ impl Views {
     }
 
     /// Keeps what `page` holds, before it is changed in interval `now`, for all views since its
-    /// last change, which was in interval `last`. A view may be registered already whose instant has
-    /// not begun: the change belongs to it.
+    /// last change, which was in interval `last`. A view may be registered already whose instant
+    /// has not begun: the change belongs to it.
     pub(super) fn keep(&self, page: u64, last: u64, now: u64) {
         if self.count.load(Acquire) == 0 {
             return;
