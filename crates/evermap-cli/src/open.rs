@@ -18,6 +18,9 @@ pub(crate) struct StoreArguments {
     /// What the file survives
     #[arg(long, value_enum, default_value_t, value_name = "LEVEL")]
     durability: Durability,
+    /// Folder of the log, if the store has one that is not in <STORE>.log
+    #[arg(long, value_name = "FOLDER")]
+    log_folder: Option<PathBuf>,
     #[command(flatten)]
     suspect: SuspectArguments,
 }
@@ -137,6 +140,10 @@ impl StoreArguments {
         let options = options
             .durability(self.durability.into())
             .on_suspect(self.suspect.on_suspect.setting());
+        let options = match &self.log_folder {
+            Some(folder) => options.log_folder(folder),
+            None => options,
+        };
         Ok(Evermap::open(&self.path, options)?)
     }
 }
