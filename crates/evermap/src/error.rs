@@ -139,6 +139,22 @@ pub enum Error {
         /// The name of the map.
         name: String,
     },
+    /// Something that a [transaction](crate::Evermap::transaction) has read was changed before its
+    /// own changes were made, in each of its attempts. Nothing was changed.
+    Conflict {
+        /// The name of the map; `None` for the default one.
+        map: Option<String>,
+        /// The key that was found changed last, up to 64 bytes, with unprintable bytes escaped.
+        key: String,
+        /// The number of attempts.
+        attempts: u32,
+    },
+    /// A transaction was given a handle of a map of another store, or of a snapshot. Nothing was
+    /// changed.
+    OtherStore {
+        /// The name of the map; `None` for a default one.
+        map: Option<String>,
+    },
     /// The operation waits for guards to end, and the calling thread holds one itself: it has a
     /// [`Reader`](crate::Reader), a borrowed [`ValueRef`](crate::ValueRef) or a
     /// [`ValueReader`](crate::ValueReader), or is in a closure of `get_many`, `get_together`,
@@ -293,6 +309,17 @@ impl fmt::Display for Error {
                 "batch names the map \"{name}\", to which it is applied; \
                  leave out in_map for that part"
             ),
+            Error::Conflict { map, key, attempts } => write!(
+                f,
+                "transaction was overtaken in {}: {} was changed meanwhile; try again",
+                counted(u64::from(*attempts), "attempt"),
+                described(map.as_deref(), &format!("key \"{key}\""))
+            ),
+            Error::OtherStore { map } => write!(
+                f,
+                "{} is not in the store of the transaction; use a handle from that store",
+                map.as_ref().map_or("a default map".to_owned(), |name| format!("map \"{name}\""))
+            ),
             Error::GuardHeld { operation } => write!(
                 f,
                 "{operation} would wait for itself: this thread holds a guard of the store \
@@ -366,7 +393,7 @@ impl std::error::Error for Error {
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A key, a value, a batch, the name of a map or an expiry is outside of its limits, or a batch
-    /// names the map that it is applied to.
+    /// names the map that it is applied to, or a transaction one of another store.
     InvalidInput,
     /// There is no file, or no map of this name.
     NotFound,
@@ -377,6 +404,8 @@ pub enum ErrorKind {
     Damaged,
     /// The value is no counter, or the counter would overflow.
     Counter,
+    /// Others have changed what a transaction has read.
+    Conflict,
     /// The calling thread would wait for itself.
     WouldDeadlock,
     /// Too much memory waits for a reader to end.
@@ -530,6 +559,7 @@ impl Error {
             | Error::ValueLength { .. }
             | Error::BatchTooLarge { .. }
             | Error::BatchMap { .. }
+            | Error::OtherStore { .. }
             | Error::MapName { .. } => ErrorKind::InvalidInput,
             Error::NotFound { .. } | Error::NoSuchMap { .. } => ErrorKind::NotFound,
             Error::Full { .. } => ErrorKind::NoSpace,
@@ -538,6 +568,7 @@ impl Error {
             }
             Error::NotACounter { .. } | Error::Overflow { .. } => ErrorKind::Counter,
             Error::GuardHeld { .. } | Error::BeingModified { .. } => ErrorKind::WouldDeadlock,
+            Error::Conflict { .. } => ErrorKind::Conflict,
             Error::HeldUp(_) => ErrorKind::HeldUp,
             Error::NotOrdered | Error::OrderedFailed { .. } => ErrorKind::NotOrdered,
             Error::OtherIndex { .. } => ErrorKind::OtherIndex,
@@ -647,6 +678,21 @@ impl Error {
         Error::BeingModified { key: shown(key) }
     }
 
+    /// Something that a transaction has read was changed in its first attempt.
+    #[cold]
+    pub(crate) fn conflict(map: Option<&str>, key: &[u8]) -> Self {
+        Error::Conflict { map: map.map(Into::into), key: shown(key), attempts: 1 }
+    }
+
+    /// Sets the number of attempts of a conflict.
+    #[cold]
+    pub(crate) fn after(mut self, total: u32) -> Self {
+        if let Error::Conflict { attempts, .. } = &mut self {
+            *attempts = total;
+        }
+        self
+    }
+
     #[cold]
     pub(crate) fn held_up(backlog: Backlog) -> Self {
         Error::HeldUp(Box::new(backlog))
@@ -663,6 +709,11 @@ impl Error {
             error => error,
         }
     }
+}
+
+/// Returns how a thing in a map is called.
+fn described(map: Option<&str>, thing: &str) -> String {
+    map.map_or_else(|| thing.to_owned(), |map| format!("{thing} of map \"{map}\""))
 }
 
 /// The path of a file before a message about it.
@@ -707,7 +758,7 @@ impl From<Error> for std::io::Error {
             | ErrorKind::NotAStore
             | ErrorKind::Suspect => Kind::InvalidData,
             ErrorKind::WouldDeadlock => Kind::Deadlock,
-            ErrorKind::HeldUp | ErrorKind::InUse => Kind::ResourceBusy,
+            ErrorKind::Conflict | ErrorKind::HeldUp | ErrorKind::InUse => Kind::ResourceBusy,
             ErrorKind::ReadOnly => Kind::ReadOnlyFilesystem,
             ErrorKind::NewerFormat | ErrorKind::FileSystem | ErrorKind::NotOrdered => {
                 Kind::Unsupported

@@ -42,6 +42,7 @@ mod mistakes;
 mod options;
 mod record;
 
+pub use batch::transaction::{Transaction, TransactionOptions};
 pub use batch::{Applied, BATCH_MAX, Batch};
 pub use clock::Clock;
 pub use db::Evermap;
@@ -90,6 +91,8 @@ mod documents {
     struct Maps;
     #[doc = include_str!("../../../docs/use/batches.md")]
     struct Batches;
+    #[doc = include_str!("../../../docs/use/transactions.md")]
+    struct Transactions;
     #[doc = include_str!("../../../docs/use/ordered.md")]
     struct Ordered;
     #[doc = include_str!("../../../docs/use/eviction.md")]

@@ -5,6 +5,7 @@
 
 pub(crate) mod intent;
 pub(crate) mod reservations;
+pub(crate) mod transaction;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -78,6 +79,13 @@ struct Part {
     /// The CAS ids that the key must have; `None`: it must be absent. With two that differ the
     /// batch is always refused.
     expected: Vec<Option<u64>>,
+}
+
+impl Part {
+    /// Returns `true` if there are changes, and not only conditions.
+    fn is_changed(&self) -> bool {
+        !matches!(self.change, Change { base: Base::Keep, added: None })
+    }
 }
 
 /// All changes of a key together.
@@ -518,6 +526,18 @@ impl<M: Medium> Map<M> {
     /// read. Nothing has changed then. If the *index* turns out to be damaged in the middle, the
     /// store is poisoned, and the next opening completes the batch as far as it can.
     pub fn apply(&self, batch: &Batch) -> Result<Applied> {
+        let applied = self.apply_unsettled(batch, || self.maps_of(batch))?;
+        self.db.settle()?;
+        Ok(applied)
+    }
+
+    /// [`apply`](Map::apply), which may not be durable. `named` returns the maps that the batch
+    /// names, in its order.
+    fn apply_unsettled(
+        &self,
+        batch: &Batch,
+        named: impl Fn() -> Result<Vec<Self>>,
+    ) -> Result<Applied> {
         if batch.len() > BATCH_MAX {
             return Err(Error::BatchTooLarge { len: batch.len(), max: BATCH_MAX });
         }
@@ -528,9 +548,9 @@ impl<M: Medium> Map<M> {
             }
         }
         self.db.ensure_not_backed_up()?;
-        let applied = self.db.with_space(|| {
+        self.db.with_space(|| {
             loop {
-                let named = self.maps_of(batch)?;
+                let named = named()?;
                 let stores: Vec<_> = std::iter::once(self).chain(&named).collect();
                 let mut keys = Vec::with_capacity(batch.len());
                 for part in &batch.parts {
@@ -543,9 +563,7 @@ impl<M: Medium> Map<M> {
                     return Ok(applied);
                 }
             }
-        })?;
-        self.db.settle()?;
-        Ok(applied)
+        })
     }
 
     /// Opens the maps that a batch names.

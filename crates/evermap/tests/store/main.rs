@@ -36,6 +36,7 @@ mod saved;
 mod space;
 mod streams;
 mod sweep;
+mod transactions;
 mod trust;
 mod typed;
 mod unreadable;
