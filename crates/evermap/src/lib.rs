@@ -41,8 +41,8 @@ mod log;
 mod mistakes;
 mod options;
 mod record;
+mod transaction;
 
-pub use batch::transaction::{Transaction, TransactionOptions};
 pub use batch::{Applied, BATCH_MAX, Batch};
 pub use clock::Clock;
 pub use db::Evermap;
@@ -74,6 +74,7 @@ pub use ops::stream::{ValueReader, ValueWriter};
 pub use options::{Durability, Options};
 pub use ordered::{Order, OrderedStat, OrderedState, OrderedUpdates};
 pub use record::VALUE_MAX;
+pub use transaction::{Transaction, TransactionOptions};
 #[cfg(feature = "serde")]
 pub use typed::{DecodeKey, EncodeKey, TypedIter, TypedMap, TypedSet};
 

@@ -5,7 +5,6 @@
 
 pub(crate) mod intent;
 pub(crate) mod reservations;
-pub(crate) mod transaction;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -58,48 +57,48 @@ const ATTEMPTS: usize = 8;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    parts: Vec<Part>,
+    pub(crate) parts: Vec<Part>,
     /// The index in `parts` of each key of the map that the batch is applied to.
     places: Places,
     /// The names of other maps, and the indices in `parts` of their keys.
     named: Vec<(Box<str>, Places)>,
     /// The map that the next changes concern: 0 is the one that the batch is applied to, and 1 is
     /// the first in `named`.
-    map: usize,
+    pub(crate) map: usize,
 }
 
 type Places = HashMap<Vec<u8>, usize>;
 
 /// The changes and conditions of one key.
 #[derive(Clone, Debug)]
-struct Part {
+pub(crate) struct Part {
     map: usize,
     key: Vec<u8>,
-    change: Change,
+    pub(crate) change: Change,
     /// The CAS ids that the key must have; `None`: it must be absent. With two that differ the
     /// batch is always refused.
-    expected: Vec<Option<u64>>,
+    pub(crate) expected: Vec<Option<u64>>,
 }
 
 impl Part {
     /// Returns `true` if there are changes, and not only conditions.
-    fn is_changed(&self) -> bool {
+    pub(crate) fn is_changed(&self) -> bool {
         !matches!(self.change, Change { base: Base::Keep, added: None })
     }
 }
 
 /// All changes of a key together.
 #[derive(Clone, Debug, Default)]
-struct Change {
-    base: Base,
+pub(crate) struct Change {
+    pub(crate) base: Base,
     /// The sum of what is added to the counter that `base` leaves. No batch has enough additions to
     /// overflow it.
-    added: Option<i128>,
+    pub(crate) added: Option<i128>,
 }
 
 /// What happens to a key before anything is added to it.
 #[derive(Clone, Debug, Default)]
-enum Base {
+pub(crate) enum Base {
     #[default]
     Keep,
     Put(Vec<u8>, Meta),
@@ -260,7 +259,7 @@ impl Batch {
         self.map = 0;
     }
 
-    fn part(&mut self, key: &[u8]) -> &mut Part {
+    pub(crate) fn part(&mut self, key: &[u8]) -> &mut Part {
         let map = self.map;
         let places = match map {
             0 => &mut self.places,
@@ -533,7 +532,7 @@ impl<M: Medium> Map<M> {
 
     /// [`apply`](Map::apply), which may not be durable. `named` returns the maps that the batch
     /// names, in its order.
-    fn apply_unsettled(
+    pub(crate) fn apply_unsettled(
         &self,
         batch: &Batch,
         named: impl Fn() -> Result<Vec<Self>>,

@@ -57,6 +57,8 @@ fn amount(tx: &mut Transaction<'_>, maps: &[Map; 2], account: u64) -> Reads<i64>
 #[derive(Debug)]
 enum Refused {
     TooLittle,
+    /// Shown when it is unwrapped.
+    #[expect(dead_code, reason = "only printed")]
     Store(Error),
 }
 

@@ -10,7 +10,7 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 use evermap_pm::sync::Backoff;
 
-use super::{Applied, BATCH_MAX, Base, Batch, Change, Part};
+use crate::batch::{Applied, BATCH_MAX, Base, Batch, Change, Part};
 use crate::ops::atomic::sum;
 use crate::record::ensure_length;
 use crate::{Error, Evermap, Map, MapOptions, Meta, Result, Snapshot};
