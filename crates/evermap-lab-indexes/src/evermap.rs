@@ -84,7 +84,7 @@ fn build(
     setup: &Setup,
 ) -> std::result::Result<Box<dyn Subject>, LabError> {
     let media = [MediumKind::Process, MediumKind::Dram, MediumKind::Adr, MediumKind::Eadr];
-    setup.media_only(name, if kind.has_log() { &media[..1] } else { &media })?;
+    setup.media_only(name, if kind.has_log() { &media[..2] } else { &media })?;
     let opened = Opened::new(name, kind, setup).map_err(|error| LabError::index(name, error))?;
     let lengths = setup.lengths.unwrap_or(KeyValueLengths::WORDS);
     Ok(Box::new(Stored::new(name, opened, lengths)))
@@ -134,6 +134,9 @@ impl Opened {
             MediumKind::Adr => options.durability(Durability::Adr),
             MediumKind::Eadr => options.durability(Durability::Eadr),
             _ if kind.has_log() => {
+                // As with other projects' stores: it has files whatever the indexes are on.
+                place.medium = "files".into();
+                place.location = Some(setup.location.clone());
                 place.flush_kind = Some("fdatasync".into());
                 place.survives = match machine::is_in_memory(&setup.location) {
                     true => Survives::Process,
@@ -151,7 +154,9 @@ impl Opened {
         let options = unsafe { options.assume_exclusive_file() };
         let mut files = None;
         let db = match &setup.file {
-            _ if setup.medium == MediumKind::Dram => Evermap::in_memory(options)?,
+            _ if setup.medium == MediumKind::Dram && !kind.has_log() => {
+                Evermap::in_memory(options)?
+            }
             File::New(path) => Evermap::open(path, options)?,
             File::Existing(path) => Evermap::open(path, options.create(false))?,
             File::Nameless => {
