@@ -267,6 +267,9 @@ impl Opening<'_> {
             Ok(opened) => {
                 let pool = &opened.file.pool;
                 pool.medium().set_marks_opening(pool.generation());
+                // Before anything is acknowledged: with the old ones, an older working copy that
+                // was closed would seem to be the one that loss of power has left.
+                pool.medium().sync_marks()?;
                 Ok(Ok(opened))
             }
         }
