@@ -121,6 +121,8 @@ long_campaigns() {
     tests/fleet/run.sh
     step "killed machines with persistent memory"
     tests/machines/run.sh
+    step "killed machines with a disk"
+    tests/machines/disks.sh
     step "commands under valgrind"
     tests/valgrind/run.sh
     step "mistakes in the source"

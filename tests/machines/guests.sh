@@ -1,4 +1,5 @@
-# Functions for scripts that run guests with emulated persistent memory. To be sourced.
+# Functions for scripts that run guests with emulated persistent memory, or with a disk. To be
+# sourced.
 #
 # Needs, on Debian as root: qemu-system-x86 busybox-static cpio kmod e2fsprogs xfsprogs. The kernel
 # of the guests is downloaded with apt-get and not installed. No module of this machine is used.
@@ -13,7 +14,8 @@ declare -A megabytes=([ext4]=256 [xfs]=400)
 
 # Builds what guests run, unless PROGRAMS is a folder that has it, and packs it with a kernel.
 build() {
-    [ -n "${PROGRAMS-}" ] || cargo build --release --quiet -p evermap-cli -p evermap-machines
+    [ -n "${PROGRAMS-}" ] ||
+        cargo build --release --quiet -p evermap-cli -p evermap-machines -p evermap-power
     prepare
 }
 
@@ -46,7 +48,7 @@ prepare() {
     install -m 755 tests/machines/init "$root/init"
     cp "$(command -v busybox)" "$root/bin/busybox"
     local program library
-    for program in evermap evermap-machines; do
+    for program in evermap evermap-machines evermap-power; do
         strip -o "$root/bin/$program" "${PROGRAMS:-$target/release}/$program"
         for library in $(ldd "$root/bin/$program" | grep -o '/[^ ]*'); do
             mkdir -p "$root$(dirname "$library")"

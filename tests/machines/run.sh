@@ -51,7 +51,8 @@ expect() { # WANTED DEVICE FS DOMAIN COMMAND...
     fi
 }
 
-# What the level needs is there, or it is refused with the reason.
+# What the level needs is there, or it is refused with the reason. Where it is there, snapshots and
+# backups of a store that is being changed are of one moment.
 grants() {
     local grant=(evermap-machines grant)
     local fs
@@ -62,6 +63,7 @@ grants() {
         expect "GRANTED adr on $fs" nvdimm $fs mem-ctrl "${grant[@]}" adr /mnt/file
         expect "is .memory_controller.: .cpu_cache. is needed" \
             nvdimm $fs mem-ctrl "${grant[@]}" eadr /mnt/file
+        expect "COPIED adr" nvdimm $fs mem-ctrl evermap-power copies /mnt/copied adr
         expect "GRANTED eadr on $fs" nvdimm $fs cpu "${grant[@]}" eadr /mnt/file
     done
     format virtio ext4

@@ -18,6 +18,10 @@ pub(crate) fn run(index: &str, level: &str, file: &str) -> Result<()> {
     let options = ["--index", index, "--ordered", "persistent", "--socket", SOCKET];
     let mut server = Command::new("evermap");
     server.args(["serve", "--durability", level, "--path", file, "--threads", "2"]).args(options);
+    if level == "log" {
+        // Small, so that there are checkpoints all the time.
+        server.args(["--checkpoint", "128K"]);
+    }
     let client = Client::connect(&mut server.spawn()?)?;
     let finish = || client.finish(level);
     subject::run(&Keys { words: &client, finish }, file, began)
