@@ -84,8 +84,9 @@ fn change(db: &Evermap, found: Counts, until: &Until) -> Result<()> {
         let threads = found.iter().enumerate().map(|(thread, &first)| {
             scope.spawn(move || {
                 let last = until.changes.map_or(u64::MAX, |changes| first + changes);
-                let changed = (first..last).take_while(|_| !has_failed.load(Ordering::Relaxed));
-                let result = changed.map(|number| one(db, thread, number, until)).collect();
+                let result = (first..last)
+                    .take_while(|_| !has_failed.load(Ordering::Relaxed))
+                    .try_for_each(|number| one(db, thread, number, until));
                 has_failed.fetch_or(Result::is_err(&result), Ordering::Relaxed);
                 // Errors of other threads cannot be sent to this one.
                 result.map_err(|error: Box<dyn std::error::Error>| error.to_string())
