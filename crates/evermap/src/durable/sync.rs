@@ -22,7 +22,7 @@ impl<M: Medium> Evermap<M> {
     ///     fast.put(key.to_le_bytes(), b"value")?;
     /// }
     /// db.sync()?; // One sync for all.
-    /// # Ok::<(), evermap::Error>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

@@ -59,7 +59,7 @@ impl Evermap {
     /// let snapshot = db.snapshot()?;
     /// map.put(b"a", b"2")?;
     /// assert_eq!(snapshot.default_map().get(b"a")?.as_deref(), Some(&b"1"[..]));
-    /// # Ok::<(), evermap::Error>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// Waits for operations of other threads that are running, and for guards that they hold.
