@@ -20,11 +20,16 @@ pub(crate) const REQUEST: u64 = u64::from_le_bytes(*b"EVCOPY?\x01");
 /// How long a requester may take to send its request, or to take a part of the answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Returns the path of a file that belongs to the one at `path`, beside it.
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
 /// Returns the path of the socket of the store at `path`.
 pub(crate) fn socket_of(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".sock");
-    name.into()
+    with_suffix(path, ".sock")
 }
 
 /// Opens the folder that `path` is in.

@@ -16,6 +16,7 @@ use evermap_pm::region::{OnSuspect, Region};
 use crate::db::Origin;
 use crate::error::storage;
 use crate::file::{mapped_options, open_mapped, open_plain, open_view};
+use crate::holder::with_suffix;
 use crate::instants::make_store;
 use crate::log::StoreLog;
 use crate::{Durability, Error, ErrorKind, Evermap, Options, Result};
@@ -27,12 +28,6 @@ const CONTROL: &str = "control";
 /// Returns the folder of the log of the store at `path`.
 fn folder_of(path: &Path, options: &Options) -> PathBuf {
     options.log_folder.clone().unwrap_or_else(|| with_suffix(path, ".log"))
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
 }
 
 /// Refuses to write to a store beside its log, which would not know of it.

@@ -85,20 +85,11 @@ fn assert_conserved(db: &Evermap) {
     assert!(report.is_sound(), "{report:?}");
 }
 
-/// Ends the threads of a scope also when the test fails.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
 /// Runs `each` while two threads transfer money.
 fn while_transferring(db: &Evermap, each: impl FnOnce()) {
     let stop = &AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _stops = StopOnDrop(stop);
+        let _stops = common::StopOnDrop(stop);
         for seed in 0..2 {
             scope.spawn(move || transfer(db, seed, stop));
         }

@@ -167,7 +167,7 @@ fn acknowledged_is_durable_whenever_power_fails() {
     let stop = &AtomicBool::new(false);
     let acknowledged = &[const { std::sync::atomic::AtomicU64::new(0) }; 3];
     std::thread::scope(|scope| {
-        let _stops = StopOnDrop(stop);
+        let _stops = common::StopOnDrop(stop);
         for (thread, acknowledged) in acknowledged.iter().enumerate() {
             let map = db.default_map();
             scope.spawn(move || {
@@ -208,15 +208,6 @@ fn acknowledged_is_durable_whenever_power_fails() {
     });
     let stat = db.log_stat().unwrap();
     assert!(stat.commits > 0 && !stat.is_full, "{stat:?}");
-}
-
-/// Ends the threads of a scope also when the test fails.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 #[test]

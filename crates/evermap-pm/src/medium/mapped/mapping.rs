@@ -8,6 +8,8 @@ use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
 };
 
+use crate::{Error, Result};
+
 /// Alignment of mappings, so that the system can use huge pages.
 pub(super) const HUGE_PAGE: u64 = 2 << 20;
 
@@ -49,6 +51,16 @@ impl Mapping {
         let base = NonNull::new(base.cast()).expect("mmap returned null");
         let mapping = Mapping { base, bytes: bytes as u64 };
         Ok(mapping)
+    }
+
+    /// Reserves addresses beside those of a medium: whole pages, aligned for huge ones.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace`.
+    pub(super) fn addresses(bytes: u64, access: ProtFlags) -> Result<Self> {
+        Self::reserve(bytes.next_multiple_of(4096), HUGE_PAGE, access)
+            .map_err(|_| Error::no_space("address space", bytes))
     }
 
     /// Maps a file, from its first byte, over the reserved addresses. `flags` say how it is shared.

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::mapping::{HUGE_PAGE, Mapping};
+use super::mapping::Mapping;
 use super::prefault::Prefaulter;
 use super::tracker::{Live, Marks, PAGE, Tracker, View, ViewMapping};
 use super::{FlushKind, Mapped};
@@ -45,12 +45,15 @@ impl Mapped {
             let file = file.for_view()?;
             let ViewMapping { view, mapping } =
                 self.tracker.take_view(live, bytes / PAGE, || {
-                    let mut mapping = addresses(bytes, ProtFlags::empty())?;
+                    let mut mapping = Mapping::addresses(bytes, ProtFlags::empty())?;
                     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
                     mapping
                         .attach(file.fd(), flags)
                         .map_err(|errno| Error::io("mapping", file.path(), errno))?;
-                    Ok((mapping, addresses(bytes / PAGE, ProtFlags::READ | ProtFlags::WRITE)?))
+                    Ok((
+                        mapping,
+                        Mapping::addresses(bytes / PAGE, ProtFlags::READ | ProtFlags::WRITE)?,
+                    ))
                 })?;
             let view = Mapped {
                 prefaulter: Prefaulter::default(),
@@ -120,11 +123,6 @@ impl Mapped {
     pub(super) fn base_address(&self) -> usize {
         self.base().as_ptr().expose_provenance()
     }
-}
-
-fn addresses(bytes: u64, access: ProtFlags) -> Result<Mapping> {
-    Mapping::reserve(bytes.next_multiple_of(PAGE), HUGE_PAGE, access)
-        .map_err(|_| Error::no_space("address space", bytes))
 }
 
 /// Creates an empty file in memory, which is gone when it is closed, and returns the path by which

@@ -11,6 +11,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use evermap::{Evermap, IndexKind, Map, Meta, Options};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
 use evermap_index::testkit::Tier;
 use evermap_pm::medium::Medium;
 use evermap_pm::region::Identity;
@@ -306,4 +309,13 @@ pub(crate) fn is_value_of(key: &[u8], value: &[u8]) -> bool {
     let Some(rest) = value.strip_prefix(key) else { return false };
     let Some(version) = rest.first_chunk::<8>() else { return false };
     value_of(key, u64::from_le_bytes(*version), value.len()) == value
+}
+
+/// Ends the threads of a scope also when the test fails.
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }

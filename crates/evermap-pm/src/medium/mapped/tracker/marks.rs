@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::page::{PAGE, PageState};
-use crate::medium::mapped::mapping::{HUGE_PAGE, Mapping};
+use crate::medium::mapped::mapping::Mapping;
 use crate::{Error, PmU64, Result};
 
 /// Bytes before the states of the pages.
@@ -110,13 +110,13 @@ impl Marks {
     /// `NoSpace` if there is not enough address space.
     pub(crate) fn in_memory(capacity: u64) -> Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        Ok(Marks { mapping: reserve(marked_bytes(capacity), access)?, file: None })
+        Ok(Marks { mapping: Mapping::addresses(marked_bytes(capacity), access)?, file: None })
     }
 
     /// Maps the file, and addresses for the states that it does not have yet.
     fn map(fd: OwnedFd, path: &Path, capacity: u64) -> Result<Self> {
         let bytes = marked_bytes(capacity);
-        let mut mapping = reserve(bytes, ProtFlags::empty())?;
+        let mut mapping = Mapping::addresses(bytes, ProtFlags::empty())?;
         mapping
             .attach(&fd, MapFlags::SHARED | MapFlags::NORESERVE)
             .map_err(|errno| Error::io("mapping", path, errno))?;
@@ -211,8 +211,4 @@ fn check_of(words: [u64; 5]) -> u64 {
 /// Returns how many bytes hold the marks of a file of `bytes` bytes.
 fn marked_bytes(bytes: u64) -> u64 {
     (HEADER_BYTES + bytes.div_ceil(PAGE) * STATE_BYTES).next_multiple_of(PAGE)
-}
-
-fn reserve(bytes: u64, access: ProtFlags) -> Result<Mapping> {
-    Mapping::reserve(bytes, HUGE_PAGE, access).map_err(|_| Error::no_space("address space", bytes))
 }
