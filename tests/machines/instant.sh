@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.."
 names=(index.{dash-eh,level,p-art,p-hot} {store,server}.dash-eh)
 sizes=("$@")
 [ $# != 0 ] || sizes=(2000 60000 600000)
-megabytes=([ext4]=1536)
+megabytes=([ext4]=3400)
 log=$work/instant.log
 
 # Fills a file on this machine, which is faster than in a guest, and closes it.

@@ -51,7 +51,9 @@ pub(crate) fn run(name: &str, level: &str, file: &str) -> Result<()> {
 
 pub(crate) fn open(level: &str, file: &str) -> Result<Arc<Pool<Mortal>>> {
     let flush = level.parse()?;
-    let options = MappedOptions { flush, create: true, capacity: CAPACITY, ..Default::default() };
+    // Enough for what is not a new one, but a store that was filled.
+    let capacity = 4 * CAPACITY;
+    let options = MappedOptions { flush, create: true, capacity, ..Default::default() };
     let medium = Mortal::open(file, &options)?;
     let identity = medium.identity();
     if Region::is_blank(&medium) {

@@ -31,8 +31,12 @@ pub(crate) fn run(index: IndexKind, level: &str, file: &str) -> Result<()> {
         true => Moment::Creation,
         false => Moment::Opening,
     });
-    let options = Options::new().index(index).ordered(Order::Persistent).capacity(capacity);
-    let db = Evermap::open_medium(medium, identity, options.extent_size(1 << 18))?;
+    let mut options = Options::new().index(index).ordered(Order::Persistent).capacity(capacity);
+    // Small ones, which become more all the time. A file that is filled has the usual ones.
+    if !subject::is_filled() {
+        options = options.extent_size(1 << 18);
+    }
+    let db = Evermap::open_medium(medium, identity, options)?;
     let (map, seconds) = (db.default_map(), db.map(SECONDS, MapOptions::new())?);
     subject::run(&Store { db, map, seconds }, file, began)
 }

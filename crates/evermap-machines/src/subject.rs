@@ -11,6 +11,9 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// Steps between two acknowledgements: a console takes a millisecond for a line.
 pub(crate) const STEPS: u64 = 100;
 
+/// In the environment: up to which step a subject is filled, without acknowledgements.
+const FILL: &str = "FILL";
+
 /// What is changed step by step.
 pub(crate) trait Subject {
     /// Returns whether the key that a step has stored is there.
@@ -30,14 +33,12 @@ pub(crate) trait Subject {
 }
 
 /// Checks a subject that has been opened since `began`, and changes it until the machine is gone.
-///
-/// With `FILL=n` in the environment, it is changed up to step n without acknowledgements.
 pub(crate) fn run(subject: &impl Subject, file: &str, began: Instant) -> Result<()> {
     subject.is_present(1)?;
     let ms = began.elapsed().as_secs_f64() * 1e3;
     let kib = std::fs::metadata(file)?.len() >> 10;
     println!("FIRST answer after {ms:.3} ms of {kib} KiB, {} page faults", faults());
-    if let Ok(steps) = std::env::var("FILL") {
+    if let Ok(steps) = std::env::var(FILL) {
         return fill(subject, steps.parse()?);
     }
     moment::enter(Moment::Recovery);
@@ -55,6 +56,11 @@ pub(crate) fn run(subject: &impl Subject, file: &str, began: Instant) -> Result<
         }
     }
     Ok(())
+}
+
+/// Returns whether a subject is only filled.
+pub(crate) fn is_filled() -> bool {
+    std::env::var_os(FILL).is_some()
 }
 
 fn fill(subject: &impl Subject, steps: u64) -> Result<()> {

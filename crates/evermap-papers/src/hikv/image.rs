@@ -62,15 +62,16 @@ impl Image {
         if saved == 0 {
             return image;
         }
+        let named = Named { last: m.load(&root.image), pairs: m.load(&root.image_keys) };
         let is_last = saved.wrapping_add(1) == pool.generation() || m.mutant(mistakes::FLAG_STAYS);
         if is_last {
-            let named = Named { last: m.load(&root.image), pairs: m.load(&root.image_keys) };
             image.set(Some(named));
         } else {
-            // The file was opened by a program that did not open this store, or damaged.
+            // The last opener died before it was open, or did not open this store.
             clear(m, root);
+            // Otherwise the sweep does it.
             if pool.is_swept() {
-                pool.require_sweep();
+                named.free(pool);
             }
         }
         image
@@ -127,11 +128,7 @@ impl Image {
             clear(pool.medium(), root);
         }
         self.is_own.store(false, Release);
-        match gone.blocks(pool) {
-            Some(blocks) => blocks.into_iter().for_each(|block| pool.free_unpublished(block)),
-            // The next opening has to find out what was its own.
-            None => pool.require_sweep(),
-        }
+        gone.free(pool);
         Ok(())
     }
 
@@ -230,6 +227,14 @@ impl Named {
         }
         blocks.reverse();
         (left == 0).then_some(blocks)
+    }
+
+    fn free<M: Medium>(self, pool: &Pool<M>) {
+        match self.blocks(pool) {
+            Some(blocks) => blocks.into_iter().for_each(|block| pool.free_unpublished(block)),
+            // The next opening has to find out what was its own.
+            None => pool.require_sweep(),
+        }
     }
 }
 

@@ -541,6 +541,15 @@ fn an_outdated_or_damaged_image_is_not_used() {
     assert_eq!(scanned(&store, b"", usize::MAX).len(), 2200);
     sweep(&store);
     shut_down(store);
+    // The file is opened and closed again, and not the store in it.
+    let (pool, _) = Pool::open(medium.clone(), Identity::default(), OnSuspect::Refuse).unwrap();
+    pool.close().unwrap();
+    drop(pool);
+    let store = opened(&medium, ALONE);
+    assert!(store.core.pool.is_swept());
+    assert_eq!(scanned(&store, b"", usize::MAX).len(), 2200);
+    sweep(&store);
+    shut_down(store);
     // A word of the last block is damaged.
     let store = opened(&medium, ALONE);
     let block = medium.load(&store.core.root().unwrap().image);

@@ -7,8 +7,8 @@ use crate::random;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// The boot of the machine: the boot id of the kernel, or one of
-    /// [`unknown_boot`](Identity::unknown_boot), [`MEMORY`](Identity::MEMORY) and
-    /// [`persistent`](Identity::persistent).
+    /// [`unknown_boot`](Identity::unknown_boot), [`MEMORY`](Identity::MEMORY),
+    /// [`DURABLE`](Identity::DURABLE) and [`persistent`](Identity::persistent).
     pub boot: [u64; 2],
     /// The device that holds the file, or the id of its file system if device numbers change from
     /// mount to mount. 0 on persistent memory, where every boot may number devices anew.
@@ -24,6 +24,9 @@ impl Identity {
     /// another one: as long as it is the same file, the machine has not been restarted. So the boot
     /// id that a container shows does not matter.
     pub const MEMORY: [u64; 2] = [u64::from_le_bytes(*b"inmemory"), 0];
+    /// Replaces a boot id for a file that has not been opened since everything in it was made durable,
+    /// such as a restored one: it can be trusted after every crash.
+    pub const DURABLE: [u64; 2] = [u64::from_le_bytes(*b"durable "), 0];
     const UNKNOWN: u64 = u64::from_le_bytes(*b"no boot ");
     const PERSISTENT: u64 = u64::from_le_bytes(*b"pers mem");
 
@@ -69,6 +72,9 @@ impl Identity {
                 "the store was not closed, and this is not the file that was open then, but a copy \
                  of it or a restored one",
             );
+        }
+        if before.boot == Self::DURABLE {
+            return None;
         }
         if before.is_persistent() {
             return match self.is_persistent() && self.boot != before.boot {

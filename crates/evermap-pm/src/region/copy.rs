@@ -310,15 +310,21 @@ impl<M: Medium> Region<M> {
         })
     }
 
-    /// Makes the region in `medium` that of the file with this identity: it has contents of one
-    /// instant, and nobody else has it open. If `is_new`, it gets a uuid of its own.
+    /// Makes the region in `medium` that of the file with this identity, and durable. It has contents
+    /// of one instant, and nobody else has it open. If `is_new`, it gets a uuid of its own, and no
+    /// crash before its next opening makes it suspect.
     ///
     /// # Errors
     ///
     /// `NotAStore`, `NewerFormat`, `Damaged`.
-    pub fn adopt(medium: &M, identity: Identity, is_new: bool) -> Result<()> {
+    pub fn adopt(medium: &M, mut identity: Identity, is_new: bool) -> Result<()> {
         let valid = Self::find_superblock(medium)?;
         let header: &Header = medium.at(super::HEADER_WORDS).expect("below the table");
+        if is_new {
+            // It may say that it is durable only when it is.
+            medium.sync()?;
+            identity.boot = Identity::DURABLE;
+        }
         for (cell, value) in header.identity.iter().zip(identity.words()) {
             medium.store(cell, value);
         }

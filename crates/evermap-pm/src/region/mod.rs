@@ -425,7 +425,7 @@ impl<M: Medium> Region<M> {
     fn take_over(&mut self, identity: Identity, closed: bool, suspect: bool) -> Result<Opened> {
         let (m, words) = (&self.medium, self.header());
         let damage = self.damage_mark();
-        let was_persistent = self.identity().is_persistent();
+        let before = self.identity();
         let clean = closed && m.load(&words.state) == CLEAN && damage == DamageMark::None;
         let says_closed = self.says_closed();
         let generation = m.load(&words.generation[0]);
@@ -449,7 +449,9 @@ impl<M: Medium> Region<M> {
         let m = &self.medium;
         m.note(Note::Harmless("torn, the word is no longer `CLEAN`: the region counts as open"));
         m.store(&self.header().state, 0);
-        let counts_as_durable = says_closed || was_persistent && !identity.is_persistent();
+        let counts_as_durable = says_closed
+            || before.boot == Identity::DURABLE
+            || before.is_persistent() && !identity.is_persistent();
         if counts_as_durable && !m.mutant(mistakes::CLEAN_MARK_STAYS) {
             m.sync()?;
         }

@@ -80,7 +80,9 @@ fn only_the_same_file_in_the_same_boot_is_trusted() {
         (IDENTITY, durable(2), "did not write its stores back"),
         (unknown(), durable(2), "did not write its stores back"),
     ]);
-    for before in [IDENTITY, memory, durable(2)] {
+    let restored = Identity { boot: Identity::DURABLE, ..IDENTITY };
+    cases.extend([IDENTITY, memory, unknown(), durable(2)].map(|now| (restored, now, "")));
+    for before in [IDENTITY, memory, durable(2), restored] {
         cases.push((before, Identity { inode: 9, ..before }, "a copy"));
         cases.push((before, Identity { birth: 9, ..before }, "a copy"));
     }

@@ -10,6 +10,8 @@ use evermap::{
     Batch, Error, ErrorKind, Evermap, IndexKind, Map, MapOptions, Options, Order, restore,
 };
 use evermap_index::testkit::{Tier, tier};
+use evermap_pm::medium::{Identity, Mapped, MappedOptions};
+use evermap_pm::region::Region;
 
 const ACCOUNTS: u64 = 40;
 const TOTAL: i64 = ACCOUNTS as i64 * 1000;
@@ -98,6 +100,13 @@ fn while_transferring(db: &Evermap, each: impl FnOnce()) {
 }
 
 /// Returns how often something is tried.
+/// Returns whether another boot of the machine would trust the file, which nothing has open.
+fn survives_restarts(path: &Path) -> bool {
+    let medium = Mapped::open(path, &MappedOptions::default()).unwrap();
+    let later = Identity { boot: Identity::unknown_boot(), ..medium.identity() };
+    Region::peek(&medium, later).unwrap().is_whole
+}
+
 fn scaled(times: u64) -> u64 {
     match tier() {
         Tier::Default => times,
@@ -211,6 +220,7 @@ fn backups_of_a_store_in_use_are_of_one_moment() {
         restore(&mut [&mut &whole[..]], path("first")).unwrap();
         restore(&mut [&mut &whole[..], &mut &next[..], &mut &last[..]], path("third")).unwrap();
         for name in ["first", "third"] {
+            assert!(survives_restarts(&path(name)));
             let other = Evermap::open(path(name), options()).unwrap();
             assert_conserved(&other);
             // It is a store of its own, and goes on.
