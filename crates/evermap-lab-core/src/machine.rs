@@ -266,6 +266,14 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
     Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
+/// Returns the number of bytes that this process has had the system write to disks, now or later:
+/// pages of mapped files are counted when they are changed first.
+pub fn written_bytes() -> Option<u64> {
+    let counters = fs::read_to_string("/proc/self/io").ok()?;
+    let line = counters.lines().find_map(|line| line.strip_prefix("write_bytes:"))?;
+    line.trim().parse().ok()
+}
+
 /// Returns `true` if `path` is on a file system in memory.
 pub fn is_in_memory(path: &Path) -> bool {
     /// `f_type` of tmpfs and ramfs.

@@ -1,7 +1,7 @@
 //! Evermap's own store.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use evermap::{Acknowledge, Durability, Evermap, Map, Options, Order};
@@ -16,7 +16,7 @@ use evermap_lab_core::subject::{
 use evermap_lab_core::workload::bytes::KeyValueLengths;
 
 /// The entries of the registry.
-pub static ENTRIES: [Entry; 6] = [
+pub static ENTRIES: [Entry; 7] = [
     Entry {
         name: "evermap",
         about: "Evermap's store: Dash-EH over checksummed records, with expiry and compaction",
@@ -40,6 +40,12 @@ pub static ENTRIES: [Entry; 6] = [
         about: "the same with a log: every change is durable when it is acknowledged",
         rival: false,
         factory: |name, setup| build(name, Kind::Log, setup),
+    },
+    Entry {
+        name: "evermap-log-memory",
+        about: "the same with a log, and with its working copy in memory (/dev/shm)",
+        rival: false,
+        factory: |name, setup| build(name, Kind::LogMemory, setup),
     },
     Entry {
         name: "evermap-log-async",
@@ -66,6 +72,8 @@ enum Kind {
     OrderedPersistent,
     /// With a log, and changes that wait for it.
     Log,
+    /// The same, and its file is in memory.
+    LogMemory,
     /// With a log, and changes that do not wait for it.
     LogAsync,
     /// Reads do not verify checksums.
@@ -74,7 +82,7 @@ enum Kind {
 
 impl Kind {
     fn has_log(self) -> bool {
-        matches!(self, Kind::Log | Kind::LogAsync)
+        matches!(self, Kind::Log | Kind::LogMemory | Kind::LogAsync)
     }
 }
 
@@ -100,21 +108,16 @@ struct Opened {
 }
 
 /// Removes a store and its log when it is dropped.
-struct Files(PathBuf);
-
-impl Files {
-    fn log(&self) -> PathBuf {
-        let mut path = self.0.clone().into_os_string();
-        path.push(".log");
-        path.into()
-    }
+struct Files {
+    store: PathBuf,
+    log: PathBuf,
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
         // Files that cannot be removed are not an error.
-        let _ = std::fs::remove_file(&self.0);
-        let _ = std::fs::remove_dir_all(self.log());
+        let _ = std::fs::remove_file(&self.store);
+        let _ = std::fs::remove_dir_all(&self.log);
     }
 }
 
@@ -125,7 +128,7 @@ impl Opened {
         let order = match kind {
             Kind::Ordered => Order::Volatile,
             Kind::OrderedPersistent => Order::Persistent,
-            Kind::Plain | Kind::Log | Kind::LogAsync | Kind::Unverified => Order::None,
+            _ => Order::None,
         };
         let ordered = order != Order::None;
         let options = Options::new().capacity(capacity).seed(0).ordered(order);
@@ -159,13 +162,19 @@ impl Opened {
             }
             File::New(path) => Evermap::open(path, options)?,
             File::Existing(path) => Evermap::open(path, options.create(false))?,
+            File::Nameless if kind.has_log() => {
+                let log = unique_path(&setup.location);
+                let store = match kind {
+                    Kind::LogMemory => unique_path(Path::new("/dev/shm")),
+                    _ => unique_path(&setup.location),
+                };
+                let files = files.insert(Files { store, log });
+                Evermap::open(&files.store, options.log_folder(&files.log))?
+            }
             File::Nameless => {
                 let path = unique_path(&setup.location);
                 let db = Evermap::open(&path, options)?;
-                match kind.has_log() {
-                    true => files = Some(Files(path)),
-                    false => std::fs::remove_file(&path)?,
-                }
+                std::fs::remove_file(&path)?;
                 db
             }
         };

@@ -5,6 +5,7 @@ use crate::LabError;
 mod allocation;
 pub(crate) mod counts;
 mod definition;
+mod durable;
 mod hikv;
 pub mod killed;
 mod large_values;
@@ -44,6 +45,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sweeps::MEMORY,
     ycsb::YCSB,
     stores::STORES,
+    durable::DURABLE,
     large_values::LARGE_VALUES,
     short_records::SHORT_RECORDS,
     on_disk::ON_DISK,

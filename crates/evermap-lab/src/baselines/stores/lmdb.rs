@@ -20,9 +20,10 @@ impl Lmdb {
         let mut options = EnvOpenOptions::new();
         options.map_size(usize::try_from(room)?.next_multiple_of(1 << 20));
         if survives != Survives::Power {
+            // Written in place in the mapped file, which the system keeps when the process dies.
             // SAFETY: without syncs a crash of the system may damage the file, which is then
-            // discarded.
-            unsafe { options.flags(EnvFlags::NO_SYNC) };
+            // discarded, and nothing in this process writes to it by mistake.
+            unsafe { options.flags(EnvFlags::NO_SYNC | EnvFlags::WRITE_MAP) };
         }
         // SAFETY: no other process uses the folder, so nothing changes or truncates the file while
         // it is mapped.

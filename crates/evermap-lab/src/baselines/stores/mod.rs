@@ -19,12 +19,13 @@ mod lmdb;
 mod redb;
 mod rocksdb;
 mod sled;
+mod sqlite;
 
 /// The size of a store's cache, in bytes.
 const CACHE_BYTES: u64 = 1 << 30;
 
 /// Every store.
-pub(crate) const ENTRIES: [Entry; 10] = [
+pub(crate) const ENTRIES: [Entry; 12] = [
     Entry {
         name: "lmdb-process",
         about: "LMDB (crate heed): a copy-on-write B+tree, one writer; commits are not synced",
@@ -84,6 +85,18 @@ pub(crate) const ENTRIES: [Entry; 10] = [
         about: "sled: every write is flushed",
         rival: true,
         factory: |name, setup| build(name, Survives::Power, sled::Sled::open, setup),
+    },
+    Entry {
+        name: "sqlite-process",
+        about: "SQLite (crate rusqlite): a B-tree and a log, one writer; commits are not synced",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Process, sqlite::Sqlite::open, setup),
+    },
+    Entry {
+        name: "sqlite-power",
+        about: "SQLite (crate rusqlite): the log is synced for every commit (synchronous=FULL)",
+        rival: true,
+        factory: |name, setup| build(name, Survives::Power, sqlite::Sqlite::open, setup),
     },
 ];
 
