@@ -145,7 +145,7 @@ impl Opened {
                     true => Survives::Process,
                     false => Survives::Power,
                 };
-                options.durability(Durability::Log).acknowledge(match kind {
+                options.durability(Durability::Log).log_in_memory(true).acknowledge(match kind {
                     Kind::LogAsync => Acknowledge::Async(Duration::from_millis(10)),
                     _ => Acknowledge::Each,
                 })

@@ -35,6 +35,7 @@ impl Place {
             .extent_size(64 << 10)
             .ordered(Order::Persistent)
             .durability(Durability::Log)
+            .log_in_memory(true)
             .checkpoint_bytes(CHECKPOINT_BYTES)
             .log_folder(&self.folder)
             .lock_wait(Duration::from_secs(60));

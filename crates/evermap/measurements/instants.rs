@@ -92,7 +92,8 @@ fn measure_log(
     value: &[u8],
 ) -> Result<(), Box<dyn Error>> {
     let (path, log) = (folder.join("instants.logged"), log.join("instants.log"));
-    let options = || Options::new().durability(Durability::Log).log_folder(&log);
+    let options =
+        || Options::new().durability(Durability::Log).log_folder(&log).log_in_memory(true);
     let db =
         Evermap::open(&path, options().acknowledge(Acknowledge::Async(Duration::from_millis(10))))?;
     let map = db.default_map();

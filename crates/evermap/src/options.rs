@@ -128,6 +128,7 @@ pub struct Options {
     pub(crate) beside_writers: bool,
     pub(crate) acknowledge: Acknowledge,
     pub(crate) log_folder: Option<PathBuf>,
+    pub(crate) log_in_memory: bool,
     pub(crate) checkpoint_bytes: u64,
     pub(crate) keep_log: bool,
     pub(crate) on_progress: Progress,
@@ -190,6 +191,13 @@ impl Options {
         self
     }
 
+    /// Changes whether the folder of the [log](Durability::Log) may be in memory (tmpfs), where a
+    /// loss of power takes it too: for tests. The default is that it is refused.
+    pub fn log_in_memory(mut self, is_allowed: bool) -> Self {
+        self.log_in_memory = is_allowed;
+        self
+    }
+
     /// Changes after how many bytes of [log](Durability::Log) the image is brought up to date and
     /// the log before it is freed. The default is 256 MiB. The log takes about twice that on the
     /// disk, and after loss of power up to that must be read besides the image.
@@ -240,6 +248,7 @@ impl Options {
             beside_writers: true,
             acknowledge: Acknowledge::default(),
             log_folder: None,
+            log_in_memory: false,
             checkpoint_bytes: CHECKPOINT_BYTES,
             keep_log: false,
             on_progress: Progress(Arc::new(|_, _| {})),

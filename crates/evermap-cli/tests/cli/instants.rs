@@ -24,7 +24,7 @@ fn beside(store: &Path, name: &str) -> String {
 
 #[test]
 fn a_server_that_runs_is_backed_up_and_read() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = dir.path().join("map");
     let [whole, more, other] = ["whole", "more", "other"].map(|name| beside(&store, name));
     let server = start(&store, &[]);
@@ -65,7 +65,7 @@ fn a_server_that_runs_is_backed_up_and_read() {
 
 #[test]
 fn what_a_server_with_a_log_has_acknowledged_survives_the_loss_of_its_file() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = dir.path().join("map");
     for (round, ack) in ["each", "group=1ms"].into_iter().enumerate() {
         let server = start(&store, &[&LOG[..], &["--ack", ack]].concat());

@@ -100,11 +100,11 @@ pub use dram::{Dram, Pages, prefer_huge_pages};
 pub use emulated::{Delays, Emulated, Speed};
 pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
 pub use identity::Identity;
-pub(crate) use mapped::size_limit;
 pub use mapped::{
     FlushKind, LockedFile, Mapped, MappedOptions, Marks, PageChange, PageReport, describe_address,
     explain_bus_errors, memory_file,
 };
+pub(crate) use mapped::{filesystem::FileSystem, size_limit};
 
 /// Bytes in a cache line: the unit of a flush, within which stores persist in program order.
 pub const LINE: u64 = 64;

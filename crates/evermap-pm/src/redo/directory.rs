@@ -7,7 +7,7 @@ use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, fallocate, ftruncate, op
 use rustix::io::{Errno, retry_on_intr};
 
 use super::storage::{File, Storage};
-use crate::medium::size_limit;
+use crate::medium::{FileSystem, size_limit};
 use crate::{Error, ErrorKind, Result};
 
 /// Maximum number of bytes that are allocated by one system call. On some file systems a signal
@@ -58,6 +58,12 @@ impl Directory {
         // Also if it exists: its creation may not be durable yet.
         Self::open(parent.unwrap_or(Path::new(".")))?.sync()?;
         Self::open(path)
+    }
+
+    /// Returns `true` if files are in memory only, so that nothing of them survives a loss of power.
+    pub fn is_in_memory(&self) -> bool {
+        // Of those that cannot hold a mapped store, none is known to be.
+        FileSystem::of(&self.fd, &self.path).is_ok_and(FileSystem::in_memory)
     }
 
     fn ensure_writable(&self) -> Result<()> {

@@ -69,6 +69,7 @@ enum Unusable {
 impl Opening<'_> {
     fn open(&self) -> Result<Evermap> {
         self.complete_replacement()?;
+        self.ensure_durable()?;
         Directory::create(&self.folder)?;
         let lock = self.lock()?;
         if !self.has_log()? {
@@ -104,6 +105,21 @@ impl Opening<'_> {
         let _ = opened.file.log.set(Arc::new(store_log));
         let _ = opened.file.kept.set(lock);
         Ok(opened)
+    }
+
+    /// Refuses a folder in memory, where the log would be lost with the power.
+    fn ensure_durable(&self) -> Result<()> {
+        let exists = self.folder.exists();
+        let parent = self.folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let place = if exists { &self.folder } else { parent.unwrap_or(Path::new(".")) };
+        if self.options.log_in_memory || !Directory::open(place)?.is_in_memory() {
+            return Ok(());
+        }
+        Err(config(format!(
+            "{} would be in memory, where a loss of power takes the log too: choose a folder on a \
+             disk for the log (`log_folder`, `--log-folder`), or the durability `process`",
+            self.folder.display()
+        )))
     }
 
     /// Refuses a log that is not that of the store with this uuid.

@@ -16,7 +16,9 @@ impl<M: Medium> Evermap<M> {
     /// use evermap::{Durability, Evermap, Options};
     /// # let dir = tempfile::tempdir()?;
     /// let path = dir.path().join("map");
-    /// let db = Evermap::open(path, Options::new().durability(Durability::Log))?;
+    /// let options = Options::new().durability(Durability::Log);
+    /// # let options = options.log_in_memory(true);
+    /// let db = Evermap::open(path, options)?;
     /// let fast = db.without_waiting().default_map();
     /// for key in 0_u32..1000 {
     ///     fast.put(key.to_le_bytes(), b"value")?;

@@ -15,6 +15,7 @@ fn options() -> Options {
         .capacity(1 << 30)
         .extent_size(64 << 10)
         .durability(Durability::Log)
+        .log_in_memory(true)
         .ordered(Order::Persistent)
 }
 
@@ -359,4 +360,26 @@ fn what_a_moment_had_is_restored() {
     let error = evermap::restore_log(&folder, &path, Some(early)).unwrap_err();
     assert!(error.to_string().contains("later than asked for"), "{error}");
     assert!(!path.exists());
+}
+
+/// A log in memory would not survive what it is for. With one that is elsewhere the store may be
+/// in memory.
+#[test]
+fn a_log_in_memory_is_refused() {
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else {
+        return println!("skipped: /dev/shm cannot be used");
+    };
+    let (disk, store) = (tempfile::tempdir().unwrap(), memory.path().join("store"));
+    let options = || options().log_in_memory(false);
+    let error = Evermap::open(&store, options()).unwrap_err().to_string();
+    assert!(error.contains("store.log would be in memory"), "{error}");
+    assert_eq!(std::fs::read_dir(memory.path()).unwrap().count(), 0, "nothing was created");
+    // Also if there is one already.
+    Evermap::open(&store, options().log_in_memory(true)).unwrap().close().unwrap();
+    assert!(Evermap::open(&store, options()).is_err());
+    let (other, log) = (memory.path().join("other"), disk.path().join("log"));
+    // Where temporary files are may be in memory too.
+    let db = Evermap::open(&other, options().log_folder(log).log_in_memory(true)).unwrap();
+    db.default_map().put(b"key", b"value").unwrap();
+    db.close().unwrap();
 }

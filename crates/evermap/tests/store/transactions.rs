@@ -483,7 +483,8 @@ fn reads_of_a_snapshot_are_of_one_moment() {
 }
 
 fn with_durability(durability: Durability) -> Options {
-    common::options().capacity(1 << 30).extent_size(64 << 10).durability(durability)
+    let options = common::options().capacity(1 << 30).extent_size(64 << 10);
+    options.durability(durability).log_in_memory(true)
 }
 
 fn level_of(name: &str) -> Durability {

@@ -7,7 +7,7 @@ use crate::{Error, ErrorKind, Result};
 
 /// A supported file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FileSystem {
+pub(crate) enum FileSystem {
     Tmpfs,
     Hugetlbfs,
     /// ext2, ext3 and ext4, which have the same number. Only ext4 can allocate space ahead of use.
@@ -24,7 +24,7 @@ impl FileSystem {
     ///
     /// `FileSystem` with the reason if it is not supported, `Io` if the system does not say which
     /// it is.
-    pub(super) fn of(fd: impl AsFd, path: &Path) -> Result<Self> {
+    pub(crate) fn of(fd: impl AsFd, path: &Path) -> Result<Self> {
         let stat = rustix::fs::fstatfs(fd)
             .map_err(|errno| Error::io("reading its file system", path, errno))?;
         // The numbers are 32 bits; some systems sign-extend them.
@@ -42,7 +42,7 @@ impl FileSystem {
     }
 
     /// Returns `true` if files are in memory only, so that there is nothing to write back.
-    pub(super) fn in_memory(self) -> bool {
+    pub(crate) fn in_memory(self) -> bool {
         matches!(self, FileSystem::Tmpfs | FileSystem::Hugetlbfs)
     }
 

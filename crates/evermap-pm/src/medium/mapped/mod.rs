@@ -23,7 +23,7 @@ use crate::{Error, ErrorKind, PmU64, Quad, Result};
 
 mod address;
 mod file;
-mod filesystem;
+pub(crate) mod filesystem;
 mod holder;
 mod identity;
 mod lock;
