@@ -10,7 +10,7 @@ work=$target/machines
 clock=()
 # What else is on the command line of its kernel.
 more_words=""
-declare -A megabytes=([ext4]=256 [xfs]=400)
+declare -A megabytes=([ext4]=512 [xfs]=400)
 
 # Builds what guests run, unless PROGRAMS is a folder that has it, and packs it with a kernel.
 build() {

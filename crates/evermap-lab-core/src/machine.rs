@@ -266,12 +266,19 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
     Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Returns the number of bytes that this process has had the system write to disks, now or later:
-/// pages of mapped files are counted when they are changed first.
-pub fn written_bytes() -> Option<u64> {
-    let counters = fs::read_to_string("/proc/self/io").ok()?;
-    let line = counters.lines().find_map(|line| line.strip_prefix("write_bytes:"))?;
-    line.trim().parse().ok()
+/// Returns the number of bytes that all programs have written to the disk of `path` since the
+/// machine was started, after everything in its file system was written. Returns `None` if it is
+/// not on a disk.
+pub fn written_bytes(path: &Path) -> Option<u64> {
+    /// The unit of the counter.
+    const SECTOR: u64 = 512;
+    /// The place of the sectors written among the counters.
+    const WRITTEN: usize = 6;
+    rustix::fs::syncfs(fs::File::open(path).ok()?).ok()?;
+    let device = rustix::fs::stat(path).ok()?.st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let counters = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).ok()?;
+    Some(counters.split_whitespace().nth(WRITTEN)?.parse::<u64>().ok()? * SECTOR)
 }
 
 /// Returns `true` if `path` is on a file system in memory.

@@ -100,6 +100,7 @@ fn build(
 
 /// The store, and where it is.
 struct Opened {
+    db: Evermap,
     map: Map,
     place: Place,
     ordered: bool,
@@ -178,7 +179,7 @@ impl Opened {
                 db
             }
         };
-        Ok(Opened { map: db.default_map(), place, ordered, _files: files })
+        Ok(Opened { map: db.default_map(), db, place, ordered, _files: files })
     }
 }
 
@@ -228,6 +229,14 @@ impl Store for Opened {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<Found> {
         self.map.put(key, value)?;
         Ok(Found::Unsaid)
+    }
+
+    fn load(&self, pairs: &[(&[u8], &[u8])]) -> Result<()> {
+        let map = self.db.without_waiting().default_map();
+        for (key, value) in pairs {
+            map.put(key, value)?;
+        }
+        Ok(self.db.sync()?)
     }
 
     fn remove(&self, key: &[u8]) -> Result<Found> {

@@ -132,12 +132,14 @@ fn beside_others(driven: &DriveReport) -> Grid {
     grid
 }
 
-/// Returns how many bytes each store has the system write to the disk for a byte that is stored.
+/// Returns how many bytes are written to the disk for a byte that each store is given. Those that
+/// other programs write are counted too.
 fn written(
     config: &Config,
     lengths: KeyValueLengths,
     out: &mut dyn Output,
 ) -> Result<Grid, LabError> {
+    let location = &config.check(config.indexes.len())?.location;
     let title = format!("Written to the disk, inserted by {COUNTED_THREADS} threads");
     let mut grid = Grid::new(title, &["bytes for a byte of keys and values"]);
     for name in &config.indexes {
@@ -146,12 +148,14 @@ fn written(
             threads: COUNTED_THREADS,
             keys: config.keys / 4,
             rounds: 1,
+            latency: false,
             plan: Plan::Phases(vec![Phase::Insert]),
             ..config.clone()
         };
-        let before = machine::written_bytes();
+        let before = machine::written_bytes(location);
         drive(&config, out)?;
-        let bytes = machine::written_bytes().zip(before).map(|(after, before)| after - before);
+        let bytes =
+            machine::written_bytes(location).zip(before).map(|(after, before)| after - before);
         let stored = config.keys as f64 * mean_bytes(lengths);
         grid.push(name.clone(), vec![cell(bytes.map(|bytes| bytes as f64 / stored), 2)]);
     }
