@@ -16,6 +16,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use evermap_index::recipe::commit_marked;
 use evermap_pm::{Error, Medium, Result};
 
 use super::hash::{Hash, Spare, chunk_buckets};
@@ -80,8 +81,9 @@ impl<M: Medium> Hash<M> {
             return Ok(());
         }
         let guard = self.pool.pin();
-        m.store(&chain[last].1.next, 0);
-        m.persist(&chain[last].1.next);
+        // What is cut off may be written to by a process that finds it unreachable, so that must be
+        // durable by then.
+        commit_marked(m, &chain[last].1.next, 0, MARK);
         // Lookups may still be there.
         chain[last + 1..].iter().for_each(|&(gone, _)| self.pool.retire(gone, BUCKET, &guard));
         Ok(())

@@ -348,8 +348,9 @@ impl<M: Medium> Hash<M> {
                 if at > 0 {
                     show(Shown::Chained(offset))?;
                 }
+                self.settle(&bucket.next);
                 for entry in &bucket.entries {
-                    self.settle_entry(entry);
+                    self.settle(&entry.position);
                     if let Some((signature, position)) =
                         self.bound(entry, (partition, number, count))
                     {
@@ -361,14 +362,14 @@ impl<M: Medium> Hash<M> {
         damage
     }
 
-    /// Makes what an earlier process may have left in an entry durable. Its stripe is locked, so no
-    /// other thread is changing it.
-    fn settle_entry(&self, entry: &Entry) {
+    /// Makes what an earlier process may have left in a cell of a bucket durable. Its stripe is
+    /// locked, so no other thread is changing it.
+    fn settle(&self, cell: &PmU64) {
         let m = self.pool.medium();
-        let word = m.load(&entry.position);
+        let word = m.load(cell);
         if word & MARK != 0 {
-            m.persist(&entry.position);
-            m.store_transient(&entry.position, word & !MARK);
+            m.persist(cell);
+            m.store_transient(cell, word & !MARK);
         }
     }
 
@@ -500,22 +501,22 @@ impl<'m, M: Medium> Iterator for Chain<'m, M> {
             return Some(Err(Error::damaged(here, "a chain of buckets leads nowhere")));
         };
         self.left -= 1;
-        self.next = help(m, &bucket.next, m.load(&bucket.next), MARK);
+        self.next = settled(m, &bucket.next);
         Some(Ok((here, bucket)))
     }
 }
 
-/// Returns the position in the cell of an entry, once that is durable.
+/// Returns the position in the cell of an entry, or of the next bucket, once that is durable.
 #[inline]
 fn settled<M: Medium>(m: &M, cell: &PmU64) -> u64 {
     match m.load(cell) {
-        // Only the thread that has removed the key removes the mark. If another one did, the same
-        // word could be that of a later removal.
+        // Only the thread that has removed the key, or the bucket, removes the mark. If another one
+        // did, the same word could be that of a later removal.
         MARK => {
             m.persist(cell);
             0
         }
-        // While the caller has a guard, no other item has this position.
+        // While the caller has a guard, no other item or bucket has this position.
         word => help(m, cell, word, MARK),
     }
 }
