@@ -722,7 +722,7 @@ fn prefix(path: Option<&Path>) -> String {
 }
 
 /// A key as messages show it.
-fn shown(key: &[u8]) -> String {
+pub(crate) fn shown(key: &[u8]) -> String {
     const SHOWN: usize = 64;
     let mut shown = key[..key.len().min(SHOWN)].escape_ascii().to_string();
     if key.len() > SHOWN {

@@ -71,7 +71,13 @@ pub(crate) fn open_whole(
     identity: Identity,
     options: &Options,
 ) -> Result<Evermap> {
-    // A file of less than a page looks empty to the medium.
+    refuse_part_of_a_page(path, &medium)?;
+    let origin = Origin::of_mapped(&medium, options.durability);
+    Evermap::open_at(medium, identity, options, origin)
+}
+
+/// Refuses a file of less than a page, which looks empty to the medium, unless it is.
+pub(crate) fn refuse_part_of_a_page(path: &Path, medium: &Mapped) -> Result<()> {
     if medium.len() == 0 && medium.path().is_some() {
         let io = |source| evermap_pm::Error::io("reading", path, source);
         let bytes = std::fs::read(path).map_err(io)?;
@@ -84,8 +90,7 @@ pub(crate) fn open_whole(
             return Err(storage(evermap_pm::ErrorKind::NotAStore { path, why }));
         }
     }
-    let origin = Origin::of_mapped(&medium, options.durability);
-    Evermap::open_at(medium, identity, options, origin)
+    Ok(())
 }
 
 pub(crate) fn mapped_options(options: &Options) -> MappedOptions {

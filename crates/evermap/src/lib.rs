@@ -39,8 +39,10 @@ mod index;
 mod item;
 mod log;
 mod mistakes;
+mod new_file;
 mod options;
 mod record;
+mod repair;
 mod transaction;
 
 pub use batch::{Applied, BATCH_MAX, Batch};
@@ -74,6 +76,7 @@ pub use ops::stream::{ValueReader, ValueWriter};
 pub use options::{Durability, Options};
 pub use ordered::{Order, OrderedStat, OrderedState, OrderedUpdates};
 pub use record::VALUE_MAX;
+pub use repair::{LostPart, Repair, RepairReport, RepairedMap};
 pub use transaction::{Transaction, TransactionOptions};
 #[cfg(feature = "serde")]
 pub use typed::{DecodeKey, EncodeKey, TypedIter, TypedMap, TypedSet};

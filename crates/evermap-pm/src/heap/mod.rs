@@ -82,7 +82,7 @@ use runs::Runs;
 pub use demand::SizeDemand;
 pub use evacuate::Evacuation;
 pub use limit::{MEMORY_LIMIT, Room};
-pub use occupancy::ExtentBlocks;
+pub use occupancy::{DescribedExtent, ExtentBlocks};
 pub use units::NEIGHBOURS;
 pub use window::Window;
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::extents::{Extent, ExtentState};
 use super::{Heap, lock};
 use crate::medium::Medium;
-use crate::region::Usage;
+use crate::region::{BlockKind, Usage};
 
 /// The blocks of one extent at one moment: see [`Heap::extent_from`].
 #[derive(Clone, Debug)]
@@ -43,7 +43,50 @@ impl ExtentBlocks {
     }
 }
 
+/// An extent as the table describes it: see [`Heap::described_extents`].
+#[derive(Clone, Debug)]
+pub struct DescribedExtent {
+    /// Its bytes.
+    pub bytes: Range<u64>,
+    /// The size of a block, in bytes.
+    pub block_size: u64,
+    /// Whether its blocks are parts of structures, which never move.
+    pub fixed: bool,
+    /// Whether it has one block, which takes all of it, and may be part of a structure.
+    pub is_large: bool,
+}
+
+impl DescribedExtent {
+    /// Returns the bytes of each block, allocated or not.
+    pub fn blocks(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let (bytes, size) = (self.bytes.clone(), self.block_size);
+        let count = (bytes.end - bytes.start) / size;
+        (0..count).map(move |block| bytes.start + block * size..bytes.start + (block + 1) * size)
+    }
+}
+
 impl<M: Medium> Heap<M> {
+    /// Returns all extents that the table describes as in use, in ascending order, whether or not
+    /// they were swept. O(extents).
+    pub fn described_extents(&self) -> Vec<DescribedExtent> {
+        let mut extents = Vec::new();
+        self.for_each_extent(|index, extent| {
+            let block_size = extent.block_size(&self.geometry);
+            if block_size > 0 {
+                extents.push(DescribedExtent {
+                    bytes: self.bytes_of(&(index..index + extent.entry.units)),
+                    block_size,
+                    fixed: matches!(
+                        extent.entry.usage,
+                        Usage::Blocks(BlockKind { fixed: true, .. })
+                    ),
+                    is_large: extent.entry.usage == Usage::Large,
+                });
+            }
+        });
+        extents
+    }
+
     /// Returns the first extent from number `from` on that has movable blocks or is one large
     /// object, or `None` if there is no further one. Extents from before an unclean shutdown are
     /// passed over until they are swept.

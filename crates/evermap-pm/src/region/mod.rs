@@ -96,6 +96,9 @@ pub struct Opened {
     pub damage: DamageMark,
     /// Whether the contents are suspect but were opened nevertheless.
     pub suspect: bool,
+    /// Whether the header is of an earlier opening than another page, so that its words may be
+    /// outdated.
+    pub outdated: bool,
     /// Whether old generation tags cannot be distinguished from new ones, so that everything must
     /// be recovered now: O(everything).
     pub recover_all: bool,
@@ -410,6 +413,18 @@ impl<M: Medium> Region<M> {
         Ok(())
     }
 
+    /// Takes from a header what keeps [`open`](Region::open) from opening the rest with
+    /// [`OnSuspect::Salvage`]: that all of it is lost, and words that refer to no part of the table.
+    /// What the later parts described is unknown then. For a medium whose changes stay private.
+    pub fn mend_header(medium: &M) {
+        let Some(header) = medium.at::<Header>(HEADER_WORDS) else { return };
+        header.parts.iter().flatten().for_each(|cell| medium.store(cell, 0));
+        if header.generation.iter().all(|cell| medium.load(cell) == 0) {
+            // Any that does not agree with its complement: everything is recovered.
+            medium.store(&header.generation[0], 1);
+        }
+    }
+
     /// Returns `true` if the generation in the header agrees with its complement.
     fn is_generation_reliable(&self) -> bool {
         let [generation, complement] = &self.header().generation;
@@ -424,7 +439,7 @@ impl<M: Medium> Region<M> {
     /// Makes this open the current generation.
     fn take_over(&mut self, identity: Identity, closed: bool, suspect: bool) -> Result<Opened> {
         let (m, words) = (&self.medium, self.header());
-        let damage = self.damage_mark();
+        let (damage, outdated) = (self.damage_mark(), self.is_header_outdated());
         let before = self.identity();
         let clean = closed && m.load(&words.state) == CLEAN && damage == DamageMark::None;
         let says_closed = self.says_closed();
@@ -459,7 +474,7 @@ impl<M: Medium> Region<M> {
         // In a suspect file the page with the generation may be older than pages with tags of that
         // generation and of later ones.
         let recover_all = !reliable || wrapped || suspect || damage > DamageMark::None;
-        Ok(Opened { clean, damage, suspect, recover_all })
+        Ok(Opened { clean, damage, suspect, outdated, recover_all })
     }
 
     /// Writes the generation. Durable on return, together with everything flushed before.
@@ -580,6 +595,11 @@ impl<M: Medium> Region<M> {
     /// Returns the maximum size of the region, in bytes.
     pub fn capacity(&self) -> u64 {
         self.unit_offset(self.unit_limit())
+    }
+
+    /// Returns the maximum size with which the region was created, in bytes.
+    pub fn created_capacity(&self) -> u64 {
+        self.unit_offset(self.unit_count)
     }
 
     /// Returns the number of units that fit the capacity of the medium.

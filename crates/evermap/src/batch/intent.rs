@@ -166,6 +166,11 @@ fn words_of(head: u64) -> usize {
     if head & NAMES_MAPS == 0 { 3 } else { 4 }
 }
 
+/// Returns `true` if a crash has left an intent.
+pub(crate) fn is_pending<M: Medium>(pool: &Pool<M>) -> bool {
+    pool.medium().load(pool.root(ROOT)) != 0
+}
+
 /// Carries out the intent that a crash has left, if there is one. Each step may have been taken
 /// before, so a crash in the middle of this is no different. O(entries).
 ///

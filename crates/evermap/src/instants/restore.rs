@@ -1,10 +1,8 @@
 //! Making a store of copies.
 
-use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use evermap_pm::medium::{Mapped, MappedOptions};
 use evermap_pm::region::Region;
@@ -12,6 +10,7 @@ use evermap_pm::region::copy::{Copied, CopyHeader, restore_copy};
 
 use super::Backup;
 use crate::Result;
+use crate::new_file::NewFile;
 
 /// Makes a store at `path` of a [backup](crate::Evermap::backup) and of those that add to it, in
 /// their order. There must be no file at `path`. Returns what the last one contained.
@@ -40,30 +39,10 @@ pub(crate) fn make_store(
     fill: &mut dyn FnMut(&File) -> evermap_pm::Result<()>,
 ) -> Result<()> {
     let failed = |error| evermap_pm::Error::io("restoring", path, error);
-    let (file, temporary) = create_beside(path).map_err(failed)?;
-    let made = fill(&file).map_err(crate::Error::from).and_then(|()| {
-        adopt(&temporary, true)?;
-        Ok(publish(&temporary, path).map_err(failed)?)
-    });
-    if made.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
-    made
-}
-
-/// Creates a file in the folder of `path`, with another name.
-fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
-    if path.symlink_metadata().is_ok() {
-        let why = "there is a file of this name; remove it first, or choose another name";
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
-    }
-    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut temporary = OsString::from(name);
-    temporary.push(format!(".restore-{}", std::process::id()));
-    let temporary = path.with_file_name(temporary);
-    let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create_new(true).mode(0o600).open(&temporary)?;
-    Ok((file, temporary))
+    let new = NewFile::create(path, "restore").map_err(failed)?;
+    fill(new.file())?;
+    adopt(new.temporary(), true)?;
+    Ok(new.publish().map_err(failed)?)
 }
 
 /// Writes what copies contain to a file.
@@ -105,14 +84,4 @@ fn invalid(why: &str) -> io::Error {
 pub(super) fn adopt(path: &Path, is_new: bool) -> Result<()> {
     let medium = Mapped::open(path, &MappedOptions::default())?;
     Ok(Region::adopt(&medium, medium.identity(), is_new)?)
-}
-
-/// Gives a file its name, unless there is one of that name, and makes both durable.
-fn publish(temporary: &Path, path: &Path) -> io::Result<()> {
-    std::fs::File::open(temporary)?.sync_all()?;
-    // Unlike renaming, this fails if there is a file of that name.
-    std::fs::hard_link(temporary, path)?;
-    std::fs::remove_file(temporary)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }

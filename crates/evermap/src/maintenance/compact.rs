@@ -163,10 +163,7 @@ impl<'s, M: Medium> Mover<'s, M> {
         let (map, key, value) = (self.map, &mut self.key, &mut self.value);
         let owner = map.inner.header.owner();
         let Ok(record) = Record::at(map.db.file.pool.medium(), word) else { return Ok(false) };
-        key.clear();
-        value.clear();
-        record.append_key(key)?;
-        record.append_value(value)?;
+        record.copy_to(key, value)?;
         if !record.verifies(owner, key, value) {
             return Ok(false);
         }

@@ -11,9 +11,9 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 
-use evermap_pm::Medium;
 use evermap_pm::region::OnSuspect;
 use evermap_pm::sync::{Mutex, MutexGuard, Rank};
+use evermap_pm::{Medium, Pool};
 
 use crate::map::header::MapHeader;
 use crate::map::inner::{MapInner, MapState, free_everything};
@@ -131,6 +131,22 @@ impl<M: Medium> Maps<M> {
         table.catalogue.iter().chain(table.open.values()).for_each(|map| each(map));
         true
     }
+}
+
+/// Returns the words of the catalogue, if the file has one.
+///
+/// # Errors
+/// `Damaged`.
+pub(crate) fn catalogue_of<M: Medium>(pool: &Pool<M>) -> Result<Option<MapHeader>> {
+    let root = pool.root(ROOT);
+    let word = pool.medium().load(root);
+    if word == 0 {
+        return Ok(None);
+    }
+    let header = decode_checked(WordKind::Catalogue, word)
+        .and_then(|offset| MapHeader::described(pool, offset));
+    let lost = || lost(pool.medium().offset_of(root), "the catalogue of the named maps").into();
+    header.map(Some).ok_or_else(lost)
 }
 
 impl<M: Medium> Evermap<M> {
@@ -338,13 +354,7 @@ impl<M: Medium> Evermap<M> {
         }
         let (file, m) = (&self.file, self.file.pool.medium());
         let root = file.pool.root(ROOT);
-        let word = m.load(root);
-        if word == 0 {
-            return Ok(None);
-        }
-        let header = decode_checked(WordKind::Catalogue, word)
-            .and_then(|offset| MapHeader::described(&file.pool, offset))
-            .ok_or_else(|| lost(m.offset_of(root), "the catalogue of the named maps").into());
+        let Some(header) = catalogue_of(&file.pool).transpose() else { return Ok(None) };
         match header.and_then(|header| file.open_context().open(header, None)) {
             Err(error) if error.is_damaged() && file.options.on_suspect == OnSuspect::Salvage => {
                 file.pool.require_sweep();

@@ -50,7 +50,7 @@ pod! {
 }
 
 /// Bytes of a descriptor with a seed.
-const BYTES: u64 = (size_of::<Descriptor>() + size_of::<Seed>()) as u64;
+pub(crate) const BYTES: u64 = (size_of::<Descriptor>() + size_of::<Seed>()) as u64;
 
 /// Root slot of the default map's index.
 const DEFAULT: usize = 0;

@@ -126,6 +126,13 @@ impl CasCounter {
         self.change_limit(region, |limit| (mark > limit).then_some(mark));
     }
 
+    /// Makes `next` the next id, unless that is behind.
+    pub(crate) fn skip_to<M: Medium>(&self, region: &Region<M>, next: u64) {
+        let next = next.min(LIMIT - 1);
+        self.cover(region, next);
+        self.next.0.fetch_max(next, Release);
+    }
+
     /// Returns the limit in the file: no id at or above it was given out yet.
     pub(crate) fn limit(&self) -> u64 {
         self.limit.load(Acquire)

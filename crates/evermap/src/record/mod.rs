@@ -81,8 +81,12 @@ fn opening_of(generation: u64) -> u64 {
 /// The map that a record belongs to: its checksum begins with this. A crash never leaves a word
 /// that leads to a record of another map, but a file that was cut off and grew again has such
 /// words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Owner(u32);
+
+/// Appending this number of zeros to a message leaves its CRC32C as it is, but for the inversions:
+/// the polynomial is that of x + 1 and a primitive one of degree 31.
+const CRC_PERIOD: usize = (1 << 31) - 1;
 
 impl Owner {
     /// Returns the owner for the map with this descriptor; 0: the default map, whose checksums
@@ -92,10 +96,13 @@ impl Owner {
     }
 }
 
+/// Bytes of the header that the checksum covers.
+const CHECKED_HEADER: usize = 20;
+
 /// Returns the CRC32C of the owner and the header fields that it covers, to be continued with key
 /// and value.
 fn check_begin(owner: Owner, cas: u64, flags: u32, lengths: u64) -> u32 {
-    let mut bytes = [0; 20];
+    let mut bytes = [0; CHECKED_HEADER];
     bytes[..8].copy_from_slice(&cas.to_le_bytes());
     bytes[8..12].copy_from_slice(&flags.to_le_bytes());
     bytes[12..].copy_from_slice(&lengths.to_le_bytes());
@@ -574,6 +581,17 @@ impl<'m, M: Medium> Record<'m, M> {
         Ok(())
     }
 
+    /// Copies key and value.
+    ///
+    /// # Errors
+    /// `NoSpace` if there is no memory for them.
+    pub(crate) fn copy_to(&self, key: &mut Vec<u8>, value: &mut Vec<u8>) -> Result<()> {
+        key.clear();
+        value.clear();
+        self.append_key(key)?;
+        self.append_value(value)
+    }
+
     /// Returns `true` if this copy of the value is what was written under `key` in the map of
     /// `owner`.
     pub(crate) fn verifies(&self, owner: Owner, key: &[u8], value: &[u8]) -> bool {
@@ -592,6 +610,17 @@ impl<'m, M: Medium> Record<'m, M> {
             check = crc32c::crc32c_append(check, part);
         }
         self.check_is(check)
+    }
+
+    /// Returns the owner with which this copy of key and value verifies: there is always exactly
+    /// one, and if the record is damaged, any.
+    pub(crate) fn owner_of(&self, key: &[u8], value: &[u8]) -> Owner {
+        let own = crc32c::crc32c_append(self.check_begin(Owner(0)), key);
+        let own = crc32c::crc32c_append(own, value);
+        // What the owner has become by the bytes that follow it; the others undo that.
+        let rest = self.medium.load_relaxed(&self.header.check) as u32 ^ own;
+        let covered = CHECKED_HEADER + key.len() + value.len();
+        Owner(crc32c::crc32c_combine(rest, 0, CRC_PERIOD - covered))
     }
 
     /// Returns the bytes of the value where they are stored.
@@ -691,6 +720,7 @@ mod tests {
                 assert_eq!(record.verify(other), other == owner);
                 assert_eq!(record.verifies(other, b"key", b"value"), other == owner);
             }
+            assert_eq!(record.owner_of(b"key", b"value"), owner);
         }
     }
 

@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const NOW: u64 = 1000;
 
 /// How the process ends, and whether the file has the order too.
-fn options(index: IndexKind, stop: &str) -> Options {
+pub(crate) fn options(index: IndexKind, stop: &str) -> Options {
     let order = match stop {
         "clean" => Order::Volatile,
         "clean, order in file" | "unclean" => Order::Persistent,
@@ -95,19 +95,19 @@ fn remove_in_other_ways(map: &Map, stage: u64) -> evermap::Result<()> {
 }
 
 /// The name of the named map, which has the smallest kind of index.
-const NAMED: &str = "named";
+pub(crate) const NAMED: &str = "named";
 const NAMED_KEYS: u64 = 60;
 /// The offset of the root slot of the catalogue.
-const CATALOGUE: usize = ROOTS + 512 + 14 * 8;
+pub(crate) const CATALOGUE: usize = ROOTS + 512 + 14 * 8;
 /// The page of the roots, which include that.
-const ROOTS: usize = 8192;
+pub(crate) const ROOTS: usize = 8192;
 
 fn named(map: &Map) -> evermap::Result<Map> {
     map.db().map(NAMED, MapOptions::new().index(IndexKind::Clht))
 }
 
 /// Returns whether this was once stored: flags and value show the version.
-fn was_stored(item: &Item<'_>) -> bool {
+pub(crate) fn was_stored(item: &Item<'_>) -> bool {
     is_value_of(item.key, item.value)
         && item.value[item.key.len()..].first_chunk().is_some_and(|version| {
             u64::from_le_bytes(*version) as u32 == item.flags
@@ -116,14 +116,14 @@ fn was_stored(item: &Item<'_>) -> bool {
 }
 
 /// The bytes of a store, and those at earlier times.
-struct Template {
-    now: Vec<u8>,
+pub(crate) struct Template {
+    pub(crate) now: Vec<u8>,
     older: Vec<Vec<u8>>,
 }
 
 /// One way to damage it.
 #[derive(Clone, Debug)]
-enum Damage {
+pub(crate) enum Damage {
     /// The word at this offset has this value.
     Word(usize, u64),
     /// The page at this offset is that of this earlier time.
@@ -161,7 +161,7 @@ impl fmt::Display for Damage {
 }
 
 impl Damage {
-    fn apply(&self, template: &Template) -> Vec<u8> {
+    pub(crate) fn apply(&self, template: &Template) -> Vec<u8> {
         let mut bytes = template.now.clone();
         match *self {
             Damage::Word(at, word) => bytes[at..at + 8].copy_from_slice(&word.to_le_bytes()),
@@ -193,7 +193,7 @@ fn keep_wanted(list: &mut Vec<Damage>, wanted: &str) {
 }
 
 /// Returns damages of pairs of words, of bits and of pages: some of each kind, or one.
-fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
+pub(crate) fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let bytes = &template.now;
     let mut random = Random::new(7);
     let pages: Vec<_> = (0..bytes.len()).step_by(PAGE).collect();
@@ -219,7 +219,7 @@ fn mangle_list(template: &Template, wanted: &str) -> Vec<Damage> {
 
 /// Returns damages to words that are not zero: to the smallest and the greatest number, to numbers
 /// nearby, and in single bits; a sample or all of them, or one.
-fn extreme_list(template: &Template, wanted: &str) -> Vec<Damage> {
+pub(crate) fn extreme_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let bytes = &template.now;
     let word = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
     let mut random = Random::new(11);
@@ -245,7 +245,7 @@ fn extreme_list(template: &Template, wanted: &str) -> Vec<Damage> {
 
 /// Returns damages after which a word refers to what another one refers to, which may be part of
 /// another map: a sample, or one.
-fn refer_list(template: &Template, wanted: &str) -> Vec<Damage> {
+pub(crate) fn refer_list(template: &Template, wanted: &str) -> Vec<Damage> {
     let bytes = &template.now;
     let offset = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap()) << 16 >> 16;
     let inside = PAGE as u64 * 4..bytes.len() as u64;
@@ -261,7 +261,7 @@ fn refer_list(template: &Template, wanted: &str) -> Vec<Damage> {
 }
 
 /// Returns damages to words, a sample of them or all, to pages and to the length, or one.
-fn list(template: &Template, wanted: &str) -> Vec<Damage> {
+pub(crate) fn list(template: &Template, wanted: &str) -> Vec<Damage> {
     let bytes = &template.now;
     let mut random = Random::new(99);
     let word = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
@@ -292,7 +292,7 @@ fn list(template: &Template, wanted: &str) -> Vec<Damage> {
 }
 
 /// Builds the store at `path` in steps; the file keeps its identity from then on.
-fn build(path: &Path, stop: &str, index: IndexKind) -> Template {
+pub(crate) fn build(path: &Path, stop: &str, index: IndexKind) -> Template {
     let mut older = Vec::new();
     for stage in 0..3u64 {
         let map = common::open_file(path, options(index, stop)).unwrap();
@@ -635,14 +635,14 @@ fn contents(path: &Path, stop: &str, index: IndexKind) -> Contents {
     contents
 }
 
-fn rewrite(path: &Path, bytes: &[u8]) {
+pub(crate) fn rewrite(path: &Path, bytes: &[u8]) {
     let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
     file.set_len(bytes.len() as u64).unwrap();
     file.write_all_at(bytes, 0).unwrap();
 }
 
 /// Limits the memory of this process, so that a damaged length cannot exhaust that of the machine.
-fn limit_memory() {
+pub(crate) fn limit_memory() {
     let limit = libc::rlimit { rlim_cur: 4 << 30, rlim_max: 4 << 30 };
     // SAFETY: passes a structure that lives through the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
@@ -731,11 +731,16 @@ fn use_damaged_files() {
 }
 
 fn supervise(stop: &str, index: IndexKind, list: &str) {
+    supervise_part("damage::use_damaged_files", stop, index, list);
+}
+
+/// Runs a part that tries damaged files in a process of its own, and fails if that hangs or dies.
+pub(crate) fn supervise_part(part: &str, stop: &str, index: IndexKind, list: &str) {
     let wanted = std::env::var("EVERMAP_DAMAGE").unwrap_or_default();
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let path = directory.path().join("map");
     let argument = format!("{}\n{stop}\n{index}\n{list}\n{wanted}", path.display());
-    let mut process = child::start("damage::use_damaged_files", argument);
+    let mut process = child::start(part, argument);
     let (say, hear) = channel();
     let lines = BufReader::new(process.stdout.take().unwrap()).lines();
     let reader = std::thread::spawn(move || {

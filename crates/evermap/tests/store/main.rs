@@ -32,6 +32,7 @@ mod panics;
 mod persistent_order;
 mod read_only;
 mod refs;
+mod repair;
 mod saved;
 mod space;
 mod streams;
