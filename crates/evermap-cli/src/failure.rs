@@ -32,6 +32,11 @@ impl Failure {
         Failure::Other(text.into())
     }
 
+    /// Returns `true` if a store is damaged.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self, Failure::Store(error) if error.is_damaged())
+    }
+
     /// Returns `true` if the reader of standard output has closed it.
     pub(crate) fn is_closed_output(&self) -> bool {
         matches!(self, Failure::Output(source) if source.kind() == io::ErrorKind::BrokenPipe)

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use evermap::{CheckReport, CostStat, DamageMark, OrderedStat, SpaceStat, Stat};
 use serde_json::{Value, json};
 
-use crate::failure::{Failure, advise};
+use crate::failure::{Failure, advise, warn};
 use crate::open::{MapArguments, StoreArguments};
 use crate::{NEGATIVE, SUCCESS};
 
@@ -68,14 +68,28 @@ pub(crate) struct Check {
 
 impl Check {
     pub(crate) fn run(&self) -> Result<ExitCode, Failure> {
-        let db = self.store.open_to_read()?;
+        let db = self.store.open_to_read().inspect_err(|failure| {
+            if failure.is_damage() {
+                self.point_to_repair();
+            }
+        })?;
         let report = db.check(self.deep)?;
         db.close()?;
         match self.json {
             true => print_line(&report_as_json(&report))?,
             false => print_line(&report)?,
         }
+        if !report.is_sound() {
+            self.point_to_repair();
+        }
         Ok(if report.is_sound() { SUCCESS } else { NEGATIVE })
+    }
+
+    fn point_to_repair(&self) {
+        let path = self.store.path().display();
+        warn(format_args!(
+            "{path}: `evermap repair {path} NEW` makes a new store of what verifies"
+        ));
     }
 }
 

@@ -1,17 +1,17 @@
 //! `evermap load`
 
 use std::fs::File;
-use std::io::{self, BufReader, IsTerminal, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use evermap::{Error, IndexKind, Map};
-use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressBarIter, ProgressStyle};
+use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressBarIter};
 
 use crate::failure::{Failure, describe};
 use crate::format::{Format, Line, Lines, Record};
 use crate::open::{MapArguments, index_kind, parse_size};
+use crate::progress::progress_bar;
 use crate::{NEGATIVE, SUCCESS};
 
 /// The maximum number of bad lines that are reported individually.
@@ -75,22 +75,6 @@ impl Load {
         let _ = writeln!(io::stderr(), "{summary}");
         Ok(if bad == 0 { SUCCESS } else { NEGATIVE })
     }
-}
-
-/// Creates a progress bar on standard error, if that is a terminal.
-fn progress_bar(bytes: Option<u64>) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let (progress, template) = match bytes {
-        Some(bytes) => (
-            ProgressBar::new(bytes),
-            "{bar:30} {bytes}/{total_bytes} [{elapsed}, {eta} left] {msg}",
-        ),
-        None => (ProgressBar::new_spinner(), "{spinner} {bytes} [{elapsed}] {msg}"),
-    };
-    progress.enable_steady_tick(Duration::from_millis(100));
-    progress.with_style(ProgressStyle::with_template(template).expect("a valid template"))
 }
 
 /// The reason why a line was not stored.

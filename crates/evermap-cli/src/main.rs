@@ -12,7 +12,9 @@ mod load;
 mod maps;
 mod monitor;
 mod open;
+mod progress;
 mod rejoin;
+mod repair;
 mod scan;
 mod serve;
 mod top;
@@ -53,6 +55,7 @@ enum Command {
     Stat(inspect::StatCommand),
     Check(inspect::Check),
     Recover(inspect::Recover),
+    Repair(repair::Repair),
     Backup(backup::Backup),
     Restore(backup::Restore),
     Top(top::Arguments),
@@ -74,6 +77,7 @@ impl Command {
             Command::Stat(arguments) => at(arguments.store.path(), arguments.run()),
             Command::Check(arguments) => at(arguments.store.path(), arguments.run()),
             Command::Recover(arguments) => at(arguments.store.path(), arguments.run()),
+            Command::Repair(arguments) => at(arguments.path(), arguments.run()),
             Command::Backup(arguments) => at(arguments.store.path(), arguments.run()),
             Command::Restore(arguments) => arguments.run(),
             Command::Top(arguments) => arguments.run().map(|()| SUCCESS),

@@ -11,6 +11,7 @@ mod output;
 mod packed;
 mod reading;
 mod records;
+mod repair;
 mod restart;
 mod serve;
 mod service;
