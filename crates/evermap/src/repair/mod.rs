@@ -18,6 +18,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use evermap_index::Visitor;
 use evermap_index::key::BytesRef;
 use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
@@ -126,13 +127,13 @@ impl Repair {
             report.maps.push(repaired);
         }
         walk.unnamed(&maps, catalogue.as_ref(), &mut sinks, &mut report)?;
-        for (map, repaired) in maps.iter().zip(&mut report.maps) {
+        for (number, map) in maps.iter().enumerate() {
+            let repaired = &mut report.maps[number];
             repaired.missing = repaired.missing.saturating_sub(repaired.uncertain);
             if !map.certain && repaired.uncertain > 0 {
-                report.notes.push(why_uncertain(map));
+                report.note(why_uncertain(map));
             }
         }
-        drop((maps, catalogue));
         sinks.uncertain.publish()?;
         sinks.certain.publish()?;
         Ok(report)
@@ -196,7 +197,7 @@ impl Buffers {
 struct Walk<'s> {
     source: &'s Source,
     options: &'s Options,
-    /// The blocks of records that indexes lead to.
+    /// The blocks that indexes consist of, and the records that they lead to.
     named: Vec<u64>,
     /// The bytes of records that were read so far.
     read: u64,
@@ -345,6 +346,8 @@ impl<'s> Walk<'s> {
             }
             done.is_ok()
         });
+        // What cannot be visited has been reported.
+        let _ = index.visit(&mut Blocks(&mut self.named));
         for problem in index.check() {
             report.note(format!("{}index: {problem}", prefix(map)));
         }
@@ -497,6 +500,17 @@ type EachNamed<'e> =
 
 type EachUnnamed<'e> = dyn FnMut(std::result::Result<(Record<'_, Mapped>, Control), Range<u64>>, &Buffers) -> Result<()>
     + 'e;
+
+/// Notes the blocks of an index, which are among those of records too.
+struct Blocks<'v>(&'v mut Vec<u64>);
+
+impl Visitor for Blocks<'_> {
+    fn block(&mut self, offset: u64) {
+        self.0.push(offset);
+    }
+
+    fn word(&mut self, _: u64) {}
+}
 
 /// What the index of a map leads to and is not live.
 #[derive(Default)]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::Error;
 use crate::error::counted;
 
-/// The number of lost parts that are described; the rest are counted.
+/// The number of lost parts and of notes that are described; the rest are counted.
 const DESCRIBED: usize = 1000;
 
 /// What a [`Repair`](super::Repair) has made, or would make, of a damaged store.
@@ -17,9 +17,9 @@ pub struct RepairReport {
     pub maps: Vec<RepairedMap>,
     /// The parts of the file that could not be read, up to the first thousand.
     pub lost: Vec<LostPart>,
-    /// The number of such parts beyond those.
+    /// The number of such parts, and of notes, beyond those.
     pub more_lost: u64,
-    /// What else is lost, or is not certain.
+    /// What else is lost, or is not certain, up to the first thousand.
     pub notes: Vec<String>,
 }
 
@@ -81,9 +81,9 @@ impl RepairReport {
 
     /// Adds something that concerns no single place.
     pub(super) fn note(&mut self, text: impl Into<String>) {
-        let text = text.into();
-        if !self.notes.contains(&text) {
-            self.notes.push(text);
+        match self.notes.len() {
+            DESCRIBED.. => self.more_lost += 1,
+            _ => self.notes.push(text.into()),
         }
     }
 
@@ -144,11 +144,11 @@ impl fmt::Display for RepairReport {
         for part in &self.lost {
             writeln!(f, "{part}")?;
         }
-        if self.more_lost > 0 {
-            writeln!(f, "and {} more", self.more_lost)?;
-        }
         for note in &self.notes {
             writeln!(f, "{note}")?;
+        }
+        if self.more_lost > 0 {
+            writeln!(f, "and {} more", self.more_lost)?;
         }
         for map in &self.maps {
             writeln!(f, "{map}")?;

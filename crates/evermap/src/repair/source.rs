@@ -208,18 +208,18 @@ impl Source {
     /// Returns all descriptors of maps in the file, named or not.
     pub(super) fn descriptors(&self) -> Vec<MapHeader> {
         let size = self.pool.block_size(BYTES);
-        let described = |at| MapHeader::described(&self.pool, at);
-        self.fixed_blocks()
-            .filter(|(_, bytes)| *bytes == size)
-            .filter_map(|it| described(it.0))
+        let described = |block| MapHeader::described(&self.pool, block);
+        self.blocks(|extent| extent.fixed && extent.block_size == size)
+            .filter_map(described)
             .collect()
     }
 
-    /// Returns the offsets and the sizes of the blocks that are parts of structures, or were.
-    fn fixed_blocks(&self) -> impl Iterator<Item = (u64, u64)> {
-        let fixed = self.extents.iter().filter(|extent| extent.fixed);
-        let blocks = fixed.flat_map(|it| it.blocks().map(|block| (block.start, it.block_size)));
-        blocks.filter(|(at, _)| self.was_in_use(*at))
+    /// Returns the offsets of all blocks in some extents, except those that were free when the file
+    /// was closed.
+    fn blocks(&self, of: impl Fn(&DescribedExtent) -> bool) -> impl Iterator<Item = u64> {
+        let extents = self.extents.iter().filter(move |extent| of(extent));
+        let blocks = extents.flat_map(|extent| extent.blocks().map(|block| block.start));
+        blocks.filter(|block| self.was_in_use(*block))
     }
 
     /// Returns `false` if a block was free when the file was closed.
@@ -242,7 +242,7 @@ impl Source {
             (self.pool.medium(), self.pool.root(UNUSED_SLOT), HashMap::new());
         let before = m.load(slot);
         let (mut key, mut value) = (Vec::new(), Vec::new());
-        for (block, _) in self.fixed_blocks() {
+        for block in self.blocks(|extent| !extent.is_large) {
             m.store(slot, block);
             let Ok(index) = PrimaryIndex::open(&self.pool, slot) else { continue };
             let mut seen = 0;
