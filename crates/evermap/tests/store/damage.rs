@@ -118,7 +118,7 @@ pub(crate) fn was_stored(item: &Item<'_>) -> bool {
 /// The bytes of a store, and those at earlier times.
 pub(crate) struct Template {
     pub(crate) now: Vec<u8>,
-    older: Vec<Vec<u8>>,
+    pub(crate) older: Vec<Vec<u8>>,
 }
 
 /// One way to damage it.
