@@ -242,7 +242,7 @@ impl Source {
             (self.pool.medium(), self.pool.root(UNUSED_SLOT), HashMap::new());
         let before = m.load(slot);
         let (mut key, mut value) = (Vec::new(), Vec::new());
-        for block in self.blocks(|extent| !extent.is_large) {
+        for block in self.blocks(|_| true) {
             m.store(slot, block);
             let Ok(index) = PrimaryIndex::open(&self.pool, slot) else { continue };
             let mut seen = 0;
