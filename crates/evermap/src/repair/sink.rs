@@ -13,7 +13,7 @@ use crate::new_file::NewFile;
 use crate::ops::commit::Verdict;
 use crate::record::Draft;
 use crate::record::control::Control;
-use crate::{Evermap, Map, MapOptions, Options, Result};
+use crate::{Error, Evermap, IndexKind, Map, MapOptions, Options, Result};
 
 /// A copy of a record.
 pub(super) struct Copied<'c> {
@@ -105,8 +105,19 @@ impl Sink {
 
 impl NewStore {
     fn bind(&mut self, number: usize, map: &SourceMap, copied: &Copied<'_>) -> Result<bool> {
-        self.next_cas = self.next_cas.max(copied.cas + 1);
+        self.next_cas = self.next_cas.max(copied.cas.saturating_add(1));
         self.map(number, map)?.bind_copy(copied)
+    }
+
+    fn named(&self, name: &str, kind: Option<IndexKind>) -> Result<Map> {
+        let options = MapOptions::new();
+        match self.db.map(name, options.create(false)) {
+            Err(Error::NoSuchMap { .. }) => {
+                self.db.map(name, kind.map_or(options, |kind| options.index(kind)))
+            }
+            // One that was dropped had the name of another, and perhaps another kind.
+            found => found,
+        }
     }
 
     fn map(&mut self, number: usize, map: &SourceMap) -> Result<&Map> {
@@ -117,11 +128,7 @@ impl NewStore {
         if made.is_none() {
             let new = match &map.name {
                 None => self.db.default_map(),
-                Some(name) => {
-                    let options = MapOptions::new();
-                    let options = map.kind().map_or(options, |kind| options.index(kind));
-                    self.db.map(name, options)?
-                }
+                Some(name) => self.named(name, map.kind())?,
             };
             if map.due != 0 {
                 new.expire_all_at(time_of(map.due))?;
