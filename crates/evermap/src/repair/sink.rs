@@ -124,8 +124,7 @@ impl NewStore {
         if self.maps.len() <= number {
             self.maps.resize_with(number + 1, || None);
         }
-        let made = &mut self.maps[number];
-        if made.is_none() {
+        if self.maps[number].is_none() {
             let new = match &map.name {
                 None => self.db.default_map(),
                 Some(name) => self.named(name, map.kind())?,
@@ -133,9 +132,9 @@ impl NewStore {
             if map.due != 0 {
                 new.expire_all_at(time_of(map.due))?;
             }
-            *made = Some(new);
+            self.maps[number] = Some(new);
         }
-        Ok(made.as_ref().expect("just made"))
+        Ok(self.maps[number].as_ref().expect("just made"))
     }
 }
 
