@@ -1,7 +1,5 @@
 //! `evermap stat`, `check` and `recover`: the state of a store.
 
-use std::fmt::Display;
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use evermap::{CheckReport, CostStat, DamageMark, OrderedStat, SpaceStat, Stat};
@@ -9,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::failure::{Failure, advise, warn};
 use crate::open::{MapArguments, StoreArguments};
+use crate::print::print_line;
 use crate::{NEGATIVE, SUCCESS};
 
 /// Print the statistics of a store
@@ -125,12 +124,6 @@ impl Recover {
             }
         }
     }
-}
-
-/// Writes a line to standard output.
-pub(crate) fn print_line(text: &dyn Display) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failure::Output)
 }
 
 fn stat_as_json(stat: &Stat, space: &SpaceStat, cost: &CostStat) -> Value {

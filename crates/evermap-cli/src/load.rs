@@ -11,7 +11,7 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressBarIter};
 use crate::failure::{Failure, describe};
 use crate::format::{Format, Line, Lines, Record};
 use crate::open::{MapArguments, index_kind, parse_size};
-use crate::progress::progress_bar;
+use crate::print::progress_bar;
 use crate::{NEGATIVE, SUCCESS};
 
 /// The maximum number of bad lines that are reported individually.

@@ -12,7 +12,7 @@ mod load;
 mod maps;
 mod monitor;
 mod open;
-mod progress;
+mod print;
 mod rejoin;
 mod repair;
 mod scan;

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use crate::failure::Failure;
 use crate::format::escape_line;
-use crate::inspect::print_line;
 use crate::open::StoreArguments;
+use crate::print::print_line;
 use crate::{NEGATIVE, SUCCESS};
 
 /// Print the names of the named maps of a store, one per line

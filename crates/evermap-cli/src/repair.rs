@@ -7,9 +7,7 @@ use evermap::{LostPart, Options, Repair as Repairing, RepairReport, RepairedMap}
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::inspect::print_line;
-use crate::progress::progress_bar;
-use crate::{NEGATIVE, SUCCESS};
+use crate::print::{print_line, progress_bar};
 
 /// Make a new store of all records of a damaged one that verify
 ///
@@ -71,7 +69,7 @@ impl Repair {
             true => print_line(&report_as_json(&report))?,
             false => print_line(&report)?,
         }
-        Ok(if report.is_complete() { SUCCESS } else { NEGATIVE })
+        Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 

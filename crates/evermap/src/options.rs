@@ -215,8 +215,8 @@ impl Options {
     }
 
     /// Changes what is told how far the store is rebuilt from its [log](Durability::Log) after loss
-    /// of power, or [repaired](crate::Repair): the bytes that were read, and an upper limit of those
-    /// that are to be.
+    /// of power, or [repaired](crate::Repair): the bytes that were read, and an upper limit of
+    /// those that are to be.
     pub fn on_progress(mut self, report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
         self.on_progress = Progress(Arc::new(report));
         self

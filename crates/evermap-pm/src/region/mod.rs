@@ -414,8 +414,9 @@ impl<M: Medium> Region<M> {
     }
 
     /// Takes from a header what keeps [`open`](Region::open) from opening the rest with
-    /// [`OnSuspect::Salvage`]: that all of it is lost, and words that refer to no part of the table.
-    /// What the later parts described is unknown then. For a medium whose changes stay private.
+    /// [`OnSuspect::Salvage`]: that all of it is lost, and words that refer to no part of the
+    /// table. What the later parts described is unknown then. For a medium whose changes stay
+    /// private.
     pub fn mend_header(medium: &M) {
         let Some(header) = medium.at::<Header>(HEADER_WORDS) else { return };
         header.parts.iter().flatten().for_each(|cell| medium.store(cell, 0));

@@ -477,7 +477,7 @@ impl<'s> Walk<'s> {
         Ok(())
     }
 
-    /// Notes that so many more bytes of records were read.
+    /// Adds to the number of bytes of records that were read.
     fn advance(&mut self, bytes: u64) {
         let before = self.read;
         self.read += bytes;
@@ -498,8 +498,10 @@ const PROGRESS_SHIFT: u32 = 20;
 type EachNamed<'e> =
     dyn FnMut(&Record<'_, Mapped>, Control, &Buffers, &mut RepairReport) -> Result<()> + 'e;
 
-type EachUnnamed<'e> = dyn FnMut(std::result::Result<(Record<'_, Mapped>, Control), Range<u64>>, &Buffers) -> Result<()>
-    + 'e;
+/// A live record in a block, or the block.
+type InBlock<'m> = std::result::Result<(Record<'m, Mapped>, Control), Range<u64>>;
+
+type EachUnnamed<'e> = dyn FnMut(InBlock<'_>, &Buffers) -> Result<()> + 'e;
 
 /// Notes the blocks of an index, which are among those of records too.
 struct Blocks<'v>(&'v mut Vec<u64>);

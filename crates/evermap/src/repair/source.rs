@@ -1,6 +1,6 @@
 //! A damaged store: its maps, as far as something leads to them.
 //!
-//! The file is mapped privately, so that what opening it recovers, and what is mended here, is in
+//! The file is mapped privately, so that what opening it recovers, and what is changed here, is in
 //! the memory of this process only.
 
 use std::cell::OnceCell;

@@ -216,7 +216,7 @@ fn repair_damaged_files() {
 
 fn supervise(stop: &str) {
     for index in common::campaign_indexes() {
-        let most = if index == common::index() { tier().choose(16, 340) } else { 40 };
+        let most = if index == common::index() { tier().choose(16, 370) } else { 40 };
         damage::supervise_part("repair::repair_damaged_files", stop, index, &most.to_string());
     }
 }
