@@ -118,7 +118,7 @@ impl Source {
                 == 0
         {
             // Its creation was interrupted, or its header is lost.
-            report.note("the file says that nothing was ever stored in it");
+            report.note("the header says that nothing was ever stored, or is lost");
         }
         Ok(source)
     }
