@@ -9,7 +9,7 @@
 //! There is deliberately only one word size. Racing atomic accesses of different sizes to the same
 //! memory have no defined meaning, and a byte-sized persistent field would invite them.
 
-use std::sync::atomic::AtomicU64;
+use crate::explore::AtomicU64;
 
 /// An 8-byte word in a region. It is loaded, stored, flushed and fenced through a
 /// [`Medium`](crate::Medium).

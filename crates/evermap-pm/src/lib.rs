@@ -26,6 +26,7 @@ pub mod cell;
 pub mod clock;
 pub mod epoch;
 pub mod error;
+mod explore;
 pub mod fork;
 pub mod heap;
 pub mod medium;

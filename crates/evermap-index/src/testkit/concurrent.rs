@@ -60,7 +60,7 @@ fn rounds<K: Numbered>(
     Ok(())
 }
 
-fn audit<K: Numbered>(instance: &dyn Instance<K>) -> Result<(), String> {
+pub(super) fn audit<K: Numbered>(instance: &dyn Instance<K>) -> Result<(), String> {
     match instance.audit() {
         found if found.is_empty() => Ok(()),
         found => Err(format!("audit: {}", found.join("; "))),
@@ -92,7 +92,8 @@ fn histories_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Re
         let clock = Clock::default();
         let hot = &universe.keys[..1 + (seed % 4) as usize];
         let mut history: Vec<Event> = threads(config.threads, |thread| {
-            record(driver, universe, hot, &clock, thread, &mut Rng::new(thread_seed(seed, thread)))
+            let random = &mut Rng::new(thread_seed(seed, thread));
+            record(driver, universe, hot, &clock, thread, 1000, random)
         })?
         .concat();
         // The final state is part of the history.
@@ -102,20 +103,20 @@ fn histories_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Re
     })
 }
 
-/// Runs one thread of [`histories`], and returns its events.
-fn record<K: Numbered>(
+/// Makes `calls` calls of one thread, most of them on `hot` keys, and returns them as events.
+pub(super) fn record<K: Numbered>(
     driver: &Driver<'_, K>,
     universe: &Universe,
     hot: &[u64],
     clock: &Clock,
     thread: usize,
+    calls: usize,
     random: &mut Rng,
 ) -> Result<Vec<Event>, String> {
-    const CALLS: usize = 1000;
     let mut events = Vec::new();
     let mut known: HashMap<u64, u64> = HashMap::new();
     let mut words = 0;
-    while events.len() < CALLS {
+    while events.len() < calls {
         if chance(random, 5) {
             let keys: BTreeSet<u64> =
                 hot.iter().copied().chain((0..12).map(|_| *random.pick(&universe.keys))).collect();

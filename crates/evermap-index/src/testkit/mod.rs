@@ -21,6 +21,7 @@
 //! | [`full`](persistence::full) | running out of space changes nothing |
 //! | [`reuse`](persistence::reuse) | space of removed records serves other sizes |
 //! | [`damage`](damage::damage) | a wrong word causes errors at most |
+//! | [`instants`](instants::instants) | an instant is what a kill leaves |
 //!
 //! [`crash_campaign!`](crate::crash_campaign) [crashes](crash) the index at every point.
 //! [`counters`](counters::counters) checks promises about flushes, fences and cache lines.
@@ -47,6 +48,7 @@ pub mod crash_states;
 pub mod damage;
 pub mod delays;
 mod erased;
+pub mod instants;
 pub mod keys;
 pub mod linearizability;
 pub mod model;
@@ -303,7 +305,8 @@ macro_rules! conformance {
                 concurrent::walks
             });
             $crate::conformance!(@parts $subject, $kinds, {
-                persistence::sweep, persistence::full, persistence::reuse, damage::damage
+                persistence::sweep, persistence::full, persistence::reuse, damage::damage,
+                instants::instants
             });
         }
     };

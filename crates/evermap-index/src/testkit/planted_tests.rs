@@ -562,6 +562,25 @@ fn reopening_and_sweeping_find_lost_and_leaked_blocks() {
     }
 }
 
+/// Words that are copied while threads change them are no instant, and neither is what misses
+/// stores.
+#[test]
+fn instants_find_what_no_kill_leaves() {
+    use evermap_pm::sim::{Mutation, unmarked};
+    fn find<K: Numbered>(take: instants::Take, mistake: Option<&'static str>) -> String {
+        let config = Config::from_env();
+        let failure = (0..3).find_map(|run| {
+            let config = Config { seed: config.seed_of(run), ..config };
+            let plant = |medium: &Sim| medium.mutate(mistake.map(Mutation::Planted));
+            instants::instants_of::<K>(&MakeChain, &config, take, plant).err()
+        });
+        failure.unwrap_or_else(|| panic!("{mistake:?} was not found")).to_string()
+    }
+    println!("{}", find::<u64>(instants::Capture::copy, None));
+    println!("{}", find::<u64>(instants::Capture::take, Some(unmarked::STORE)));
+    println!("{}", find::<Bytes>(instants::Capture::take, Some(unmarked::FILL)));
+}
+
 #[test]
 fn damage_finds_trust() {
     finds! {

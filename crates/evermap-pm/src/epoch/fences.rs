@@ -14,6 +14,7 @@ pub(crate) fn register_process_fence() -> bool {
 /// Makes every thread of this process execute a full fence. Returns `false` if the kernel refuses,
 /// because of a filter of system calls that was installed after [`register_process_fence`], or in a
 /// forked child.
+///
 /// Interrupts each processor that runs a thread of this process: a few microseconds.
 pub(crate) fn fence_all_threads() -> bool {
     membarrier(PRIVATE_EXPEDITED)

@@ -100,6 +100,8 @@ pub use dram::{Dram, Pages, prefer_huge_pages};
 pub use emulated::{Delays, Emulated, Speed};
 pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
 pub use identity::Identity;
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use mapped::Tracker;
 pub use mapped::{
     FlushKind, LockedFile, Mapped, MappedOptions, Marks, PageChange, PageReport, describe_address,
     explain_bus_errors, memory_file,

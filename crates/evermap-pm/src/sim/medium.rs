@@ -12,7 +12,7 @@ use super::schedule::{self, Progress, Schedule};
 use super::trace::{Event, LENGTH, Site, Span, Trace, TraceRecord, Word};
 use super::undecided::{Outcome, Undecided};
 use crate::epoch::thread_ordinal;
-use crate::medium::{Counter, Dram, LINE, Medium, Note, Pages};
+use crate::medium::{Counter, Dram, LINE, Marks, Medium, Note, PageChange, Pages, Tracker};
 use crate::{Error, ErrorKind, PmU64, Result};
 
 /// Number of accesses that a thread may still make while it unwinds after its budget ran out.
@@ -91,6 +91,8 @@ struct Shared {
     observer: OnceLock<Arc<dyn Observer>>,
     /// All of it is usable from the start. The structure under test may use `len` bytes.
     memory: Dram,
+    /// Of the stores to `memory`, as of those to a mapped file.
+    tracker: Tracker,
     len: AtomicU64,
     steps: AtomicU64,
     /// Lines that were loaded from.
@@ -101,6 +103,32 @@ struct Shared {
     /// undecided.
     quiet: Lines,
     log: Mutex<Log>,
+}
+
+/// Mistakes that tests of instants can plant: see [`Medium::mutant`].
+pub mod unmarked {
+    /// Words are stored without marks.
+    pub const STORE: &str = "unmarked store";
+    /// Words are compared and swapped without marks.
+    pub const CAS: &str = "unmarked cas";
+    /// Bytes are filled in without marks.
+    pub const FILL: &str = "unmarked fill";
+    /// Pages are discarded without marks.
+    pub const DISCARD: &str = "unmarked discard";
+}
+
+/// A store that is marked.
+struct Marked<'a> {
+    tracker: &'a Tracker,
+    before: u64,
+    place: u64,
+    bytes: u64,
+}
+
+impl Drop for Marked<'_> {
+    fn drop(&mut self) {
+        self.tracker.after_store(self.before, self.place, self.bytes);
+    }
 }
 
 /// A set of lines, with one bit for each.
@@ -254,6 +282,7 @@ impl Sim {
                 read: lines(),
                 undecided: lines(),
                 quiet: lines(),
+                tracker: Tracker::default(),
                 log: Mutex::new(Log { paused: plain, ..Log::default() }),
                 memory,
             }),
@@ -390,6 +419,44 @@ impl Sim {
         // Later loads see one of the possible contents, and a reload restores them all.
         self.log().overwritten.extend(undecided.overwritten());
         undecided.into_outcome()
+    }
+
+    /// Begins to record which lines are stored to, as [`Mapped`](crate::medium::Mapped) does with
+    /// the same code, so that instants can be captured. Must be called before anything is stored,
+    /// once.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace` if there is not enough address space.
+    pub fn record_changes(&self) -> Result<()> {
+        let base = self.base().as_ptr().expose_provenance();
+        self.shared.tracker.record(base, Marks::in_memory(self.capacity())?, 0)
+    }
+
+    /// Captures an instant: see [`Mapped::take_changes`](crate::medium::Mapped::take_changes).
+    ///
+    /// # Errors
+    ///
+    /// `Io` if the system has no fence of all threads.
+    ///
+    /// # Panics
+    ///
+    /// If [`record_changes`](Sim::record_changes) was not called.
+    pub fn take_changes(&self, show: &mut dyn FnMut(&PageChange<'_>)) -> Result<(u64, u64)> {
+        let interval = self.shared.tracker.take_changes(show)?;
+        Ok((interval, self.len()))
+    }
+
+    /// Marks the lines of some bytes that will be stored to while the result lives. Other threads
+    /// may run before that.
+    fn mark(&self, mistake: &'static str, place: u64, bytes: u64) -> Option<Marked<'_>> {
+        let tracker = &self.shared.tracker;
+        if tracker.is_off() || place >= self.len() || bytes == 0 || self.mutant(mistake) {
+            return None;
+        }
+        let before = tracker.before_store(place, bytes);
+        schedule::after(Progress::Load);
+        Some(Marked { tracker, before, place, bytes })
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -556,6 +623,7 @@ impl Sim {
     #[track_caller]
     fn store_word(&self, cell: &PmU64, new: u64, transient: bool) {
         let place = self.distance_of(cell);
+        let _marked = self.mark(unmarked::STORE, place, 8);
         let access =
             if transient { Access::StoreTransient(place) } else { Access::Store(place, 8) };
         if self.is_plain(access) {
@@ -573,6 +641,7 @@ impl Sim {
 
     #[track_caller]
     fn cas_word(&self, cell: &PmU64, old: u64, new: u64, transient: bool) -> Result<u64, u64> {
+        let _marked = self.mark(unmarked::CAS, self.distance_of(cell), 8);
         if self.is_plain(Access::Swap(self.distance_of(cell))) {
             let swapped = self.shared.memory.cas(cell, old, new);
             if swapped.is_ok() {
@@ -654,6 +723,7 @@ unsafe impl Medium for Sim {
         if start >= end || end > self.len() {
             return;
         }
+        let _marked = self.mark(unmarked::DISCARD, start, end - start);
         if self.shared.plain {
             return self.shared.memory.discard(start..end);
         }
@@ -771,6 +841,7 @@ unsafe impl Medium for Sim {
     fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
         let cells = &cells[..bytes.len().div_ceil(8)];
         let place = self.distance(cells.as_ptr().cast());
+        let _marked = self.mark(unmarked::FILL, place, size_of_val(cells) as u64);
         if self.is_plain(Access::Store(place, size_of_val(cells) as u64)) {
             return self.shared.memory.write_bytes(cells, bytes);
         }

@@ -137,7 +137,7 @@ pub use config::{Config, Nested};
 pub use coverage::{Pairs, Pruning};
 pub use durable::{GrowthModel, Model};
 pub use image::{CrashPoint, Image, ImageConfig, ImageStats, for_each_image};
-pub use medium::{Access, Observer, Sim};
+pub use medium::{Access, Observer, Sim, unmarked};
 pub use mutation::Mutation;
 pub use panics::keep_panics_quiet;
 pub use replay::Replay;

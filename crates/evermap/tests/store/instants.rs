@@ -1,17 +1,20 @@
 //! Snapshots, backups, and readers in other processes, while the store is changed.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use crate::common::{self, Random};
 use evermap::{
     Batch, Error, ErrorKind, Evermap, IndexKind, Map, MapOptions, Options, Order, restore,
 };
+use evermap_index::testkit::instants::Capture;
+use evermap_index::testkit::linearizability::Clock;
 use evermap_index::testkit::{Tier, tier};
 use evermap_pm::medium::{Identity, Mapped, MappedOptions};
 use evermap_pm::region::Region;
+use evermap_pm::sim::Sim;
 
 const ACCOUNTS: u64 = 40;
 const TOTAL: i64 = ACCOUNTS as i64 * 1000;
@@ -319,4 +322,86 @@ fn a_reader_beside_a_writer_gets_a_copy() {
     });
     db.close().unwrap();
     assert!(!directory.path().join("store.sock").exists());
+}
+
+/// What one thread has done to two keys: when it began and ended, and the number that it has put.
+type Done = (u64, u64, Option<u64>);
+
+/// Puts numbers under two keys together, again and again, or removes both.
+fn change_pair(map: &Map<Sim>, thread: u64, clock: &Clock) -> Vec<Done> {
+    let mut random = Random::new(thread);
+    let keys = [format!("left {thread}"), format!("right {thread}")];
+    let mut done = vec![(0, 0, None)];
+    for number in 0..300_u64 {
+        let filler = format!("filler {thread} {}", random.below(60));
+        match random.below(3) {
+            0 => _ = map.remove(&filler).unwrap(),
+            _ => map.put(&filler, vec![7; random.below(200) as usize]).unwrap(),
+        }
+        let put = (random.below(4) > 0).then_some(number);
+        let mut batch = Batch::new();
+        for key in &keys {
+            match put {
+                Some(number) => batch.put(key, number.to_le_bytes()),
+                None => batch.remove(key),
+            };
+        }
+        let begin = clock.tick();
+        assert!(map.apply(&batch).unwrap().is_done());
+        done.push((begin, clock.tick(), put));
+    }
+    done
+}
+
+/// What is captured at an instant is what a kill at that moment leaves: a store that has what was
+/// acknowledged before, nothing that began later, and batches wholly or not at all.
+#[test]
+fn an_instant_is_what_a_kill_leaves() {
+    const CAPACITY: u64 = 16 << 20;
+    const THREADS: u64 = 3;
+    for index in common::every_index() {
+        let options = common::options().index(index).capacity(CAPACITY).extent_size(16 << 10);
+        let memory = Sim::in_memory(CAPACITY).unwrap();
+        let mut capture = Capture::of(&memory).unwrap();
+        let map = common::create_medium(memory, Identity::default(), &options).unwrap();
+        let (clock, running) = (Clock::default(), AtomicU64::new(THREADS));
+        let (done, taken) = std::thread::scope(|scope| {
+            let (map, clock, running) = (&map, &clock, &running);
+            let threads: Vec<_> = (0..THREADS)
+                .map(|thread| {
+                    scope.spawn(move || {
+                        let done = change_pair(map, thread, clock);
+                        running.fetch_sub(1, Relaxed);
+                        done
+                    })
+                })
+                .collect();
+            let mut taken = Vec::new();
+            while running.load(Relaxed) > 0 && taken.len() < scaled(6) as usize {
+                taken.push(capture.take(clock).unwrap());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            taken.push(capture.take(clock).unwrap());
+            let done: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            (done, taken)
+        });
+        for captured in &taken {
+            let medium = Sim::in_memory(CAPACITY).unwrap();
+            captured.restore(&medium).unwrap();
+            let map = common::open_medium(medium, Identity::default(), &options).unwrap();
+            for (thread, done) in done.iter().enumerate() {
+                let get = |side: &str| map.get(format!("{side} {thread}")).unwrap();
+                let found = get("left");
+                assert_eq!(found, get("right"), "half a batch");
+                let found = found.map(|value| u64::from_le_bytes(value[..].try_into().unwrap()));
+                let may_be_last = |at: usize| {
+                    done[at].0 < captured.end
+                        && done.get(at + 1).is_none_or(|next| next.1 > captured.begin)
+                };
+                let is_right = (0..done.len()).any(|at| may_be_last(at) && done[at].2 == found);
+                assert!(is_right, "{index}: thread {thread} has not put {found:?} last");
+            }
+            common::assert_sound(&map);
+        }
+    }
 }

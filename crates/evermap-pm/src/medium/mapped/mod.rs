@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
 
 use super::{Medium, OFFSET_LIMIT, Pages, flush};
+use crate::explore::overwrite;
 use crate::medium::Identity;
 use crate::{Error, ErrorKind, PmU64, Quad, Result};
 
@@ -48,7 +49,8 @@ pub(crate) use file::size_limit;
 use mapping::{HUGE_PAGE, Mapping};
 use persistent::PersistentMemory;
 use prefault::Prefaulter;
-use tracker::Tracker;
+pub(crate) use tracker::Tracker;
+use tracker::{Mistake, planted};
 
 /// A reservation that the system refuses is halved and tried again, down to this size.
 const SMALLEST_CAPACITY: u64 = 1 << 30;
@@ -342,6 +344,19 @@ impl Mapped {
         self.file.as_ref().map_or(4096, File::granule)
     }
 
+    fn discard_untracked(&self, range: &Range<u64>) {
+        if let Some(file) = &self.file {
+            return file.discard(range.clone());
+        }
+        let start = range.start.next_multiple_of(4096);
+        let end = round_down(range.end, 4096);
+        if start < end {
+            let bytes = (end - start) as usize;
+            // SAFETY: whole pages of our own mapping, which read as zero afterwards.
+            let _ = unsafe { madvise(self.mapping.address(start), bytes, Advice::LinuxDontNeed) };
+        }
+    }
+
     #[inline(never)]
     fn store_tracked(&self, cell: &PmU64, value: u64) {
         self.track(cell, || cell.atomic().store(value, Ordering::Release));
@@ -543,21 +558,12 @@ unsafe impl Medium for Mapped {
         // Touched afterwards, they would take memory again.
         self.prefaulter.withdraw(self.addresses(&range));
         let (start, bytes) = (range.start, range.end - range.start);
-        let before = self.tracker.before_store(start, bytes);
-        match &self.file {
-            Some(file) => file.discard(range),
-            None => {
-                let start = range.start.next_multiple_of(4096);
-                let end = round_down(range.end, 4096);
-                if start < end {
-                    let bytes = (end - start) as usize;
-                    // SAFETY: whole pages of our own mapping, which read as zero afterwards.
-                    let _ = unsafe {
-                        madvise(self.mapping.address(start), bytes, Advice::LinuxDontNeed)
-                    };
-                }
-            }
+        let discard = || overwrite(self.addresses(&range), || self.discard_untracked(&range));
+        if planted(Mistake::DiscardUnmarked) {
+            return discard();
         }
+        let before = self.tracker.before_store(start, bytes);
+        discard();
         self.tracker.after_store(before, start, bytes);
     }
 
@@ -622,7 +628,7 @@ unsafe impl Medium for Mapped {
 
     #[inline(always)]
     fn cas(&self, cell: &PmU64, old: u64, new: u64) -> Result<u64, u64> {
-        match self.tracker.is_off() {
+        match self.tracker.is_off() || planted(Mistake::CasUnmarked) {
             true => exchange(cell, old, new),
             false => self.cas_tracked(cell, old, new),
         }
@@ -635,7 +641,7 @@ unsafe impl Medium for Mapped {
 
     #[inline]
     fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
-        match self.tracker.is_off() {
+        match self.tracker.is_off() || planted(Mistake::FillUnmarked) {
             true => super::fill(cells, bytes),
             false => self.write_bytes_tracked(cells, bytes),
         }

@@ -22,9 +22,7 @@ impl Mapped {
             return Err(ErrorKind::Config(why.into()).into());
         }
         marks.allocate(self.len())?;
-        let live = self.tracker.begin(|| Ok(Live::new(self.base_address(), marks)))?;
-        self.tracker.resume(live, self.len() / PAGE);
-        Ok(())
+        self.tracker.record(self.base_address(), marks, self.len() / PAGE)
     }
 
     /// Begins an instant, and shows what was stored since the one of the last call, as it was at

@@ -1,21 +1,22 @@
 //! Tracking the stores to the file: instants, and what changes between them.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, PoisonError};
 
 use super::marks::Marks;
+use super::mistakes::{Mistake, planted};
 use super::page::{LOCKED, PAGE, PageState};
 use super::view::{View, Views};
 use crate::PmU64;
 use crate::epoch::{fence_all_threads, register_process_fence};
+use crate::explore::{AtomicBool, AtomicU64, Mutex, MutexGuard};
 use crate::medium::LINE;
 use crate::medium::mapped::mapping::Mapping;
-use crate::sync::{Backoff, Mutex, MutexGuard};
+use crate::sync::Backoff;
 use crate::{Error, Result};
 
 /// Number of lists of changed pages, so that threads seldom share one.
-const LISTS: usize = 16;
+const LISTS: usize = if cfg!(test) { 2 } else { 16 };
 
 /// The states of all pages of a file, and who wants to know what they held.
 pub(crate) struct Live {
@@ -150,9 +151,13 @@ impl Live {
     /// Makes interval `now` the one of the page's last change, after what the page holds was kept
     /// for those that need it. Returns `false` if that is not possible now.
     fn begin_page(&self, page: u64, state: &PageState, last: u64, lines: u64, now: u64) -> bool {
-        let is_ready = self.ready.load(Acquire) >= now;
+        let is_ready = self.ready.load(Acquire) >= now || planted(Mistake::NoWait);
         if last & LOCKED != 0 || last > now || !is_ready || !state.try_lock(last) {
             return false;
+        }
+        if planted(Mistake::MarkedEarly) {
+            state.lines.store(lines, Relaxed);
+            state.unlock(now);
         }
         if self.recording.load(Acquire) {
             if !self.list_page(page, now) {
@@ -164,8 +169,10 @@ impl Live {
             }
         }
         self.views.keep(page, last, now);
-        state.lines.store(lines, Relaxed);
-        state.unlock(now);
+        if !planted(Mistake::MarkedEarly) {
+            state.lines.store(lines, Relaxed);
+            state.unlock(now);
+        }
         true
     }
 
@@ -191,7 +198,7 @@ impl Live {
     }
 
     /// Begins an instant: raises `current`, and makes all threads execute a fence. `prepare` is
-    /// called first, with the number that the instant will have.
+    /// called first, with the number that the instant will have. Returns both.
     ///
     /// # Errors
     ///
@@ -200,29 +207,38 @@ impl Live {
         &self,
         current: &AtomicU64,
         prepare: impl FnOnce(u64) -> Result<T>,
-    ) -> Result<T> {
+    ) -> Result<(u64, T)> {
         // Tried before the number is raised, because afterwards it is too late to give up.
         if !(register_process_fence() && fence_all_threads()) {
             return Err(no_fence());
         }
         let number = current.load(Relaxed) + 1;
         let prepared = prepare(number)?;
+        if planted(Mistake::ListedEarly) {
+            let lists = self.lists.iter().map(|list| std::mem::take(&mut lock(list).pages));
+            let listed: Vec<u64> = lists.flatten().collect();
+            lock(&self.untaken).extend(listed);
+        }
         #[cfg(test)]
         super::tests::reach(super::tests::Moment::Raise);
-        current.store(number, Release);
+        if !planted(Mistake::RaisedLate) {
+            current.store(number, Release);
+        }
         #[cfg(test)]
         super::tests::reach(super::tests::Moment::Fence);
-        let fenced = fence_all_threads();
+        let fenced = planted(Mistake::NoFence) || fence_at_instant();
         let mut untaken = lock(&self.untaken);
         for list in &self.lists {
             let mut list = lock(list);
             list.number = number;
-            untaken.append(&mut list.pages);
+            if !planted(Mistake::ListedEarly) {
+                untaken.append(&mut list.pages);
+            }
         }
         // Threads that wait go on in any case: their stores are right, the instant is not.
         self.ready.store(number, Release);
         match fenced {
-            true => Ok(prepared),
+            true => Ok((number, prepared)),
             false => Err(no_fence()),
         }
     }
@@ -234,7 +250,7 @@ impl Live {
     /// `Io` if the system has no fence of all threads.
     pub(super) fn begin_empty_instant(&self, current: &AtomicU64) -> Result<()> {
         let _one_at_a_time = lock(&self.instants);
-        self.begin_instant(current, |_| Ok(()))
+        self.begin_instant(current, |_| Ok(())).map(|_| ())
     }
 
     /// Registers a view at a new instant of the first `count` pages. `map` maps them privately, and
@@ -253,9 +269,12 @@ impl Live {
         self.begin_instant(current, |number| {
             let (mapping, states) = map()?;
             let base = mapping.base().as_ptr().expose_provenance();
+            #[cfg(test)]
+            crate::explore::copies_pages(base, mapping.bytes() as usize, self.base);
             let view = View::register(&self.views, number, base, count, states);
             Ok(ViewMapping { view, mapping })
         })
+        .map(|(_, view)| view)
     }
 
     /// Begins to record: changes since the next instant are listed for
@@ -278,8 +297,8 @@ impl Live {
         show: &mut dyn FnMut(&PageChange<'_>),
     ) -> Result<u64> {
         let _one_at_a_time = lock(&self.instants);
-        self.begin_instant(current, |_| Ok(()))?;
-        let ended = current.load(Relaxed) - 1;
+        let (number, ()) = self.begin_instant(current, |_| Ok(()))?;
+        let ended = number - 1;
         let mut pages = std::mem::take(&mut *lock(&self.untaken));
         // Pages are here once for each interval in which they changed.
         pages.sort_unstable();
@@ -289,7 +308,12 @@ impl Live {
         // changed while this runs.
         self.show_kept(show);
         pages.iter().for_each(|&page| self.show_page(page, ended, show));
-        self.show_kept(show);
+        if planted(Mistake::RaisedLate) {
+            current.store(number, Release);
+        }
+        if !planted(Mistake::NoSecondLook) {
+            self.show_kept(show);
+        }
         self.taken.store(ended, Release);
         Ok(ended)
     }
@@ -359,6 +383,14 @@ impl Live {
         !lock(&self.untaken).is_empty()
             || self.lists.iter().any(|list| !lock(list).pages.is_empty())
     }
+}
+
+fn fence_at_instant() -> bool {
+    #[cfg(test)]
+    if crate::explore::fence_all_threads() {
+        return true;
+    }
+    fence_all_threads()
 }
 
 fn no_fence() -> Error {

@@ -37,14 +37,17 @@
 //! ```
 
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::mapping::Mapping;
 use crate::Result;
+use crate::explore::AtomicU64;
 
 mod live;
 mod marks;
+mod mistakes;
+#[cfg(test)]
+mod orders;
 mod page;
 #[cfg(test)]
 mod tests;
@@ -53,6 +56,7 @@ mod view;
 pub use live::PageChange;
 pub(super) use live::{Live, ViewMapping};
 pub use marks::Marks;
+pub(super) use mistakes::{Mistake, planted};
 pub(super) use page::PAGE;
 pub(super) use view::View;
 
@@ -60,7 +64,7 @@ use page::lines_of;
 
 /// Tracks the stores to a mapping. Until that begins, a store costs the load of one word more.
 #[derive(Default)]
-pub(super) struct Tracker {
+pub(crate) struct Tracker {
     /// The number of the current interval, or 0 while nothing is tracked.
     now: AtomicU64,
     tracks: OnceLock<Tracks>,
@@ -122,14 +126,16 @@ impl Tracker {
     }
 
     /// Begins an instant, and shows what has changed before it. See [`Live::take_changes`].
-    pub(super) fn take_changes(&self, show: &mut dyn FnMut(&PageChange<'_>)) -> Result<u64> {
+    pub(crate) fn take_changes(&self, show: &mut dyn FnMut(&PageChange<'_>)) -> Result<u64> {
         let live = self.live().expect("only a recorder takes changes");
         live.take_changes(&self.now, show)
     }
 
-    /// Begins to record where an earlier process has stopped. See [`Live::resume`].
-    pub(super) fn resume(&self, live: &Live, count: u64) {
-        live.resume(&self.now, count);
+    /// Begins to record what is stored to the first `pages` pages of a mapping at `base`, where an
+    /// earlier process has stopped. See [`Live::resume`].
+    pub(crate) fn record(&self, base: usize, marks: Marks, pages: u64) -> Result<()> {
+        self.begin(|| Ok(Live::new(base, marks)))?.resume(&self.now, pages);
+        Ok(())
     }
 
     /// Returns the number of the current interval, or 0 while nothing is tracked.
@@ -139,13 +145,13 @@ impl Tracker {
 
     /// Returns whether nothing is tracked, so that a store may be executed as it is.
     #[inline(always)]
-    pub(super) fn is_off(&self) -> bool {
+    pub(crate) fn is_off(&self) -> bool {
         self.now.load(Relaxed) == 0
     }
 
     /// Must be called before a store to the bytes from `offset` on; what it returns belongs to
     /// [`after_store`](Tracker::after_store).
-    pub(super) fn before_store(&self, offset: u64, bytes: u64) -> u64 {
+    pub(crate) fn before_store(&self, offset: u64, bytes: u64) -> u64 {
         // Acquire: what the thread reads later is at least as new as the number.
         let now = self.now.load(Acquire);
         if now != 0 {
@@ -155,11 +161,11 @@ impl Tracker {
     }
 
     /// Must be called after a store, with what [`before_store`](Tracker::before_store) returned.
-    pub(super) fn after_store(&self, before: u64, offset: u64, bytes: u64) {
+    pub(crate) fn after_store(&self, before: u64, offset: u64, bytes: u64) {
         // If the load is executed before the store is, the fence of the next instant executes the
         // store before anything is kept for that.
         let now = self.now.load(Acquire);
-        if now != before {
+        if now != before && !planted(Mistake::LateUnmarked) {
             self.mark(offset, bytes, now);
         }
     }

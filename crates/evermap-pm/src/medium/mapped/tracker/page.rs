@@ -1,8 +1,8 @@
 //! Pages and their states.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use crate::explore::AtomicU64;
 use crate::medium::LINE;
 
 /// Bytes in a page: the unit in which contents are kept.

@@ -88,19 +88,19 @@ impl Fixture {
     }
 }
 
-fn word_of(medium: &Mapped, page: u64, word: u64) -> &PmU64 {
+pub(super) fn word_of(medium: &Mapped, page: u64, word: u64) -> &PmU64 {
     medium.at(page * 4096 + word * 8).unwrap()
 }
 
 /// The contents of a medium that are known from its changes.
 #[derive(Default)]
-struct Replica {
+pub(super) struct Replica {
     pages: HashMap<u64, Vec<u8>>,
     lines_shown: u64,
 }
 
 impl Replica {
-    fn take(&mut self, medium: &Mapped) -> Result<(u64, u64)> {
+    pub(super) fn take(&mut self, medium: &Mapped) -> Result<(u64, u64)> {
         medium.take_changes(&mut |change| self.apply(change))
     }
 
@@ -114,7 +114,7 @@ impl Replica {
         }
     }
 
-    fn word(&self, page: u64, word: u64) -> u64 {
+    pub(super) fn word(&self, page: u64, word: u64) -> u64 {
         let at = word as usize * 8;
         self.pages
             .get(&page)

@@ -1,13 +1,13 @@
 //! A view: the pages of a file as they were at one instant.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::page::PAGE;
 use crate::PmU64;
+use crate::explore::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, RwLock};
 use crate::medium::mapped::mapping::Mapping;
-use crate::sync::{Backoff, RwLock};
+use crate::sync::Backoff;
 
 /// The page is that of the file: it has not changed since the instant.
 const SHARED: u8 = 0;
