@@ -24,9 +24,9 @@ const CAPACITY: u64 = 16 << 20;
 pub struct Captured {
     /// The words of the medium.
     pub words: Vec<u64>,
-    /// When the capture began.
+    /// When the capture began, before the instant.
     pub begin: u64,
-    /// When it ended.
+    /// A time after the instant.
     pub end: u64,
 }
 
@@ -61,13 +61,16 @@ impl Capture {
     /// # Errors
     /// `Io` if the system has no fence of all threads.
     pub fn take(&mut self, clock: &Clock) -> evermap_pm::Result<Captured> {
-        let (begin, words) = (clock.tick(), &mut self.words);
+        let (begin, words, mut end) = (clock.tick(), &mut self.words, None);
         let (_, len) = self.medium.take_changes(&mut |change| {
+            // What is shown is as of the instant, which has begun before.
+            end.get_or_insert_with(|| clock.tick());
             apply(words, change);
             let_others_run(40);
         })?;
         words.resize(words.len().max(len as usize / 8), 0);
-        Ok(Captured { words: words.clone(), begin, end: clock.tick() })
+        let end = end.unwrap_or_else(|| clock.tick());
+        Ok(Captured { words: words.clone(), begin, end })
     }
 }
 
@@ -81,7 +84,7 @@ impl Capture {
     /// Copies the words of the medium, while threads change them: no instant.
     pub(super) fn copy(&mut self, clock: &Clock) -> evermap_pm::Result<Captured> {
         use evermap_pm::{Medium, PmU64};
-        let (begin, len) = (clock.tick(), self.medium.len());
+        let (begin, end, len) = (clock.tick(), clock.tick(), self.medium.len());
         let cells = self.medium.slice::<PmU64>(0, len / 8).expect("all of it");
         self.words.resize(cells.len(), 0);
         for (words, cells) in self.words.chunks_mut(8).zip(cells.chunks(8)) {
@@ -92,7 +95,7 @@ impl Capture {
                 let_others_run(60);
             }
         }
-        Ok(Captured { words: self.words.clone(), begin, end: clock.tick() })
+        Ok(Captured { words: self.words.clone(), begin, end })
     }
 }
 
@@ -180,14 +183,32 @@ fn run<K: Numbered>(
         Ok(Vec::new())
     }));
     let history = medium.in_parallel(bodies).into_iter().collect::<Result<Vec<_>, String>>()?;
-    let mut history = history.concat();
-    let changes = history.clone();
+    let history = history.concat();
+    let judge = |history: &[Event]| {
+        check(history, &BTreeMap::new()).map_err(|violation| violation.to_string())
+    };
+    judge(&history)?;
     for captured in &taken {
         let found = examine(subject, universe, captured, config.threads)?;
-        check_moment(&changes, &found)?;
-        history.extend(found);
+        check_moment(&history, &found)?;
+        judge(&until(captured, &history, found))?;
     }
-    check(&history, &BTreeMap::new()).map_err(|violation| violation.to_string())
+    Ok(())
+}
+
+/// Returns the history that ended with the lookups of `found` after a crash at the instant: a call
+/// that had not returned when the capture began may have taken effect or not. Recovery may complete
+/// it, so nothing that happened later says which. Times are doubled, so that there is room.
+fn until(captured: &Captured, history: &[Event], found: Vec<Event>) -> Vec<Event> {
+    let crash = 2 * captured.end - 1;
+    let before = history.iter().filter(|event| event.begin < captured.end);
+    let before = before.map(|event| match event.end < captured.begin {
+        true => Event { begin: 2 * event.begin, end: 2 * event.end, ..*event },
+        false => Event { begin: 2 * event.begin, end: crash, answer: None, ..*event },
+    });
+    let lookups =
+        found.into_iter().map(|event| Event { begin: crash + 1, end: crash + 2, ..event });
+    before.chain(lookups).collect()
 }
 
 /// Checks that there is a moment at which all keys may have held what was found: no word was
