@@ -248,7 +248,7 @@ fn every_experiment_runs_and_is_on_the_page() {
         .take_while(|line| !line.is_empty())
         .map(|line| line.split(' ').next().unwrap())
         .collect();
-    assert_eq!(experiments.len(), 25);
+    assert_eq!(experiments.len(), 26);
     for name in experiments {
         assert!(said.contains(&format!("\n{name}: ")), "{name} in {said}");
         assert!(page.contains(&format!("<section id=\"{name}\">")), "{name}");
