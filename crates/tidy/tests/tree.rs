@@ -195,8 +195,7 @@ const LARGEST_CIRCLES: [(&str, usize); 6] = [
     // The commands, and what `main.rs` has for all of them.
     ("evermap-cli", 7),
     ("evermap-index", 7),
-    // The stores of others, and what they share.
-    ("evermap-lab", 6),
+    ("evermap-lab", 2),
     ("evermap-papers", 7),
     ("evermap-pm", 5),
 ];

@@ -24,8 +24,8 @@ impl Identity {
     /// another one: as long as it is the same file, the machine has not been restarted. So the boot
     /// id that a container shows does not matter.
     pub const MEMORY: [u64; 2] = [u64::from_le_bytes(*b"inmemory"), 0];
-    /// Replaces a boot id for a file that has not been opened since everything in it was made durable,
-    /// such as a restored one: it can be trusted after every crash.
+    /// Replaces a boot id for a file that has not been opened since everything in it was made
+    /// durable, such as a restored one: it can be trusted after every crash.
     pub const DURABLE: [u64; 2] = [u64::from_le_bytes(*b"durable "), 0];
     const UNKNOWN: u64 = u64::from_le_bytes(*b"no boot ");
     const PERSISTENT: u64 = u64::from_le_bytes(*b"pers mem");

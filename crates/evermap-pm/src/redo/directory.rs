@@ -60,7 +60,8 @@ impl Directory {
         Self::open(path)
     }
 
-    /// Returns `true` if files are in memory only, so that nothing of them survives a loss of power.
+    /// Returns `true` if files are in memory only, so that nothing of them survives a loss of
+    /// power.
     pub fn is_in_memory(&self) -> bool {
         // Of those that cannot hold a mapped store, none is known to be.
         FileSystem::of(&self.fd, &self.path).is_ok_and(FileSystem::in_memory)

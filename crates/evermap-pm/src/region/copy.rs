@@ -310,9 +310,9 @@ impl<M: Medium> Region<M> {
         })
     }
 
-    /// Makes the region in `medium` that of the file with this identity, and durable. It has contents
-    /// of one instant, and nobody else has it open. If `is_new`, it gets a uuid of its own, and no
-    /// crash before its next opening makes it suspect.
+    /// Makes the region in `medium` that of the file with this identity, and durable. It has
+    /// contents of one instant, and nobody else has it open. If `is_new`, it gets a uuid of its
+    /// own, and no crash before its next opening makes it suspect.
     ///
     /// # Errors
     ///

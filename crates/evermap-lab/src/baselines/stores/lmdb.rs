@@ -3,7 +3,7 @@
 use heed::types::Bytes;
 use heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, RoTxn, WithTls};
 
-use super::{Folder, Terms};
+use super::terms::{Folder, Terms};
 use crate::subject::store::{Result, Store};
 use crate::subject::{Found, Place, Size, Survives};
 

@@ -4,14 +4,10 @@
 //! survives: nothing, the death of the process, or power loss. Figures compare only at one level.
 //! Stores with a cache get one gigabyte.
 
-use std::path::{Path, PathBuf};
-
 use crate::LabError;
 use crate::error::Failure;
-use crate::machine;
 use crate::subject::store::{Result, Store, Stored};
-use crate::subject::unique_path;
-use crate::subject::{Entry, File, Place, Setup, Subject, Survives};
+use crate::subject::{Entry, Setup, Subject, Survives};
 use crate::workload::KeyValueLengths;
 
 mod fjall;
@@ -20,9 +16,9 @@ mod redb;
 mod rocksdb;
 mod sled;
 mod sqlite;
+mod terms;
 
-/// The size of a store's cache, in bytes.
-const CACHE_BYTES: u64 = 1 << 30;
+use terms::{Folder, Terms};
 
 /// Every store.
 pub(crate) const ENTRIES: [Entry; 12] = [
@@ -100,16 +96,6 @@ pub(crate) const ENTRIES: [Entry; 12] = [
     },
 ];
 
-/// The parameters of a store.
-struct Terms {
-    /// The directory, which exists.
-    folder: Folder,
-    /// What changes must survive.
-    survives: Survives,
-    /// A generous upper bound of the data, in bytes.
-    room: u64,
-}
-
 fn build<S: Store>(
     name: &'static str,
     survives: Survives,
@@ -124,58 +110,14 @@ fn build<S: Store>(
     Ok(Box::new(Stored::new(name, store, lengths)))
 }
 
-/// The directory of a store. It is removed at the end, unless it was requested by name.
-struct Folder {
-    path: PathBuf,
-    stays: bool,
-}
-
-impl Folder {
-    fn new(setup: &Setup) -> std::io::Result<Self> {
-        let (path, stays) = match &setup.file {
-            File::Nameless => (unique_path(&setup.location), false),
-            File::New(path) | File::Existing(path) => (path.clone(), true),
-        };
-        if !matches!(setup.file, File::Existing(_)) {
-            std::fs::create_dir(&path)?;
-        }
-        Ok(Folder { path, stays })
-    }
-
-    /// Returns the number of bytes on disk.
-    fn bytes(&self) -> std::io::Result<u64> {
-        machine::bytes_on_disk(&self.path)
-    }
-
-    /// Returns where the store is. A store in memory does not survive power loss, however often it
-    /// is synced.
-    fn place(&self, survives: Survives) -> Place {
-        let in_memory = machine::is_in_memory(&self.path);
-        Place {
-            medium: "files".into(),
-            flush_kind: (survives == Survives::Power).then(|| "fsync".into()),
-            location: self.path.parent().map(Path::to_owned),
-            survives: if in_memory { survives.min(Survives::Process) } else { survives },
-        }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if !self.stays {
-            // A directory that cannot be removed is not an error.
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::driver::{Config, Plan, Quiet};
     use crate::experiments::drive;
+    use crate::machine;
     use crate::registry::subject;
-    use crate::subject::{MediumKind, Reading};
+    use crate::subject::{File, MediumKind, Reading};
     use crate::testing::Kept;
     use crate::workload::{Blend, Mix, Phase, Zipf};
     use evermap_pm::medium::Pages;

@@ -2,7 +2,7 @@
 
 use redb::{Database, Durability, ReadableDatabase, ReadableTableMetadata, TableDefinition};
 
-use super::{CACHE_BYTES, Folder, Terms};
+use super::terms::{CACHE_BYTES, Folder, Terms};
 use crate::subject::store::{Result, Store};
 use crate::subject::{Found, Place, Size, Survives};
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
-use super::{CACHE_BYTES, Folder, Terms};
+use super::terms::{CACHE_BYTES, Folder, Terms};
 use crate::baselines::library::{Library, NotLoaded};
 use crate::error::Failure;
 use crate::subject::store::{Result, Store};

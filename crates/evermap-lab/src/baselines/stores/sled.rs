@@ -1,6 +1,6 @@
 //! The crate `sled`.
 
-use super::{CACHE_BYTES, Folder, Terms};
+use super::terms::{CACHE_BYTES, Folder, Terms};
 use crate::subject::store::{Result, Store};
 use crate::subject::{Found, Place, Size, Survives};
 

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::{CACHE_BYTES, Folder, Terms};
+use super::terms::{CACHE_BYTES, Folder, Terms};
 use crate::subject::store::{Result, Store};
 use crate::subject::{Found, Place, Size, Survives};
 
