@@ -1,10 +1,13 @@
 //! Measures snapshots, backups and logs: `instants FOLDER [RECORDS [VALUE_BYTES [LOG_FOLDER]]]`.
 //!
 //! Fills a store in `FOLDER`, takes snapshots of it, puts beside one, and backs it up. With a
-//! folder for the log, fills another store with a log there, loses its file, and opens it again.
+//! folder for the log, fills another store with a log there, loses its file, and opens it again:
+//! once with all of it in the image, which is copied with `cp` too, and once with all of it in the
+//! log.
 
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use evermap::{Acknowledge, Durability, Evermap, Map, Options};
@@ -26,7 +29,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (records, value) = (number(1, 1_000_000)?, vec![7; number(2, 256)? as usize]);
     measure_copies(folder, records, &value)?;
     match arguments.get(3) {
-        Some(log) => measure_log(folder, Path::new(log), records, &value),
+        Some(log) => {
+            measure_log(folder, Path::new(log), records, &value)?;
+            measure_redo(folder, Path::new(log), records, &value)
+        }
         None => Ok(()),
     }
 }
@@ -85,6 +91,17 @@ fn measure_copies(folder: &Path, records: u64, value: &[u8]) -> Result<(), Box<d
     Ok(std::fs::remove_file(path)?)
 }
 
+/// The options of a store with a log in that folder, and of one that acknowledges at once.
+fn logged(log: &Path) -> (Options, Options) {
+    let options = Options::new().durability(Durability::Log).log_folder(log).log_in_memory(true);
+    (options.clone(), options.acknowledge(Acknowledge::Async(Duration::from_millis(10))))
+}
+
+fn cp(arguments: &[&str], from: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
+    let status = Command::new("cp").args(arguments).args([from, to]).status()?;
+    if status.success() { Ok(()) } else { Err("cp failed".into()) }
+}
+
 fn measure_log(
     folder: &Path,
     log: &Path,
@@ -92,10 +109,8 @@ fn measure_log(
     value: &[u8],
 ) -> Result<(), Box<dyn Error>> {
     let (path, log) = (folder.join("instants.logged"), log.join("instants.log"));
-    let options =
-        || Options::new().durability(Durability::Log).log_folder(&log).log_in_memory(true);
-    let db =
-        Evermap::open(&path, options().acknowledge(Acknowledge::Async(Duration::from_millis(10))))?;
+    let (options, later) = logged(&log);
+    let db = Evermap::open(&path, later)?;
     let map = db.default_map();
     timed("fill with a log, async(10 ms)", || fill(&map, records, value));
     let rates: Vec<f64> =
@@ -105,10 +120,45 @@ fn measure_log(
     println!("{:?}", db.log_stat());
     drop(map);
     db.close()?;
-    timed("open after closing", || Evermap::open(&path, options())).and_then(Evermap::close)?;
+    timed("open after closing", || Evermap::open(&path, options.clone()))
+        .and_then(Evermap::close)?;
+    for _ in 0..3 {
+        let copy = folder.join("instants.copy");
+        timed("cp of the image", || cp(&["--sparse=always"], &log.join("image"), &copy))?;
+        std::fs::remove_file(copy)?;
+        std::fs::remove_file(&path)?;
+        let db = timed("open after the file was lost", || Evermap::open(&path, options.clone()))?;
+        timed("first get", || db.default_map().get(key(1)))?;
+        db.close()?;
+    }
+    std::fs::remove_file(path)?;
+    Ok(std::fs::remove_dir_all(log)?)
+}
+
+/// Rebuilds a store of which nothing is in the image.
+fn measure_redo(
+    folder: &Path,
+    log: &Path,
+    records: u64,
+    value: &[u8],
+) -> Result<(), Box<dyn Error>> {
+    let path = folder.join("instants.logged");
+    let [log, lost]: [PathBuf; 2] = ["instants.log", "instants.lost"].map(|name| log.join(name));
+    let db = Evermap::open(&path, logged(&log).1.checkpoint_bytes(1 << 40))?;
+    fill(&db.default_map(), records, value);
+    db.sync()?;
+    println!("{:?}", db.log_stat());
+    // Until the next segment is ready.
+    std::thread::sleep(Duration::from_secs(2));
+    cp(&["-r"], &log, &lost)?;
+    db.close()?;
+    std::fs::remove_dir_all(&log)?;
+    std::fs::rename(&lost, &log)?;
     std::fs::remove_file(&path)?;
-    let db = timed("open after the file was lost", || Evermap::open(&path, options()))?;
-    timed("first get", || db.default_map().get(key(1)))?;
+    let began = Instant::now();
+    let db = timed("open with all in the log", || Evermap::open(&path, logged(&log).0))?;
+    println!("million records/s: {:.2}", records as f64 / began.elapsed().as_secs_f64() / 1e6);
+    assert_eq!(db.default_map().get(key(records - 1))?.as_deref(), Some(value));
     db.close()?;
     std::fs::remove_file(path)?;
     Ok(std::fs::remove_dir_all(log)?)

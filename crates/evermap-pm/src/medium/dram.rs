@@ -98,6 +98,11 @@ unsafe impl Medium for Dram {
         self.capacity
     }
 
+    #[inline]
+    fn read_bytes(&self, cells: &[PmU64], out: &mut [u8]) {
+        super::copy::copy_out(cells, out);
+    }
+
     fn is_exclusive(&self) -> bool {
         true
     }

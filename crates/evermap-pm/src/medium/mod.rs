@@ -88,6 +88,7 @@ macro_rules! forward_memory {
     };
 }
 
+mod copy;
 mod counted;
 mod dram;
 mod emulated;
@@ -342,7 +343,7 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
     #[inline]
     #[track_caller]
     fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
-        fill(cells, bytes);
+        copy::fill(cells, bytes);
     }
 
     /// Copies bytes out of words that other threads may be changing. The caller validates the
@@ -457,24 +458,6 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         (0..bytes).step_by(LINE as usize).for_each(|at| self.prefetch(offset.wrapping_add(at)));
         // Unaligned bytes may extend into one more line.
         self.prefetch(offset.wrapping_add(bytes.saturating_sub(1)));
-    }
-}
-
-/// Stores bytes in words, little-endian, with the last word padded with zeros.
-#[inline]
-fn fill(cells: &[PmU64], bytes: &[u8]) {
-    let mut words = bytes.chunks_exact(8);
-    let mut at = 0;
-    for word in &mut words {
-        let value = u64::from_le_bytes(word.try_into().expect("8 bytes"));
-        cells[at].atomic().store(value, Relaxed);
-        at += 1;
-    }
-    let rest = words.remainder();
-    if !rest.is_empty() {
-        let mut word = [0; 8];
-        word[..rest.len()].copy_from_slice(rest);
-        cells[at].atomic().store(u64::from_le_bytes(word), Relaxed);
     }
 }
 

@@ -52,12 +52,29 @@ impl Batch {
             }
             batch.end = reader.position();
         }
-        batch.pages.sort_unstable();
+        batch.sort();
         Ok(batch)
     }
 
+    /// Removes all records.
+    pub(super) fn clear(&mut self) {
+        self.payloads.clear();
+        self.pages.clear();
+        self.log_bytes = 0;
+    }
+
+    /// Returns the bytes of all payloads.
+    pub(super) fn payload_bytes(&self) -> usize {
+        self.payloads.len()
+    }
+
+    /// Has the pages in order, after records were [added](Batch::push).
+    pub(super) fn sort(&mut self) {
+        self.pages.sort_unstable();
+    }
+
     /// Adds a record. Returns `false` if its payload is impossible.
-    fn push(&mut self, record: &Record<'_>) -> bool {
+    pub(super) fn push(&mut self, record: &Record<'_>) -> bool {
         let base = self.payloads.len();
         for page in pages(record.payload) {
             match page {

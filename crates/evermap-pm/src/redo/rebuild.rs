@@ -4,14 +4,17 @@ use super::batch::{Batch, Changes};
 use super::control::{Control, ControlFile};
 use super::image::{Image, Pages, is_zero};
 use super::log::none;
-use super::record::{PAGE, log_bytes, pages};
-use super::scan::{LogReader, Record};
+use super::record::PAGE;
+use super::scan::LogReader;
 use super::segment;
 use super::storage::Storage;
 use crate::{Error, ErrorKind, Result};
 
 /// Pages that are read at once.
 const PAGES_AT_ONCE: u64 = 256;
+/// Payloads of records that are applied together, bytes. A page that several of them change is
+/// written once.
+const BATCH: usize = 64 << 20;
 /// Bytes between two reports of the progress.
 const REPORT: u64 = 16 << 20;
 
@@ -20,13 +23,21 @@ pub trait PageTarget {
     /// Changes the length, bytes. What is added is zero, also if the target was longer before.
     fn set_len(&mut self, bytes: u64) -> Result<()>;
 
-    /// Stores `bytes` at `offset`, which is a multiple of 64 and inside the length.
+    /// Copies what is at `offset`, a multiple of a page of 4 KiB, to `bytes`. It is inside the length.
+    fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Stores `bytes` at `offset`, a multiple of a page of 4 KiB. They are inside the length.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
 }
 
 impl PageTarget for Vec<u8> {
     fn set_len(&mut self, bytes: u64) -> Result<()> {
         self.resize(bytes as usize, 0);
+        Ok(())
+    }
+
+    fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        bytes.copy_from_slice(&self[offset as usize..][..bytes.len()]);
         Ok(())
     }
 
@@ -54,8 +65,8 @@ pub struct Rebuilt {
 ///
 /// Whatever `target` holds is replaced. `progress` is called now and then with the bytes that were
 /// read and those that are to be read (an upper limit). The files are not changed, and are read in
-/// order; every page and record is verified. Memory: four segments of records, if a checkpoint was
-/// interrupted.
+/// order; every page and record is verified. Memory: 64 MiB of records, or four segments of them if
+/// a checkpoint was interrupted.
 ///
 /// # Errors
 ///
@@ -70,7 +81,8 @@ pub fn rebuild(
     let control = ControlFile::read(storage)?.ok_or_else(|| none(storage))?;
     let total = control.region_len + log_size(storage, &control)?;
     let progress = Progress { report: progress, done: 0, total, reported: 0 };
-    let mut rebuilding = Rebuilding { storage, control, target, until, progress };
+    let pages = Vec::new();
+    let mut rebuilding = Rebuilding { storage, control, target, until, progress, pages };
     rebuilding.run()
 }
 
@@ -110,6 +122,8 @@ struct Rebuilding<'a> {
     target: &'a mut dyn PageTarget,
     until: Option<u64>,
     progress: Progress<'a>,
+    /// The pages that are being changed.
+    pages: Vec<u8>,
 }
 
 impl Rebuilding<'_> {
@@ -184,44 +198,80 @@ impl Rebuilding<'_> {
 
     /// Applies all further records.
     fn redo(&mut self, reader: &mut LogReader<'_>, state: &mut Rebuilt) -> Result<()> {
-        loop {
-            while let Some(record) = reader.next()? {
-                if self.is_after(record.header.time) {
-                    return Ok(());
-                }
-                let header = record.header;
-                if !self.redo_record(&record, state)? {
-                    return Err(reader.impossible(&header));
-                }
-            }
-            if reader.is_end()? {
-                break;
-            }
-        }
-        match state.sequence < self.control.durable {
+        let mut batch = Batch::default();
+        let is_whole = self.redo_batches(reader, state, &mut batch)?;
+        self.apply(&mut batch, state)?;
+        match is_whole && state.sequence < self.control.durable {
             true => Err(reader.lost("it was durable before")),
             false => Ok(()),
         }
     }
 
-    /// Applies a record. Returns `false` if its payload is impossible.
-    fn redo_record(&mut self, record: &Record<'_>, state: &mut Rebuilt) -> Result<bool> {
-        let header = record.header;
-        if header.region_len != state.region_len {
-            self.target.set_len(header.region_len)?;
-        }
-        for page in pages(record.payload) {
-            match page {
-                Some((_, lines)) if lines.is_in(header.region_len) => {
-                    lines.for_each_run(|offset, bytes| self.target.write_at(offset, bytes))?;
+    /// Applies full batches, and leaves the last one in `batch`. Returns `false` if there are
+    /// records that are too late.
+    fn redo_batches(
+        &mut self,
+        reader: &mut LogReader<'_>,
+        state: &mut Rebuilt,
+        batch: &mut Batch,
+    ) -> Result<bool> {
+        loop {
+            while let Some(record) = reader.next()? {
+                let header = record.header;
+                if self.is_after(header.time) {
+                    return Ok(false);
                 }
-                _ => return Ok(false),
+                // What a shorter region does not have is zero afterwards.
+                if batch.payload_bytes() >= BATCH || header.region_len < batch.region_len {
+                    self.apply(batch, state)?;
+                }
+                if !batch.push(&record) {
+                    return Err(reader.impossible(&header));
+                }
+            }
+            if reader.is_end()? {
+                return Ok(true);
             }
         }
-        state.sequence = header.sequence;
-        (state.region_len, state.time) = (header.region_len, header.time);
-        self.progress.add(log_bytes(header.payload));
-        Ok(true)
+    }
+
+    /// Applies the records of a batch, and clears it.
+    fn apply(&mut self, batch: &mut Batch, state: &mut Rebuilt) -> Result<()> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        if batch.region_len != state.region_len {
+            self.target.set_len(batch.region_len)?;
+        }
+        batch.sort();
+        let mut run: Vec<(u64, Changes<'_>)> = Vec::new();
+        for (page, changes) in batch.pages() {
+            let follows = run.last().is_none_or(|(last, _)| last + 1 == page);
+            if !follows || run.len() as u64 >= PAGES_AT_ONCE {
+                self.apply_run(&run)?;
+                run.clear();
+            }
+            run.push((page, changes));
+        }
+        self.apply_run(&run)?;
+        drop(run);
+        state.sequence = batch.sequence;
+        (state.region_len, state.time) = (batch.region_len, batch.time);
+        self.progress.add(batch.log_bytes);
+        batch.clear();
+        Ok(())
+    }
+
+    /// Applies the changes of consecutive pages.
+    fn apply_run(&mut self, run: &[(u64, Changes<'_>)]) -> Result<()> {
+        let Some((first, _)) = run.first() else { return Ok(()) };
+        let offset = first * PAGE as u64;
+        self.pages.resize(run.len() * PAGE, 0);
+        self.target.read_at(offset, &mut self.pages)?;
+        for ((_, changes), page) in run.iter().zip(self.pages.chunks_exact_mut(PAGE)) {
+            changes.apply(page);
+        }
+        self.target.write_at(offset, &self.pages)
     }
 }
 

@@ -219,25 +219,6 @@ impl<'a> PageLines<'a> {
             page[line as usize * LINE..][..LINE].copy_from_slice(bytes);
         }
     }
-
-    /// Calls `write` with the place in the region and the contents of each run of lines.
-    pub(super) fn for_each_run<E>(
-        &self,
-        mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        const ZEROS: [u8; PAGE] = [0; PAGE];
-        let base = self.page * PAGE as u64;
-        let mut bytes = self.bytes;
-        for (first, count) in runs(self.nonzero) {
-            let (run, rest) = bytes.split_at(count as usize * LINE);
-            write(base + u64::from(first) * LINE as u64, run)?;
-            bytes = rest;
-        }
-        for (first, count) in runs(self.lines & !self.nonzero) {
-            write(base + u64::from(first) * LINE as u64, &ZEROS[..count as usize * LINE])?;
-        }
-        Ok(())
-    }
 }
 
 /// Returns the pages of a payload with their places in it. Ends with `None` before one that is
@@ -267,18 +248,6 @@ fn bits(mask: u64) -> impl Iterator<Item = u32> {
         let bit = (rest != 0).then(|| rest.trailing_zeros())?;
         rest &= rest - 1;
         Some(bit)
-    })
-}
-
-/// Returns the first bit and the length of each run of bits that are set, in ascending order.
-fn runs(mask: u64) -> impl Iterator<Item = (u32, u32)> {
-    let mut rest = mask;
-    std::iter::from_fn(move || {
-        let first = (rest != 0).then(|| rest.trailing_zeros())?;
-        let count = (rest >> first).trailing_ones();
-        let end = first + count;
-        rest = if end < 64 { rest >> end << end } else { 0 };
-        Some((first, count))
     })
 }
 

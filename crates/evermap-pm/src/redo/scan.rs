@@ -157,7 +157,7 @@ impl<'a> LogReader<'a> {
             self.buffer.clear();
             // It may have been removed since.
             while self.enter(number)? && offset < self.size() {
-                if self.record_at(offset)?.is_some_and(|found| found.sequence >= self.sequence) {
+                if self.is_later(offset)? && self.record_at(offset)?.is_some() {
                     return Ok(Some(Position { segment: number, offset }));
                 }
                 if number > segment + 1 {
@@ -167,6 +167,15 @@ impl<'a> LogReader<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// Returns whether there is, at this offset of the segment, what looks like a record of at least
+    /// the next sequence number. The rest of a segment that is used again has many older ones, which
+    /// need not be verified.
+    fn is_later(&mut self, offset: u64) -> Result<bool> {
+        let uuid = self.uuid;
+        let header = Header::decode(self.bytes(offset, PAGE as u64)?, uuid);
+        Ok(header.is_some_and(|header| header.sequence >= self.sequence))
     }
 
     /// Returns the header of the record at this offset of the segment, if one verifies.

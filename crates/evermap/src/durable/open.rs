@@ -339,6 +339,12 @@ impl PageTarget for Target<'_> {
         self.0.set_len(bytes.min(before)).and_then(|()| self.0.set_len(bytes)).map_err(io)
     }
 
+    fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> evermap_pm::Result<()> {
+        self.0
+            .read_exact_at(bytes, offset)
+            .map_err(|source| evermap_pm::Error::io("rebuilding", "file".as_ref(), source))
+    }
+
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> evermap_pm::Result<()> {
         self.0
             .write_all_at(bytes, offset)

@@ -360,13 +360,15 @@ impl<M: Medium> Map<M> {
     /// [`Options::verify_reads`](crate::Options::verify_reads) is set.
     #[inline]
     pub(crate) fn copy(&self, key: &[u8], record: &Record<'_, M>, out: &mut Vec<u8>) -> Result<()> {
-        let start = out.len();
-        record.append_value(out)?;
-        if self.db.file.verify && !record.verifies(self.inner.header.owner(), key, &out[start..]) {
-            out.truncate(start);
-            return Err(self.met(Error::damaged(key, record.offset(), MISMATCH)));
+        if !self.db.file.verify {
+            return record.append_value(out);
         }
-        Ok(())
+        let start = out.len();
+        if record.append_verified(self.inner.header.owner(), key, out)? {
+            return Ok(());
+        }
+        out.truncate(start);
+        Err(self.met(Error::damaged(key, record.offset(), MISMATCH)))
     }
 }
 

@@ -37,6 +37,8 @@ use crate::{Error, Item, Result, mistakes};
 pub const VALUE_MAX: usize = 1 << 30;
 
 const TAG_SHIFT: u32 = 48;
+/// Bytes of a value that are copied and then verified: they fit in the first-level cache.
+const PIECE: usize = 4096;
 
 /// The damage if the index leads to a record that has a tombstone.
 const REMOVED: &str = "it was removed or replaced, and the index leads to it again";
@@ -345,6 +347,12 @@ pub(crate) struct Record<'m, M: Medium> {
     value_len: usize,
 }
 
+/// Reserves space. A damaged length must not end the process because there is not enough memory.
+fn reserve(out: &mut Vec<u8>, len: usize) -> Result<()> {
+    out.try_reserve(len)
+        .map_err(|_| evermap_pm::Error::no_space("memory for a copy", len as u64).into())
+}
+
 impl<M: Medium> Clone for Record<'_, M> {
     fn clone(&self) -> Self {
         *self
@@ -572,13 +580,40 @@ impl<'m, M: Medium> Record<'m, M> {
     }
 
     fn append(&self, from: usize, len: usize, out: &mut Vec<u8>) -> Result<()> {
-        // A damaged length must not end the process because there is not enough memory.
-        out.try_reserve(len)
-            .map_err(|_| evermap_pm::Error::no_space("memory for a copy", len as u64))?;
+        reserve(out, len)?;
         let start = out.len();
         out.resize(start + len, 0);
         self.read(from, &mut out[start..]);
         Ok(())
+    }
+
+    /// Appends the value, and returns whether what was appended is what was written under `key` in
+    /// the map of `owner`. Each piece is verified while it is in the cache, and the next one on its
+    /// way there.
+    ///
+    /// # Errors
+    /// `NoSpace` if there is no memory for it.
+    pub(crate) fn append_verified(
+        &self,
+        owner: Owner,
+        key: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<bool> {
+        reserve(out, self.value_len)?;
+        let mut check = crc32c::crc32c_append(self.check_begin(owner), key);
+        for from in (0..self.value_len).step_by(PIECE) {
+            let start = out.len();
+            out.resize(start + PIECE.min(self.value_len - from), 0);
+            self.read_value(from, &mut out[start..]);
+            let next = from + PIECE;
+            if next < self.value_len {
+                let at = self.offset() + HEADER + (self.key_len + next) as u64;
+                let bytes = PIECE.min(self.value_len - next) as u64;
+                self.medium.prefetch_bytes(at, bytes);
+            }
+            check = crc32c::crc32c_append(check, &out[start..]);
+        }
+        Ok(self.check_is(check))
     }
 
     /// Copies key and value.

@@ -376,7 +376,7 @@ impl Mapped {
         // the cut or not: nothing refers to them yet.
         let (offset, count) = (self.offset_of(&cells[0]), bytes.len() as u64);
         let before = self.tracker.before_store(offset, count);
-        super::fill(cells, bytes);
+        super::copy::fill(cells, bytes);
         self.tracker.after_store(before, offset, count);
     }
 
@@ -642,9 +642,14 @@ unsafe impl Medium for Mapped {
     #[inline]
     fn write_bytes(&self, cells: &[PmU64], bytes: &[u8]) {
         match self.tracker.is_off() || planted(Mistake::FillUnmarked) {
-            true => super::fill(cells, bytes),
+            true => super::copy::fill(cells, bytes),
             false => self.write_bytes_tracked(cells, bytes),
         }
+    }
+
+    #[inline]
+    fn read_bytes(&self, cells: &[PmU64], out: &mut [u8]) {
+        super::copy::copy_out(cells, out);
     }
 
     fn name(&self) -> &'static str {
