@@ -68,7 +68,7 @@ impl Change {
     }
 }
 
-/// The number of keys for which [`Index::get_many`] overlaps cache misses.
+/// The number of keys for which [`Index::get_many`] and [`Index::mutate_many`] overlap cache misses.
 ///
 /// A batch that is longer is processed in chunks of this size, so callers that divide a longer list
 /// of keys should use chunks of this size too. It is large enough to use all line-fill buffers of a
@@ -196,6 +196,94 @@ pub trait Index<K: Key>: Send + Sync {
             Some(word) if word == expected => Action::Remove,
             _ => Action::Keep,
         })
+    }
+
+    /// Does for many keys what [`mutate`](Self::mutate) does for each of them, and sets `out[i]` to
+    /// the result for `keys[i]`. `decide` is also called with this `i`. Equivalent calls of
+    /// `mutate` may be in any order, except that those for the same key are in the order of `keys`.
+    ///
+    /// An index can make the changes of [`BATCH_KEYS`] keys durable together, so that they wait for
+    /// their cache misses and for persistence only once. No thread sees a change, and this does not
+    /// return, before the change is durable; a crash meanwhile leaves any subset of them. Other
+    /// threads wait for keys of the group longer than for a single change.
+    ///
+    /// # Panics
+    /// If `out` is shorter than `keys`.
+    fn mutate_many(
+        &self,
+        keys: &[K::Ref<'_>],
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
+        out: &mut [Result<Change>],
+    ) {
+        let out = &mut out[..keys.len()];
+        let groups = keys.chunks(BATCH_KEYS).zip(out.chunks_mut(BATCH_KEYS));
+        for (first, (keys, out)) in (0..).step_by(BATCH_KEYS).zip(groups) {
+            self.mutate_batch(keys, mode, guard, &mut |at, old| decide(first + at, old), out);
+        }
+    }
+
+    /// Does for at most [`BATCH_KEYS`] keys what [`mutate_many`](Self::mutate_many), which calls
+    /// this, does for any number. `out` is as long as `keys`.
+    ///
+    /// Makes one change after the other unless an index overrides it.
+    fn mutate_batch(
+        &self,
+        keys: &[K::Ref<'_>],
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
+        out: &mut [Result<Change>],
+    ) {
+        for (at, (&key, out)) in keys.iter().zip(out).enumerate() {
+            *out = self.mutate(key, mode, guard, &mut |old| decide(at, old));
+        }
+    }
+
+    /// Binds each of `keys` that is absent to its word: see [`insert`](Self::insert) and
+    /// [`mutate_many`](Self::mutate_many).
+    ///
+    /// # Panics
+    /// If `words` or `out` is shorter than `keys`.
+    fn insert_many(
+        &self,
+        keys: &[K::Ref<'_>],
+        words: &[u64],
+        guard: &Guard<'_>,
+        out: &mut [Result<Change>],
+    ) {
+        let words = &words[..keys.len()];
+        let mut decide = |at: usize, old: Option<u64>| match old {
+            None => Action::Put(words[at]),
+            Some(_) => Action::Keep,
+        };
+        self.mutate_many(keys, MutateMode::MayInsert, guard, &mut decide, out);
+    }
+
+    /// Binds each of `keys` to its word: see [`mutate_many`](Self::mutate_many).
+    ///
+    /// # Panics
+    /// If `words` or `out` is shorter than `keys`.
+    fn upsert_many(
+        &self,
+        keys: &[K::Ref<'_>],
+        words: &[u64],
+        guard: &Guard<'_>,
+        out: &mut [Result<Change>],
+    ) {
+        let words = &words[..keys.len()];
+        let mut decide = |at: usize, _: Option<u64>| Action::Put(words[at]);
+        self.mutate_many(keys, MutateMode::MayInsert, guard, &mut decide, out);
+    }
+
+    /// Unbinds each of `keys`: see [`mutate_many`](Self::mutate_many).
+    ///
+    /// # Panics
+    /// If `out` is shorter than `keys`.
+    fn remove_many(&self, keys: &[K::Ref<'_>], guard: &Guard<'_>, out: &mut [Result<Change>]) {
+        let decide = &mut |_: usize, _: Option<u64>| Action::Remove;
+        self.mutate_many(keys, MutateMode::ExistingOnly, guard, decide, out);
     }
 
     /// Calls `each` with the slot key and the word of every pair: the slot key is the key itself

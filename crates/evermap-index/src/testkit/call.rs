@@ -63,6 +63,54 @@ impl Verb {
         Change { old, new }
     }
 
+    /// Returns the numbers of the words that the operation may put.
+    fn puts(self) -> Vec<u64> {
+        let put = |action| if let Action::Put(word) = action { Some(word) } else { None };
+        match self {
+            Verb::Get | Verb::Remove | Verb::RemoveIf(_) => Vec::new(),
+            Verb::Insert(word) | Verb::Update(word) | Verb::Upsert(word) => vec![word],
+            Verb::CompareExchange { new, .. } => vec![new],
+            Verb::Mutate { absent, present, .. } => {
+                let mut words: Vec<u64> = [absent, present].into_iter().filter_map(put).collect();
+                words.dedup();
+                words
+            }
+        }
+    }
+
+    /// Returns whether the operation may add its key.
+    fn may_insert(self) -> bool {
+        let absent = [Verb::Insert(0), Verb::Upsert(0)].map(|verb| std::mem::discriminant(&verb));
+        absent.contains(&std::mem::discriminant(&self))
+            || matches!(self, Verb::Mutate { mode: MutateMode::MayInsert, .. })
+    }
+
+    /// Returns what the closure of a mutate returns that does the same. `word_of` returns the word
+    /// with a number.
+    fn decision(self, word_of: impl Fn(u64) -> u64) -> Decision {
+        let real = |action| match action {
+            Action::Put(tag) => Action::Put(word_of(tag)),
+            other => other,
+        };
+        let (only_if, absent, present) = match self {
+            Verb::Get => (None, Action::Keep, Action::Keep),
+            Verb::Insert(word) => (None, Action::Put(word), Action::Keep),
+            Verb::Update(word) => (None, Action::Keep, Action::Put(word)),
+            Verb::Upsert(word) => (None, Action::Put(word), Action::Put(word)),
+            Verb::CompareExchange { expected, new } => {
+                (Some(expected), Action::Keep, Action::Put(new))
+            }
+            Verb::Remove => (None, Action::Keep, Action::Remove),
+            Verb::RemoveIf(expected) => (Some(expected), Action::Keep, Action::Remove),
+            Verb::Mutate { mode: MutateMode::ExistingOnly, present, .. } => {
+                (None, Action::Keep, present)
+            }
+            Verb::Mutate { absent, present, .. } => (None, absent, present),
+        };
+        let (absent, present) = (real(absent), real(present));
+        Decision { only_if: only_if.map(&word_of), absent, present }
+    }
+
     /// Returns a random verb. `current` is what the key is probably bound to, `grow` is the
     /// percentage of verbs that may add a key, and `word` makes the words to put.
     pub fn random(
@@ -97,6 +145,24 @@ impl Verb {
                 3 => Verb::RemoveIf(expected),
                 _ => Verb::Mutate { mode: MutateMode::ExistingOnly, absent, present },
             }
+        }
+    }
+}
+
+/// What a closure returns.
+struct Decision {
+    /// Keeps a key that is bound to another word.
+    only_if: Option<u64>,
+    absent: Action,
+    present: Action,
+}
+
+impl Decision {
+    fn of(&self, old: Option<u64>) -> Action {
+        match old {
+            None => self.absent,
+            Some(word) if self.only_if.is_some_and(|only| only != word) => Action::Keep,
+            Some(_) => self.present,
         }
     }
 }
@@ -275,6 +341,78 @@ impl<'a, K: Numbered> Driver<'a, K> {
             }
         };
         Ok((change, (0, None)))
+    }
+
+    /// Executes calls as one `mutate_many`. A get is a change that changes nothing. The result of a
+    /// call is `None` if the index had no space for it.
+    pub fn change_many(&self, calls: &[Call]) -> Result<Vec<Option<Change>>, String> {
+        let _operation = Operation::begin();
+        let (index, seed) = (self.instance.index(), self.instance.seed());
+        let owned: Vec<K::Owned> = calls.iter().map(|call| K::owned(call.key, seed)).collect();
+        let keys: Vec<K::Ref<'_>> = owned.iter().map(K::lend).collect();
+        let guard = self.instance.pin();
+        let mut made = vec![Vec::new(); calls.len()];
+        for ((call, &key), made) in calls.iter().zip(&keys).zip(&mut made) {
+            for tag in call.verb.puts() {
+                let word = self.make(key, tag).map_err(|error| format!("{call}: {error}"))?;
+                made.push((tag, word));
+            }
+        }
+        let decisions: Vec<_> = calls
+            .iter()
+            .zip(&made)
+            .map(|(call, made)| call.verb.decision(|tag| self.word_in(made, tag)))
+            .collect();
+        let inserts = calls.iter().any(|call| call.verb.may_insert());
+        let mode = if inserts { MutateMode::MayInsert } else { MutateMode::ExistingOnly };
+        let mut seen: Vec<Seen> = vec![(0, None); calls.len()];
+        let mut out: Vec<_> = calls.iter().map(|_| Ok(Change::default())).collect();
+        let decide = &mut |at: usize, old| {
+            seen[at] = (seen[at].0 + 1, old);
+            decisions[at].of(old)
+        };
+        index.mutate_many(&keys, mode, &guard, decide, &mut out);
+        let in_numbers = |change: Change| Change {
+            old: change.old.map(|word| self.instance.tag(word)),
+            new: change.new.map(|word| self.instance.tag(word)),
+        };
+        let mut changes = Vec::new();
+        for ((call, out), seen) in calls.iter().zip(&out).zip(seen) {
+            let allowed = match out {
+                Ok(Change { old: None, .. }) if !inserts => (0, None),
+                Ok(change) => (1, change.old),
+                Err(error) if error.is_no_space() => (0, None),
+                Err(error) => return Err(format!("{call}: {error}")),
+            };
+            if seen != allowed {
+                return Err(format!(
+                    "{call}: the closure was called {} times: {:?}",
+                    seen.0, seen.1
+                ));
+            }
+            changes.push(out.as_ref().ok().copied().map(in_numbers));
+        }
+        for (out, made) in out.into_iter().zip(made) {
+            let change = out.unwrap_or_default();
+            for (_, word) in made {
+                if change.new != Some(word) {
+                    self.discard(word);
+                }
+            }
+            if let Some(old) = change.old.filter(|_| change.changed()) {
+                self.forget(old);
+                self.instance.retire(old, &guard);
+            }
+        }
+        Ok(changes)
+    }
+
+    /// Returns the word that was made for a number, or else the one that is known for it.
+    fn word_in(&self, made: &[(u64, u64)], tag: u64) -> u64 {
+        match made.iter().find(|(other, _)| *other == tag) {
+            Some(&(_, word)) => word,
+            None => self.word_of(tag),
+        }
     }
 
     /// Returns the results of `get_many`, called with a longer output than needed.

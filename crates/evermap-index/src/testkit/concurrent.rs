@@ -123,9 +123,21 @@ pub(super) fn record<K: Numbered>(
             events.extend(timed_many(driver, clock, thread, keys.into_iter().collect())?);
             continue;
         }
-        let key = if chance(random, 60) { *random.pick(hot) } else { *random.pick(&universe.keys) };
         // Phases of growth and of shrinkage.
         let grow = if events.len() % 300 < 180 { 60 } else { 20 };
+        if chance(random, 3) {
+            let keys: BTreeSet<u64> =
+                hot.iter().copied().chain((0..20).map(|_| *random.pick(&universe.keys))).collect();
+            let mut draw = |key| {
+                let current = known.get(&key).copied();
+                let word = &mut |_: &mut Rng| unique_word(thread, &mut words);
+                Call { key, verb: Verb::random(random, current, grow, word) }
+            };
+            let calls: Vec<Call> = keys.into_iter().map(&mut draw).collect();
+            events.extend(timed_changes(driver, universe, clock, thread, &calls)?);
+            continue;
+        }
+        let key = if chance(random, 60) { *random.pick(hot) } else { *random.pick(&universe.keys) };
         let current = known.get(&key).copied();
         let verb = Verb::random(random, current, grow, &mut |_| unique_word(thread, &mut words));
         let call = Call { key, verb };
@@ -143,6 +155,26 @@ pub(super) fn record<K: Numbered>(
         }
     }
     Ok(events)
+}
+
+/// Runs a `mutate_many` of different keys, and returns the equivalent single calls.
+fn timed_changes<K: Numbered>(
+    driver: &Driver<'_, K>,
+    universe: &Universe,
+    clock: &Clock,
+    thread: usize,
+    calls: &[Call],
+) -> Result<Vec<Event>, String> {
+    let begin = clock.tick();
+    let changes = driver.change_many(calls)?;
+    let end = clock.tick();
+    if changes.contains(&None) && !universe.hostile {
+        return Err("mutate_many: no space".into());
+    }
+    let event = |(&call, answer): (&Call, Option<Change>)| {
+        answer.map(|change| Event { thread, call, begin, end, answer: Some(change) })
+    };
+    Ok(calls.iter().zip(changes).filter_map(event).collect())
 }
 
 /// Runs a `get_many`, and returns the equivalent gets.

@@ -42,6 +42,8 @@ fn model_of<K: Numbered>(subject: &dyn AnySubject<K>, config: &Config) -> Result
 enum ModelStep {
     Call(Call),
     GetMany(Vec<u64>),
+    /// A `mutate_many`.
+    ChangeMany(Vec<Call>),
     /// A walk that stops after this number of pairs.
     Walk(usize),
     /// A comparison of the whole contents, and an audit.
@@ -55,6 +57,10 @@ impl fmt::Display for ModelStep {
         match self {
             ModelStep::Call(call) => write!(f, "{call};"),
             ModelStep::GetMany(keys) => write!(f, "get_many({keys:?});"),
+            ModelStep::ChangeMany(calls) => {
+                let calls: Vec<_> = calls.iter().map(Call::to_string).collect();
+                write!(f, "mutate_many([{}]);", calls.join(", "))
+            }
             ModelStep::Walk(pairs) => write!(f, "for_each(stop after {pairs});"),
             ModelStep::Compare => f.write_str("compare();"),
             ModelStep::Reopen(stop) => write!(f, "reopen({stop:?});"),
@@ -96,11 +102,19 @@ fn generate(random: &mut Rng, universe: &Universe, unique_words: bool) -> Vec<Mo
                 steps.push(ModelStep::GetMany(keys));
                 continue;
             }
-            let key = choose(random, universe, |key| model.contains_key(&key) == (grow < 50));
-            let current = model.get(&key).copied();
-            let call = Call { key, verb: Verb::random(random, current, grow, &mut word) };
-            bind(&mut model, key, call.verb.apply(current).new);
-            steps.push(ModelStep::Call(call));
+            let mut draw = |random: &mut Rng| {
+                let key = choose(random, universe, |key| model.contains_key(&key) == (grow < 50));
+                let current = model.get(&key).copied();
+                let call = Call { key, verb: Verb::random(random, current, grow, &mut word) };
+                bind(&mut model, key, call.verb.apply(current).new);
+                call
+            };
+            steps.push(match chance(random, 2) {
+                true => {
+                    ModelStep::ChangeMany((0..random.below(40)).map(|_| draw(random)).collect())
+                }
+                false => ModelStep::Call(draw(random)),
+            });
         }
     }
     steps.push(ModelStep::Compare);
@@ -198,6 +212,7 @@ impl<K: Numbered> State<'_, K> {
         match step {
             ModelStep::Call(call) => self.call(call),
             ModelStep::GetMany(keys) => self.get_many(keys),
+            ModelStep::ChangeMany(calls) => self.change_many(calls),
             ModelStep::Walk(limit) => self.walk(*limit),
             ModelStep::Compare => self.compare(),
             ModelStep::Reopen(stop) => self.reopen(*stop),
@@ -219,6 +234,26 @@ impl<K: Numbered> State<'_, K> {
                 }
             }
             None => return Err(format!("no space for key {}", self.model.len() + 1)),
+        }
+        Ok(())
+    }
+
+    fn change_many(&mut self, calls: &[Call]) -> Result<(), String> {
+        for (call, change) in calls.iter().zip(self.driver().change_many(calls)?) {
+            let expected = call.verb.apply(self.model.get(&call.key).copied());
+            match change {
+                Some(change) if change == expected => {
+                    bind(&mut self.model, call.key, expected.new);
+                }
+                Some(change) => {
+                    let what = mismatch(InWords(change), InWords(expected));
+                    return Err(format!("{call}: {what}"));
+                }
+                // That nothing has changed, later calls and comparisons show.
+                None if self.universe.hostile
+                    && self.model.len() + calls.len() >= self.subject.always_holds() => {}
+                None => return Err(format!("{call}: no space")),
+            }
         }
         Ok(())
     }
@@ -365,7 +400,12 @@ mod tests {
         let (mut most, mut verbs) = (0, BTreeSet::new());
         let mut least_after_most = usize::MAX;
         for step in &steps {
-            if let ModelStep::Call(call) = step {
+            let calls = match step {
+                ModelStep::Call(call) => std::slice::from_ref(call),
+                ModelStep::ChangeMany(calls) => calls,
+                _ => continue,
+            };
+            for call in calls {
                 let change = call.verb.apply(model.get(&call.key).copied());
                 bind(&mut model, call.key, change.new);
                 let name = call.to_string();
@@ -376,6 +416,7 @@ mod tests {
                 least_after_most = least_after_most.min(model.len());
             }
         }
+        assert!(steps.iter().any(|step| matches!(step, ModelStep::ChangeMany(_))));
         assert!(most > 2700, "grows to {most} of 3000");
         assert!(least_after_most < 300, "shrinks to {least_after_most}");
         let names: BTreeSet<&str> = verbs.iter().map(|(name, ..)| name.as_str()).collect();

@@ -266,6 +266,7 @@ where
         let offset = self.place(origin);
         let segment = self.segment(offset)?;
         let (lower, upper) = (prefix.half(0), prefix.half(1));
+        self.prefetch_segment(offset);
         if !self.lock_all(offset, segment, numbers::hash_of(origin))? {
             return Ok(());
         }
@@ -278,6 +279,7 @@ where
             return Ok(());
         }
         let new = self.place(number);
+        self.prefetch_segment(new);
         let [staying, moving] = self.halves_of(segment, upper);
         // Without a prefix, the segment is not initialised, whatever its contents are.
         let headers = match self.build(new, None, moving.iter().map(|placed| placed.record)) {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use evermap_index::Index;
-use evermap_index::hash::dash::bucket::{Record, meta_of, place};
+use evermap_index::hash::dash::Config;
+use evermap_index::hash::dash::bucket::{Record, meta_of};
 use evermap_index::hash::dash::layout::{Bucket, HashPrefix, Header, Meta, Segment};
-use evermap_index::hash::dash::{Config, Sizes};
 use evermap_index::hash::segmented::core::HasCore;
 use evermap_index::hash::segmented::{SegmentHeader, Segmented};
 use evermap_index::testkit::crash_states::{
@@ -121,7 +121,7 @@ fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
     let (sim, pool, index) = filled::<Plain>(1);
     let [home, next, ..] = &segment(&index, 0).normal;
     let (with, record) = (meta_of(&sim, home).0, Record { hash: 0, slot_key: 0, word: 0 });
-    place::<Sizes, _>(&sim, next, 0, record, true);
+    index.store_record(next, 0, record, true);
     sim.store(&home.meta, Meta::default().0);
     sim.checkpoint();
     sim.store(&home.meta, with);

@@ -93,6 +93,13 @@ pub(super) fn free_slot<const N: usize>(keys: &Keys) -> Option<usize> {
     (slot < N).then_some(slot)
 }
 
+/// Does what [`free_slot`] does for key words that were loaded together.
+#[inline(always)]
+pub(super) fn free_slot_seen<const N: usize>(seen: &Quad) -> Option<usize> {
+    let slot = seen.matching(VALID, VALID).trailing_ones() as usize;
+    (slot < N).then_some(slot)
+}
+
 /// Returns the slots whose bits are set in `bits`.
 #[inline(always)]
 pub(super) fn slots(mut bits: u32) -> impl Iterator<Item = usize> {

@@ -38,11 +38,13 @@ use std::sync::Arc;
 
 use evermap_index::hash::hash_prefix::HashPrefix;
 use evermap_index::hash::segmented::apply::{
-    self, BucketLocked, FreeSlot, HeldBucket, Home, LockingHome, Operation, apply_slow, apply_to,
+    self, BucketLocked, FreeSlot, HeldBucket, Home, LockingHome, Operation, Staged, apply_slow,
+    apply_to,
 };
 use evermap_index::hash::segmented::chain::Chain;
 use evermap_index::hash::segmented::core::{Core, HasCore};
 use evermap_index::hash::segmented::extendible::Extendible;
+use evermap_index::hash::segmented::group;
 use evermap_index::hash::segmented::index::SegmentedIndex;
 use evermap_index::hash::segmented::split::Directed;
 use evermap_index::hash::segmented::waiting::Waiting;
@@ -50,6 +52,7 @@ use evermap_index::hash::segmented::{Segmented, chain};
 use evermap_index::index::{Action, BATCH_KEYS, Change, MutateMode};
 use evermap_index::key::Quotient;
 use evermap_index::record;
+use evermap_pm::medium::LINE;
 use evermap_pm::{Guard, Medium, Pool, Result};
 
 mod bucket;
@@ -59,11 +62,14 @@ mod lock;
 mod rebuild;
 mod recover;
 mod segment;
+mod stage;
 mod structure;
 #[cfg(test)]
 mod tests;
 
-use bucket::{Held, Probe, Record, find, free_slot, keys_of, matching, try_lock, valid};
+use bucket::{
+    Held, Probe, Record, find, free_slot_seen, keys_of, matching, matching_seen, try_lock, valid,
+};
 use layout::{Geometry, LINK_SLOTS, Line, Link, OFFSET, Segment};
 use segment::{Locks, SearchResult, Spot};
 
@@ -116,6 +122,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     fn home_in<'a>(&self, m: &'a M, entry: u64, image: u64) -> Option<&'a Line> {
         let line = offset_of!(Segment<L>, lines) + 64 * Geometry::<L, N>::home(image);
         m.at((entry ^ self.generation_tag).wrapping_add(line as u64))
+    }
+
+    /// Returns the offset of the home line of an image in the segment that a directory entry refers
+    /// to, whether or not there is a segment.
+    #[inline(always)]
+    fn home_offset(entry: u64, image: u64) -> u64 {
+        let line = Geometry::<L, N>::home(image) as u64;
+        (entry & OFFSET) + offset_of!(Segment<L>, lines) as u64 + line * LINE
     }
 
     /// Returns the offset of the segment that serves an image.
@@ -244,17 +258,19 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
     ) -> Result<Change> {
         let (m, probe) = (self.medium(), operation.probe);
         let line = home.held.line;
-        let keys = keys_of(m, line);
+        let seen = m.load_four(&line.keys);
         let tag = Geometry::<L, N>::tag(probe.image);
-        if let Some((slot, word)) = find::<K, M, L, N>(m, line, matching(&keys, tag, 0), probe) {
+        let matching = matching_seen(&seen, tag, 0);
+        if let Some((slot, word)) = find::<K, M, L, N>(m, line, matching, probe) {
             let spot = Spot::Home(line, slot);
             return apply_to(self, (&spot, word), Locks::default(), home, operation, decide);
         }
         // No thread moves records of this line while it is locked, so other lines need not be
         // locked.
-        let absent = !segment::may_be_elsewhere(keys[2], tag)
-            || self.find_elsewhere(home.segment, keys[2], probe).is_none();
-        match (absent, operation.mode, free_slot::<N>(&keys)) {
+        let third = seen.word::<2>();
+        let absent = !segment::may_be_elsewhere(third, tag)
+            || self.find_elsewhere(home.segment, third, probe).is_none();
+        match (absent, operation.mode, free_slot_seen::<N>(&seen)) {
             (true, MutateMode::ExistingOnly, _) => {
                 home.held.release(m);
                 Ok(Change::default())
@@ -271,6 +287,22 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
             }
             _ => apply_slow(self, Some((home, absent)), operation, decide),
         }
+    }
+
+    #[inline(always)]
+    fn prefetch_for_change(&self, probe: &Probe<'_, K>, _mode: MutateMode) {
+        let entry = self.map.directory.find(probe.image).segment;
+        self.medium().prefetch(Self::home_offset(entry, probe.image));
+    }
+
+    #[inline(always)]
+    fn stage<'a>(
+        &'a self,
+        home: &mut Home<'a, Self>,
+        operation: Operation<'_, Probe<'_, K>>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Option<Staged<'a, Self>> {
+        self.stage_in(home.segment, home.held.line, operation, decide)
     }
 
     fn find_held<'a>(
@@ -314,8 +346,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
     #[inline(always)]
     fn may_be_sparse(&self, held: &Held<'_>) -> bool {
         const ONE_IN: u64 = 128;
-        let keys = keys_of(self.medium(), held.line);
-        valid(&keys) == 0 && (L < 64 || (keys[0] & layout::VERSION_LOW).is_multiple_of(ONE_IN))
+        let m = self.medium();
+        let version = m.load_relaxed(&held.line.keys[0]) & layout::VERSION_LOW;
+        (L < 64 || version.is_multiple_of(ONE_IN)) && valid(&keys_of(m, held.line)) == 0
     }
 
     fn find_free_slot<'a>(
@@ -482,8 +515,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
             *image = K::image(key, self.core.seed);
             *entry = self.map.directory.find(*image).segment;
             // Only a hint: that the segment exists is checked below.
-            let line = Geometry::<L, N>::home(*image) as u64;
-            m.prefetch((*entry & OFFSET) + (line + 1) * evermap_pm::medium::LINE);
+            m.prefetch(Self::home_offset(*entry, *image));
         }
         let mut deferred = 0u32;
         for (at, &key) in keys.iter().enumerate() {
@@ -501,6 +533,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
         Ok(())
     }
 
+    #[inline]
+    fn prefetch_home(&self, key: K::Ref<'_>) {
+        let image = K::image(key, self.core.seed);
+        let entry = self.map.directory.find(image).segment;
+        // Only a hint: an operation on the key checks that the segment exists.
+        self.medium().prefetch(Self::home_offset(entry, image));
+    }
+
     #[inline(always)]
     fn apply(
         &self,
@@ -510,5 +550,20 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
         decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
+    }
+
+    fn apply_batch(
+        &self,
+        keys: &[K::Ref<'_>],
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
+        out: &mut [Result<Change>],
+    ) {
+        let probe = |at: usize| Probe::new(keys[at.min(keys.len() - 1)], self.core.seed);
+        if !keys.is_empty() {
+            let probes: [Probe<'_, K>; BATCH_KEYS] = std::array::from_fn(probe);
+            group::apply_batch(self, &probes[..keys.len()], mode, guard, decide, out);
+        }
     }
 }

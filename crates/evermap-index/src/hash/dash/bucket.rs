@@ -4,7 +4,7 @@
 use evermap_pm::Medium;
 use evermap_pm::medium::Note;
 
-use super::layout::{Bucket, Geometry, HEADER_LINE_SLOTS, Meta, Version};
+use super::layout::{Bucket, Meta, Version};
 use crate::hash::mistakes;
 use crate::hash::probe::Probe;
 use crate::hash::segmented::apply::HeldBucket;
@@ -129,29 +129,25 @@ pub(super) fn free_slot(meta: Meta, slots: usize) -> Option<usize> {
     (slot < slots).then_some(slot)
 }
 
-/// Stores a record in a free slot of a locked bucket, durably.
-///
-/// Takes one flush and one fence if the slot shares the header's cache line, in which stores
-/// persist in program order; otherwise, and always in the paper's form, two of each.
+/// Stores which record a slot of a locked bucket holds: the commit of an insertion, once the
+/// header is durable.
 #[inline(always)]
-pub fn place<G: Geometry, M: Medium>(
+pub(super) fn allocate<M: Medium>(
     m: &M,
     bucket: &Bucket,
     slot: usize,
-    record: Record,
+    fingerprint: u8,
     member: bool,
 ) {
-    let cells = &bucket.slots[slot];
-    m.store(&cells.word, record.word);
-    m.store(&cells.key, record.slot_key);
-    if G::PAPER || slot >= HEADER_LINE_SLOTS {
-        // The record must be durable before the header that marks its slot as allocated.
-        m.persist(cells);
-    }
-    set_fingerprint(m, bucket, slot, fingerprint_of(record.hash));
-    // The commit.
+    // Before the slot is marked as allocated, in the same line: a durable mark has its fingerprint.
+    set_fingerprint(m, bucket, slot, fingerprint);
     m.store(&bucket.meta, meta_of(m, bucket).with(slot, member).0);
-    m.persist(&bucket.meta);
+}
+
+/// Returns the fingerprint that the header has for a slot, allocated or not.
+#[inline(always)]
+pub(super) fn fingerprint_in<M: Medium>(m: &M, bucket: &Bucket, slot: usize) -> u8 {
+    (m.load_relaxed(&bucket.fingerprints[slot / 8]) >> (slot % 8 * 8)) as u8
 }
 
 /// Replaces the word in a slot of a locked bucket, durably. It is a single store, so it is atomic.
@@ -162,13 +158,19 @@ pub(super) fn overwrite<M: Medium>(m: &M, bucket: &Bucket, slot: usize, word: u6
     m.persist(cell);
 }
 
-/// Removes the record in a slot of a locked bucket, durably. The slot may be reused afterwards.
+/// Removes the record in a slot of a locked bucket. Durable once the header is flushed.
 #[inline(always)]
-pub(super) fn erase<M: Medium>(m: &M, bucket: &Bucket, slot: usize) {
+pub(super) fn vacate<M: Medium>(m: &M, bucket: &Bucket, slot: usize) {
     m.note(Note::Harmless(
         "torn, one of the slot's two bits is cleared first: recovery reads only the allocated bit",
     ));
     m.store(&bucket.meta, meta_of(m, bucket).without(slot).0);
+}
+
+/// Removes the record in a slot of a locked bucket, durably. The slot may be reused afterwards.
+#[inline(always)]
+pub(super) fn erase<M: Medium>(m: &M, bucket: &Bucket, slot: usize) {
+    vacate(m, bucket, slot);
     // Durable before the slot is reused: otherwise it could, after a crash, be allocated and
     // contain a new record that was not committed.
     if !m.mutant(mistakes::REMOVAL_UNFLUSHED) {

@@ -75,9 +75,20 @@ pod! {
     }
 }
 
+impl Header {
+    /// The magic word of a segment in which an allocated slot holds its record whatever its
+    /// fingerprint is. Such a segment gets the present magic word when it is recovered.
+    pub const EARLIER: u64 = u64::from_le_bytes(*b"DASHSEG\x01");
+}
+
 impl SegmentHeader for Header {
-    /// "DASHSEG" and a version byte.
-    const MAGIC: u64 = u64::from_le_bytes(*b"DASHSEG\x01");
+    /// "DASHSEG" and a version byte. An allocated slot whose fingerprint is not that of its key
+    /// holds no record: a crash came before both were durable.
+    const MAGIC: u64 = u64::from_le_bytes(*b"DASHSEG\x02");
+
+    fn is_magic(word: u64) -> bool {
+        word == Self::MAGIC || word == Self::EARLIER
+    }
 
     fn magic(&self) -> &PmU64 {
         &self.magic
@@ -208,7 +219,8 @@ impl Link for Bucket {
         m.store(&self.fingerprints[0], 0);
         m.store(&self.fingerprints[1], 0);
         m.store(&self.meta, 0);
-        m.persist(&self.meta);
+        // With the slots: what they hold must be durable before they are used.
+        m.persist(self);
     }
 }
 

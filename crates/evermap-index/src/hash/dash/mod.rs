@@ -35,10 +35,12 @@ use evermap_pm::{ErrorKind, Guard, Medium, Pool, Result, region};
 use crate::hash::mistakes;
 use crate::hash::probe::Probe;
 use crate::hash::segmented::apply::{
-    self, BucketLocked, FreeSlot, HeldBucket, Home, LockingHome, Operation, apply_slow, apply_to,
+    self, BucketLocked, FreeSlot, HeldBucket, Home, LockingHome, Operation, Staged, apply_slow,
+    apply_to,
 };
 use crate::hash::segmented::chain::Chain;
 use crate::hash::segmented::core::{Core, HasCore};
+use crate::hash::segmented::group;
 use crate::hash::segmented::index::SegmentedIndex;
 use crate::hash::segmented::map::SegmentMap;
 use crate::hash::segmented::waiting::Waiting;
@@ -54,6 +56,7 @@ mod lock;
 mod rebuild;
 mod recover;
 mod segment;
+mod stage;
 
 pub use eh::{DashBytes, DashEh, Extendible, Tiny, WideStash};
 pub use layout::{Geometry, Paper, Sizes};
@@ -264,6 +267,8 @@ where
             let meta = Meta(m.load_relaxed(&segment.normal()[at].meta));
             let slot = (meta.allocated().trailing_ones() as usize).min(G::BUCKET_SLOTS - 1);
             prefetch(std::ptr::from_ref(&segment.normal()[at].slots[slot]).cast());
+        } else {
+            self.prefetch_match(segment, hash);
         }
         match try_lock(m, &segment.normal()[at], self.core.generation) {
             // While one of its buckets is locked, a segment is neither split nor merged.
@@ -292,7 +297,7 @@ where
         let (m, probe) = (self.medium(), operation.probe);
         let bucket = home.held.bucket;
         if let Some((slot, word)) = find(m, bucket, probe, Belonging::Native) {
-            let spot = Spot { bucket, slot, kind: Kind::Home };
+            let spot = Spot::new(bucket, slot, Kind::Home);
             return apply_to(self, (&spot, word), Locks::default(), home, operation, decide);
         }
         // No thread moves records of this bucket while it is locked, so other buckets need not be
@@ -312,12 +317,31 @@ where
                     return Ok(Change::default());
                 };
                 let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
-                bucket::place::<G, _>(m, bucket, slot, record, false);
+                self.store_record(bucket, slot, record, false);
                 home.held.release_changed(m);
                 Ok(Change { old: None, new: Some(word) })
             }
             _ => apply_slow(self, Some((home, absent)), operation, decide),
         }
+    }
+
+    #[inline(always)]
+    fn prefetch_for_change(&self, probe: &Probe<'_, K>, _mode: MutateMode) {
+        let m = self.medium();
+        if let Ok((segment, _)) = self.map.find(m, probe.hash) {
+            // If its segment cannot be found, an operation on the key reports it.
+            m.prefetch(segment.wrapping_add(Self::bucket_offset(Self::home_of(probe.hash))));
+        }
+    }
+
+    #[inline(always)]
+    fn stage<'a>(
+        &'a self,
+        home: &mut Home<'a, Self>,
+        operation: Operation<'_, Probe<'_, K>>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Option<Staged<'a, Self>> {
+        self.stage_in(home.segment, &mut home.held, operation, decide)
     }
 
     #[inline(always)]
@@ -385,6 +409,8 @@ where
         if let Some(word) = word {
             let record = Record { hash: probe.hash, slot_key: probe.slot_key, word };
             self.place_in(home.segment, &mut home.held, spot, record);
+        } else if spot.vacated {
+            self.medium().persist(&spot.bucket.meta);
         }
     }
 
@@ -583,5 +609,24 @@ where
         decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change> {
         apply::apply(self, &Probe::new(key, self.core.seed), mode, guard, decide)
+    }
+
+    fn apply_batch(
+        &self,
+        keys: &[K::Ref<'_>],
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
+        out: &mut [Result<Change>],
+    ) {
+        if G::PAPER {
+            for (at, (&key, out)) in keys.iter().zip(out).enumerate() {
+                *out = self.apply(key, mode, guard, |old| decide(at, old));
+            }
+        } else if !keys.is_empty() {
+            let probe = |at: usize| Probe::new(keys[at.min(keys.len() - 1)], self.core.seed);
+            let probes: [Probe<'_, K>; BATCH_KEYS] = std::array::from_fn(probe);
+            group::apply_batch(self, &probes[..keys.len()], mode, guard, decide, out);
+        }
     }
 }

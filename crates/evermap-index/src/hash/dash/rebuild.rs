@@ -10,10 +10,10 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, Result};
 
 use super::Dash;
-use super::bucket::{Record, fingerprint_of, free_slot, meta_of, with_byte};
+use super::bucket::{Record, fingerprint_of, free_slot, meta_of, set_fingerprint, with_byte};
 use super::layout::{
-    BUCKET_BYTES, BUCKETS_MAX, Bucket, Buckets, Geometry, HashPrefix, Header, Meta, STASHES_MAX,
-    Version,
+    BUCKET_BYTES, BUCKETS_MAX, Bucket, Buckets, Geometry, HEADER_LINE_SLOTS, HashPrefix, Header,
+    Meta, STASHES_MAX, Version,
 };
 use super::segment::home_first;
 use crate::Key;
@@ -73,10 +73,15 @@ impl Lines {
     }
 
     fn store<M: Medium>(&self, m: &M, bucket: &Bucket) {
+        self.store_in(m, bucket);
+        m.flush(&bucket.meta);
+    }
+
+    /// Stores the lines without flushing them.
+    fn store_in<M: Medium>(&self, m: &M, bucket: &Bucket) {
         store_changed(m, &bucket.fingerprints[0], self.fingerprints[0]);
         store_changed(m, &bucket.fingerprints[1], self.fingerprints[1]);
         store_changed(m, &bucket.meta, self.meta.0);
-        m.flush(&bucket.meta);
     }
 }
 
@@ -130,6 +135,13 @@ impl<G: Geometry> Headers<G> {
     fn store<M: Medium>(&self, m: &M, segment: &G::Segment) {
         self.normal.iter().zip(segment.normal()).for_each(|(lines, bucket)| lines.store(m, bucket));
         self.stash.iter().zip(segment.stash()).for_each(|(lines, bucket)| lines.store(m, bucket));
+    }
+
+    /// Stores everything but the version words, without flushing it.
+    fn store_in<M: Medium>(&self, m: &M, segment: &G::Segment) {
+        let normal = self.normal.iter().zip(segment.normal());
+        let stash = self.stash.iter().zip(segment.stash());
+        normal.chain(stash).for_each(|(lines, bucket)| lines.store_in(m, bucket));
     }
 }
 
@@ -236,20 +248,22 @@ where
         for bucket in segment.stash() {
             m.store_transient(&bucket.version, Version::fresh(self.core.generation).0);
         }
-        headers.store(m, segment);
+        headers.store_in(m, segment);
+        // With the free slots: what they hold must be durable before they are used, because
+        // recovery compares it with the headers.
         m.note(Note::Harmless(
             "late, a prefix that is stored later is in the same line, which is persisted then",
         ));
-        m.flush(segment.header());
+        m.flush(segment);
         Ok(headers)
     }
 
-    /// Writes a record and flushes its line.
+    /// Writes a record, without flushing it.
+    #[inline(always)]
     fn write_slot(&self, bucket: &Bucket, slot: usize, record: Record) {
         let (m, cells) = (self.medium(), &bucket.slots[slot]);
         m.store(&cells.word, record.word);
         m.store(&cells.key, record.slot_key);
-        m.flush(cells);
     }
 
     /// Writes records into the buckets of a new chain and flushes them without a fence. Returns the
@@ -264,7 +278,8 @@ where
                 lines.put(slot, record.hash, false);
             }
             m.store(&bucket.version, next);
-            lines.store(m, bucket);
+            lines.store_in(m, bucket);
+            m.flush(bucket);
         })
     }
 
@@ -272,13 +287,13 @@ where
     /// prefix, stores them, and flushes them without a fence. The version words are not stored: the
     /// returned headers contain the values to release them with.
     ///
-    /// Recovery does no more than this. It relies only on the slots and the persistent bits of
-    /// `meta`.
+    /// Recovery does no more than this. It relies only on the slots, the persistent bits of `meta`,
+    /// and the fingerprints of the slots.
     pub(super) fn rebuild(&self, segment: &G::Segment, prefix: HashPrefix) -> Headers<G> {
         let m = self.medium();
         let mut headers = Headers::empty(self.core.generation);
         for (at, bucket) in segment.normal().iter().enumerate() {
-            for (slot, record) in self.records_of(bucket) {
+            for (slot, record) in self.whole_records_of(segment, bucket) {
                 let home = Self::home_of(record.hash);
                 if !prefix.covers(E::rank(record.hash)) {
                     continue;
@@ -291,7 +306,7 @@ where
             }
         }
         for (i, bucket) in segment.stash().iter().enumerate() {
-            for (slot, record) in self.records_of(bucket) {
+            for (slot, record) in self.whole_records_of(segment, bucket) {
                 let home = Self::home_of(record.hash);
                 if !prefix.covers(E::rank(record.hash)) || self.is_copy(segment, home, record) {
                     continue;
@@ -327,6 +342,7 @@ where
         let m = self.medium();
         let mut headers = Headers::empty(self.core.generation);
         let mut left = [0u32; BUCKETS_MAX];
+        let mut copies = Vec::new();
         for gone in gone {
             if let Site::Normal(at) = gone.site {
                 left[usize::from(at)] |= 1 << gone.slot;
@@ -341,12 +357,22 @@ where
                 _ if left[home] != 0 && !G::PAPER => {
                     let free = left[home].trailing_zeros() as usize;
                     left[home] &= left[home] - 1;
-                    self.write_slot(&segment.normal()[home], free, record);
+                    let bucket = &segment.normal()[home];
+                    self.write_slot(bucket, free, record);
+                    // Also the fingerprint, so that recovery finds the copy whole.
+                    set_fingerprint(m, bucket, free, fingerprint_of(hash));
+                    copies.push((bucket, free));
                     headers.native(home, free, hash);
                 }
                 Site::Normal(_) => headers.member(home, slot, hash),
                 Site::Stash(i) => headers.stashed(home, usize::from(i), slot, hash),
                 Site::Chain => {}
+            }
+        }
+        for (bucket, slot) in copies {
+            m.flush(&bucket.slots[slot]);
+            if slot >= HEADER_LINE_SLOTS {
+                m.flush(&bucket.meta);
             }
         }
         // The copies must be durable before a header drops an original.
@@ -385,7 +411,9 @@ where
             .map(|record| filling.add(Self::home_of(record.hash), record.hash))
             .collect();
         for (room, &record) in rooms?.into_iter().zip(records) {
-            self.write_slot(room.bucket_of::<G>(segment), room.slot, record);
+            let bucket = room.bucket_of::<G>(segment);
+            self.write_slot(bucket, room.slot, record);
+            self.medium().flush(&bucket.slots[room.slot]);
         }
         // The slots may contain records that were removed. They must be durable before a header
         // marks them as allocated.
@@ -455,6 +483,18 @@ where
         })
     }
 
+    /// Returns the records of a bucket that are [whole](Self::is_whole), with their slots: all of
+    /// them, if an [earlier](Header::EARLIER) version wrote the segment.
+    fn whole_records_of<'a>(
+        &'a self,
+        segment: &'a G::Segment,
+        bucket: &'a Bucket,
+    ) -> impl Iterator<Item = (usize, Record)> + 'a {
+        let earlier = self.medium().load(&segment.header().magic) == Header::EARLIER;
+        self.records_of(bucket)
+            .filter(move |&(slot, record)| earlier || self.is_whole(bucket, slot, record))
+    }
+
     /// Returns whether a record that is not in its home bucket has a copy there: a crash
     /// interrupted a displacement, or [`settle`](Self::settle). The two are identical, since no
     /// thread could change the record meanwhile. Recovery keeps the one in the home bucket.
@@ -462,8 +502,7 @@ where
         if self.medium().mutant(mistakes::BOTH_COPIES_KEPT) {
             return false;
         }
-        // Compares only slots: fingerprints may be out of date.
-        let is_copy = self.records_of(&segment.normal()[home]).any(|(_, other)| {
+        let is_copy = self.whole_records_of(segment, &segment.normal()[home]).any(|(_, other)| {
             other.slot_key == record.slot_key
                 && (other.word == record.word || !K::WORDS_ARE_RECORDS)
         });
@@ -479,7 +518,7 @@ where
         let m = self.medium();
         chain::rebuild(m, &segment.header().chain, |bucket: &Bucket| {
             let mut lines = Lines::default();
-            for (slot, record) in self.records_of(bucket) {
+            for (slot, record) in self.whole_records_of(segment, bucket) {
                 let home = Self::home_of(record.hash);
                 if prefix.covers(E::rank(record.hash)) && !self.is_copy(segment, home, record) {
                     lines.put(slot, record.hash, false);

@@ -5,6 +5,8 @@
 //! A crash can leave
 //!
 //! * two copies of a record, if it interrupted a displacement: one copy is dropped;
+//! * an allocated slot without its record, if it interrupted an insertion: its fingerprint is not
+//!   that of what the slot holds, and it becomes free;
 //! * any values in the parts of headers that are never flushed (filters, overflow fingerprints,
 //!   locks): they are computed from the slots.
 
@@ -12,10 +14,10 @@ use evermap_pm::Medium;
 use evermap_pm::medium::Note;
 
 use super::Dash;
-use super::layout::{Bucket, Buckets, Geometry, HashPrefix, Version};
+use super::layout::{Bucket, Buckets, Geometry, HashPrefix, Header, Version};
 use crate::Key;
 use crate::hash::segmented::map::SegmentMap;
-use crate::hash::segmented::{SegmentLayout, chain};
+use crate::hash::segmented::{SegmentHeader, SegmentLayout, chain};
 
 /// Why the contents of a segment must be durable before it is used.
 const FOUND: &str = "needed by other threads: `what_recovery_finds_is_durable_before_it_is_used`";
@@ -55,6 +57,12 @@ where
              `what_recovery_drops_is_gone_before_the_segment_is_used`",
         ));
         m.fence();
+        if m.load(&segment.header().magic) != Header::MAGIC {
+            // All fingerprints are right and durable now, and from now on they tell which records
+            // are whole.
+            m.store(&segment.header().magic, Header::MAGIC);
+            m.persist(&segment.header().magic);
+        }
         // Until here, all version words are stale, so all other threads wait. The header is stored
         // last: as long as it is stale, a thread that finds a stale bucket waits for this recovery.
         for bucket in segment.stash() {

@@ -11,10 +11,10 @@ use evermap_pm::{Guard, Medium, Result};
 
 use super::Dash;
 use super::bucket::{
-    Belonging, Held, Locking, Record, erase, find, fingerprint_of, free_slot, list, lists_any,
-    meta_of, overflow_fingerprint, place, try_lock, unlist,
+    Belonging, Held, Locking, Record, allocate, erase, find, fingerprint_in, fingerprint_of,
+    free_slot, list, lists_any, meta_of, overflow_fingerprint, try_lock, unlist, vacate,
 };
-use super::layout::{Bucket, Buckets, Geometry, Meta, Version};
+use super::layout::{Bucket, Buckets, Geometry, HEADER_LINE_SLOTS, Meta, Version};
 use crate::Key;
 use crate::hash::mistakes;
 use crate::hash::probe::Probe;
@@ -41,6 +41,22 @@ pub struct Spot<'a> {
     pub(super) bucket: &'a Bucket,
     pub(super) slot: usize,
     pub(super) kind: Kind,
+    /// Whether the slot holds a record whose removal is not durable yet.
+    pub(super) vacated: bool,
+}
+
+impl<'a> Spot<'a> {
+    pub(super) fn new(bucket: &'a Bucket, slot: usize, kind: Kind) -> Self {
+        Spot { bucket, slot, kind, vacated: false }
+    }
+}
+
+/// A free slot of a bucket.
+#[derive(Clone, Copy)]
+struct Room {
+    slot: usize,
+    /// See [`Spot::vacated`].
+    vacated: bool,
 }
 
 /// The place of a record's bucket relative to its home bucket.
@@ -219,7 +235,7 @@ where
         let in_stash = |i: usize| {
             let bucket = &segment.stash()[i];
             find(m, bucket, probe, Belonging::Native)
-                .map(|(slot, word)| (Spot { bucket, slot, kind: Kind::Stash(i) }, word))
+                .map(|(slot, word)| (Spot::new(bucket, slot, Kind::Stash(i)), word))
         };
         if home.unlisted() == 0 && !K::WITHOUT.overflow_metadata {
             let announced = self.announced_in(segment, probe.hash);
@@ -228,7 +244,7 @@ where
         (0..G::STASHES).find_map(in_stash).or_else(|| {
             chain::links(m, &segment.header().chain).find_map(|bucket: &Bucket| {
                 find(m, bucket, probe, Belonging::Native)
-                    .map(|(slot, word)| (Spot { bucket, slot, kind: Kind::Chain }, word))
+                    .map(|(slot, word)| (Spot::new(bucket, slot, Kind::Chain), word))
             })
         })
     }
@@ -271,13 +287,12 @@ where
     ) -> Option<(Spot<'a>, u64)> {
         let m = self.medium();
         if let Some((slot, word)) = find(m, home.bucket, probe, Belonging::Native) {
-            let spot = Spot { bucket: home.bucket, slot, kind: Kind::Home };
-            return Some((spot, word));
+            return Some((Spot::new(home.bucket, slot, Kind::Home), word));
         }
         if G::PAPER || home.version.may_be_next(probe.hash) {
             let bucket = &segment.normal()[Self::next_of(Self::home_of(probe.hash))];
             if let Some((slot, word)) = find(m, bucket, probe, Belonging::Member) {
-                return Some((Spot { bucket, slot, kind: Kind::Next }, word));
+                return Some((Spot::new(bucket, slot, Kind::Next), word));
             }
         }
         if home.version.overflowed() || K::WITHOUT.overflow_metadata {
@@ -384,7 +399,7 @@ where
     ) -> Result<FreeSlot<Spot<'a>, Locks<'a>>> {
         if let Some(slot) = free_slot(meta_of(self.medium(), home.bucket), Self::HOME_FIRST) {
             let (bucket, locks) = (home.bucket, Locks::default());
-            let spot = Spot { bucket, slot, kind: Kind::Home };
+            let spot = Spot::new(bucket, slot, Kind::Home);
             return Ok(FreeSlot::Free(spot, locks));
         }
         self.find_room_further(segment, home, hash, chain)
@@ -403,31 +418,22 @@ where
             return Ok(FreeSlot::Busy);
         };
         let (here, there) = (meta_of(m, home.bucket), meta_of(m, next.bucket));
-        let (room_here, room_there) =
-            (free_slot(here, G::BUCKET_SLOTS), free_slot(there, G::BUCKET_SLOTS));
-        let choice = match (room_here, room_there) {
-            (Some(slot), Some(_)) if here.count() <= there.count() => Some((slot, Kind::Home)),
-            (_, Some(slot)) => Some((slot, Kind::Next)),
-            (Some(slot), None) => Some((slot, Kind::Home)),
-            (None, None) => None,
-        };
-        let choice = match choice {
-            Some(choice) => Some(choice),
+        let choice = match self.roomier(here, there) {
+            Some((slot, kind)) => Some((Room { slot, vacated: false }, kind)),
             None => {
                 let right = self.displace_right(segment, Self::next_of(at), &mut next, Self::STEPS);
                 let left = || self.displace_left(segment, at, home, Self::STEPS);
-                right.map(|slot| (slot, Kind::Next)).or_else(|| Some((left()?, Kind::Home)))
+                right.map(|room| (room, Kind::Next)).or_else(|| Some((left()?, Kind::Home)))
             }
         };
-        if let Some((slot, kind)) = choice {
+        if let Some((Room { slot, vacated }, kind)) = choice {
             let bucket = if kind == Kind::Home { home.bucket } else { next.bucket };
             let locks = Locks { next: Some(next), stash: None };
-            let spot = Spot { bucket, slot, kind };
-            return Ok(FreeSlot::Free(spot, locks));
+            return Ok(FreeSlot::Free(Spot { bucket, slot, kind, vacated }, locks));
         }
         let locks = Locks { next: Some(next), stash: Some(self.lock_stash(segment)?) };
         match self.room_in_stash(segment, at, chain) {
-            Some((bucket, slot, kind)) => Ok(FreeSlot::Free(Spot { bucket, slot, kind }, locks)),
+            Some((bucket, slot, kind)) => Ok(FreeSlot::Free(Spot::new(bucket, slot, kind), locks)),
             None => {
                 locks.release(m, true);
                 Ok(FreeSlot::Full)
@@ -435,36 +441,52 @@ where
         }
     }
 
+    /// Returns a free slot of the home bucket or the next one, whichever has more of them.
+    pub(super) fn roomier(&self, here: Meta, there: Meta) -> Option<(usize, Kind)> {
+        match (free_slot(here, G::BUCKET_SLOTS), free_slot(there, G::BUCKET_SLOTS)) {
+            (Some(slot), Some(_)) if here.count() <= there.count() => Some((slot, Kind::Home)),
+            (_, Some(slot)) => Some((slot, Kind::Next)),
+            (Some(slot), None) => Some((slot, Kind::Home)),
+            (None, None) => None,
+        }
+    }
+
     /// Frees a slot of the locked bucket `at` by moving a record that belongs there to the bucket
     /// after it. If that bucket is full too, first does the same there, up to `steps` times.
+    ///
+    /// The copy is durable. The removal of the original becomes durable together with what is
+    /// stored in its slot: until then the bucket must stay locked, so that no thread can change the
+    /// copy. After a crash before that, recovery finds both and drops one.
     fn displace_right(
         &self,
         segment: &G::Segment,
         at: usize,
         from: &mut Held<'_>,
         steps: usize,
-    ) -> Option<usize> {
+    ) -> Option<Room> {
         let m = self.medium();
         let movable = meta_of(m, from.bucket).natives();
         let slot = (movable != 0).then(|| movable.trailing_zeros() as usize)?;
         let mut after = self.try_lock_at(segment, Self::next_of(at))?;
-        let free = free_slot(meta_of(m, after.bucket), G::BUCKET_SLOTS).or_else(|| {
+        let room = self.room_in(after.bucket).or_else(|| {
             let steps = steps.checked_sub(1)?;
             self.displace_right(segment, Self::next_of(at), &mut after, steps)
         });
-        let Some(free) = free else {
+        let Some(room) = room else {
             after.release(m);
             return None;
         };
         let record = self.record_in(from.bucket, slot);
-        place::<G, _>(m, after.bucket, free, record, true);
+        self.place_in_room(after.bucket, room, record, true);
         from.version.note_next(record.hash);
-        // The copy is durable. After a crash before the original is removed, durably, recovery
-        // finds both and drops one. No other thread can change either, because this one holds the
-        // lock of the record's home bucket.
-        erase(m, from.bucket, slot);
+        let vacated = !G::PAPER;
+        if vacated {
+            vacate(m, from.bucket, slot)
+        } else {
+            erase(m, from.bucket, slot)
+        }
         after.release_changed(m);
-        Some(slot)
+        Some(Room { slot, vacated })
     }
 
     /// Frees a slot of the locked bucket `at` by moving a member to its home bucket, the one before
@@ -475,25 +497,113 @@ where
         at: usize,
         from: &Held<'_>,
         steps: usize,
-    ) -> Option<usize> {
+    ) -> Option<Room> {
         let m = self.medium();
         let meta = meta_of(m, from.bucket);
         let movable = meta.allocated() & meta.members();
         let slot = (movable != 0).then(|| movable.trailing_zeros() as usize)?;
         let before = self.try_lock_at(segment, Self::previous_of(at))?;
-        let free = free_slot(meta_of(m, before.bucket), G::BUCKET_SLOTS).or_else(|| {
+        let room = self.room_in(before.bucket).or_else(|| {
             let steps = steps.checked_sub(1)?;
             self.displace_left(segment, Self::previous_of(at), &before, steps)
         });
-        let Some(free) = free else {
+        let Some(room) = room else {
             before.release(m);
             return None;
         };
         let record = self.record_in(from.bucket, slot);
-        place::<G, _>(m, before.bucket, free, record, false);
+        self.place_in_room(before.bucket, room, record, false);
+        // Durable before the record's home bucket is released: otherwise another thread could
+        // remove the copy, and the original could reappear after a crash.
         erase(m, from.bucket, slot);
         before.release_changed(m);
-        Some(slot)
+        Some(Room { slot, vacated: false })
+    }
+
+    fn room_in(&self, bucket: &Bucket) -> Option<Room> {
+        let slot = free_slot(meta_of(self.medium(), bucket), G::BUCKET_SLOTS)?;
+        Some(Room { slot, vacated: false })
+    }
+
+    /// Does what [`store_record`](Self::store_record) does.
+    ///
+    /// Takes one fence, except in the paper's form, and one flush if the slot shares the header's
+    /// cache line, in which stores persist in program order. Otherwise the slot and the header
+    /// become durable in any order. A crash between them leaves a slot that is allocated and holds
+    /// what it held before, which recovery [notices](Self::is_whole) by its fingerprint: so that
+    /// has to be another one. One insertion in 256 has to wait for the slot first.
+    #[inline(always)]
+    fn place_in_room(&self, bucket: &Bucket, room: Room, record: Record, member: bool) {
+        let (m, slot, fingerprint) = (self.medium(), room.slot, fingerprint_of(record.hash));
+        let cells = &bucket.slots[slot];
+        let apart = G::PAPER || slot >= HEADER_LINE_SLOTS;
+        let noticed = apart && self.prepare_slot(bucket, room, fingerprint);
+        m.store(&cells.word, record.word);
+        m.store(&cells.key, record.slot_key);
+        if apart {
+            if noticed { m.flush(cells) } else { m.persist(cells) }
+        }
+        allocate(m, bucket, slot, fingerprint, member);
+        m.persist(&bucket.meta);
+    }
+
+    /// Stores a record in a free slot of a locked bucket, durably. If it is a `member`, it belongs
+    /// to the bucket before.
+    #[inline(always)]
+    pub fn store_record(&self, bucket: &Bucket, slot: usize, record: Record, member: bool) {
+        self.place_in_room(bucket, Room { slot, vacated: false }, record, member);
+    }
+
+    /// Prepares a free slot for a record with this fingerprint. Returns whether the header may
+    /// become durable before the slot.
+    #[inline(always)]
+    fn prepare_slot(&self, bucket: &Bucket, room: Room, fingerprint: u8) -> bool {
+        let noticed = self.is_noticed(bucket, room.slot, fingerprint);
+        if room.vacated {
+            return self.prepare_vacated(bucket, room.slot, fingerprint, noticed);
+        }
+        noticed
+    }
+
+    /// Returns whether recovery notices that a free slot does not hold a record with this
+    /// fingerprint yet.
+    #[inline(always)]
+    pub(super) fn is_noticed(&self, bucket: &Bucket, slot: usize, fingerprint: u8) -> bool {
+        let before = self.medium().load_relaxed(&bucket.slots[slot].key);
+        !G::PAPER && fingerprint_of(K::slot_hash(before, self.core.seed)) != fingerprint
+    }
+
+    /// Prepares a slot whose removal is not durable yet. Until it is, the slot is allocated with
+    /// the fingerprint of the record that was there: so it must never hold that key and another
+    /// word. A key of neither fingerprint comes in between.
+    #[cold]
+    fn prepare_vacated(
+        &self,
+        bucket: &Bucket,
+        slot: usize,
+        fingerprint: u8,
+        noticed: bool,
+    ) -> bool {
+        let m = self.medium();
+        let before = fingerprint_in(m, bucket, slot);
+        let strange = (0..8).find(|&key| {
+            let other = fingerprint_of(K::slot_hash(key, self.core.seed));
+            other != fingerprint && other != before
+        });
+        match strange {
+            Some(key) if noticed => m.store(&bucket.slots[slot].key, key),
+            _ => {
+                m.persist(&bucket.meta);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Returns whether an allocated slot holds its record. If not, a crash came before both the
+    /// slot and the header were durable, so the record was not committed.
+    pub(super) fn is_whole(&self, bucket: &Bucket, slot: usize, record: Record) -> bool {
+        fingerprint_in(self.medium(), bucket, slot) == fingerprint_of(record.hash)
     }
 
     #[inline(always)]
@@ -536,12 +646,13 @@ where
         record: Record,
     ) {
         let m = self.medium();
-        place::<G, _>(m, room.bucket, room.slot, record, room.kind == Kind::Next);
-        match room.kind {
+        let Spot { bucket, slot, kind, vacated } = *room;
+        self.place_in_room(bucket, Room { slot, vacated }, record, kind == Kind::Next);
+        match kind {
             Kind::Home => {}
             Kind::Next => home.version.note_next(record.hash),
             Kind::Stash(_) | Kind::Chain => {
-                let listed = match room.kind {
+                let listed = match kind {
                     Kind::Stash(i) => {
                         let next = &segment.normal()[Self::next_of(Self::home_of(record.hash))];
                         list(m, home.bucket, record.hash, i, false)

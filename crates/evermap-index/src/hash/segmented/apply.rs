@@ -4,7 +4,7 @@
 //! Each index implements the common cases, which concern only the home bucket, itself, and they are
 //! compiled into each kind of change. [`apply_slow`] handles all other cases.
 
-use evermap_pm::{Error, Guard, Medium, Result};
+use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
 use super::Segmented;
 use super::chain::{CHAIN_MAX, Chain};
@@ -75,6 +75,24 @@ pub enum FreeSlot<S, L> {
     Full,
 }
 
+/// A change that was stored, and is to be made durable together with others.
+pub struct Staged<'a, T: BucketLocked + 'a> {
+    /// The change.
+    pub change: Change,
+    /// The locks that must be held until it is durable, besides that of the home bucket.
+    pub locks: T::Locks<'a>,
+    /// Words in the lines that must be flushed.
+    pub unflushed: [Option<&'a PmU64>; 2],
+}
+
+impl<'a, T: BucketLocked> Staged<'a, T> {
+    /// Returns the outcome if nothing was stored.
+    pub fn unchanged(old: Option<u64>) -> Self {
+        let change = Change { old, new: old };
+        Staged { change, locks: T::Locks::default(), unflushed: [None; 2] }
+    }
+}
+
 /// An index whose changes lock the home bucket of the key.
 pub trait BucketLocked: Segmented {
     /// A key with values computed from it, such as its hash.
@@ -119,6 +137,20 @@ pub trait BucketLocked: Segmented {
         operation: Operation<'_, Self::Probe<'_>>,
         decide: &mut impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change>;
+
+    /// Prefetches what a change of this key reads first.
+    fn prefetch_for_change(&self, probe: &Self::Probe<'_>, mode: MutateMode);
+
+    /// Stores the change that `decide` chooses for a key whose home bucket is locked, without
+    /// flushing it: until it is durable, no lock may be released. Returns `None` without having
+    /// called `decide` if that takes more than the home bucket and one other one that is not
+    /// locked; nothing has changed then.
+    fn stage<'a>(
+        &'a self,
+        home: &mut Home<'a, Self>,
+        operation: Operation<'_, Self::Probe<'_>>,
+        decide: &mut dyn FnMut(Option<u64>) -> Action,
+    ) -> Option<Staged<'a, Self>>;
 
     /// Finds the record of a key whose home bucket is locked, and its word.
     fn find_held<'a>(

@@ -99,6 +99,20 @@ pub trait SegmentedIndex: Segmented + Send + Sync {
         guard: &Guard<'_>,
         decide: impl FnMut(Option<u64>) -> Action,
     ) -> Result<Change>;
+
+    /// Implements [`Index::mutate_batch`].
+    fn apply_batch(
+        &self,
+        keys: &[<Self::Key as Key>::Ref<'_>],
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
+        out: &mut [Result<Change>],
+    ) {
+        for (at, (&key, out)) in keys.iter().zip(out).enumerate() {
+            *out = self.apply(key, mode, guard, |old| decide(at, old));
+        }
+    }
 }
 
 impl<K: Key, T: SegmentedIndex<Key = K>> Index<K> for T {
@@ -129,6 +143,17 @@ impl<K: Key, T: SegmentedIndex<Key = K>> Index<K> for T {
     }
 
     changes_by_apply!();
+
+    fn mutate_batch(
+        &self,
+        keys: &[K::Ref<'_>],
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
+        out: &mut [Result<Change>],
+    ) {
+        self.apply_batch(keys, mode, guard, decide, out);
+    }
 
     fn for_each(&self, _guard: &Guard<'_>, each: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         walk_order::for_each(self, &self.core().pool, each)

@@ -69,6 +69,7 @@ fn merge_siblings<T: Directed>(
 ) -> Result<bool> {
     let m = index.core().medium();
     let [left, right] = [0, 1].map(|i| (m.offset_of(siblings[i]), parent.half(i as u64)));
+    [left.0, right.0, block].into_iter().for_each(|offset| index.prefetch_segment(offset));
     // Every merge locks segments in the order of their hashes, so that there is no deadlock.
     let Some(first) = index.lock_whole(left.0, left.1.first_hash())? else { return Ok(false) };
     let second = match index.lock_whole(right.0, right.1.first_hash()) {

@@ -11,6 +11,7 @@
 //! | [`index`] | the traits of indexes, implemented for all of these |
 //! | [`core`] | the fields that every index has: the pool, the locks for recovery, counters |
 //! | [`apply`] | making a change, for indexes that lock buckets |
+//! | [`group`] | making the changes of several keys together, for the same |
 //! | [`waiting`] | waiting for a lock, and recovering the segment if it is stale |
 //! | [`walk`] | visiting every segment once: scans, statistics, sweeps |
 //! | [`map`] | what names segments, and brings further ones into use |
@@ -40,6 +41,7 @@ pub mod check;
 pub mod core;
 mod directed;
 pub mod extendible;
+pub mod group;
 pub mod index;
 pub mod map;
 pub mod merge;
@@ -56,6 +58,13 @@ use self::map::SegmentMap;
 pub trait SegmentHeader: Pod {
     /// The magic word of a segment of this kind.
     const MAGIC: u64;
+
+    /// Returns whether this is the magic word of a segment of this kind, or of an earlier version
+    /// of it that can be used as it is.
+    #[inline(always)]
+    fn is_magic(word: u64) -> bool {
+        word == Self::MAGIC
+    }
 
     /// Returns the word that distinguishes a segment from other data.
     fn magic(&self) -> &PmU64;
@@ -213,6 +222,14 @@ pub trait Segmented: HasCore {
         self.core().medium().load_relaxed(segment.header().generation()) == self.core().generation
     }
 
+    /// Prefetches the segment at `offset`, all of which is about to be read or written. Locking its
+    /// buckets one by one would otherwise wait for one cache miss after the other, because no later
+    /// load begins before a locked instruction is complete.
+    #[inline]
+    fn prefetch_segment(&self, offset: u64) {
+        self.core().medium().prefetch_bytes(offset, size_of::<Self::Segment>() as u64);
+    }
+
     /// Returns the segment at `offset`.
     ///
     /// # Errors
@@ -230,7 +247,7 @@ pub trait Segmented: HasCore {
 /// `offset`.
 pub fn prefix_at<H: SegmentHeader, M: Medium>(m: &M, offset: u64) -> Option<HashPrefix> {
     let header = m.at::<H>(offset)?;
-    let is_segment = m.load(header.magic()) == H::MAGIC;
+    let is_segment = H::is_magic(m.load(header.magic()));
     is_segment.then(|| HashPrefix::decode(m.load(header.prefix()))).flatten()
 }
 

@@ -198,6 +198,7 @@ pub fn split<T: Directed>(
     if prefix.depth >= directory.depth() {
         reservation.doubled = Some(directory.reserve_double(prefix.depth)?);
     }
+    index.prefetch_segment(offset);
     match index.lock_whole(offset, hash)? {
         Some(locked) => split_locked(index, locked, prefix, &mut reservation, guard),
         None => Ok(Split::Done),
@@ -229,6 +230,7 @@ fn split_locked<'a, T: Directed>(
         }
     };
     let block = reservation.block.take().expect("reserved");
+    index.prefetch_segment(block);
     let built = match index.build_upper(block, upper, &locked, &mut halves) {
         Ok(built) => built,
         Err(error) => {

@@ -185,6 +185,8 @@ fn trials(
         on("parallel-byte-keys", parallel_bytes, config(Workload::PARALLEL, Model::Adr), 2000);
     let clustered = Crashed::of(numbers.clone(), Workload::CROWDED);
     let clustered = on("crowded", clustered, config(Workload::CROWDED, Model::Adr), 3000);
+    let groups = Crashed::of(numbers.clone(), Workload::PARALLEL_GROUPS);
+    let groups = on("parallel-groups", groups, config(Workload::PARALLEL_GROUPS, Model::Adr), 4000);
     vec![
         crash("few-keys", Workload::FEW_KEYS, Model::Adr, 300),
         boxed(one_sided),
@@ -196,6 +198,8 @@ fn trials(
         boxed(parallel.in_parallel(25)),
         boxed(parallel_bytes.in_parallel(25)),
         boxed(clustered.in_parallel(400)),
+        crash("grouped", Workload::GROUPED, Model::Adr, 5000),
+        boxed(groups.in_parallel(25)),
         crash("process-death", Workload::REOPENING, Model::ProcessDeath, 200),
         page("page-cache", 4096),
         page("torn-pages", 512),
@@ -361,6 +365,12 @@ macro_rules! crash_campaign {
                 survives("parallel", 3, 30);
                 survives("parallel-byte-keys", 2, 20);
                 survives("crowded", 5, 60);
+                survives("parallel-groups", 2, 20);
+            }
+
+            #[test]
+            fn changes_in_groups() {
+                survives("grouped", $one, 2);
             }
 
             #[test]

@@ -18,7 +18,7 @@ use crate::testkit::erased::AnyPoolSubject;
 use crate::testkit::keys::Numbered;
 use crate::testkit::persistence::{PoolInstance, PoolSubject, ROOT};
 use crate::testkit::{Instance, chance};
-use crate::{Change, Result};
+use crate::{Action, Change, MutateMode, Result};
 
 /// The calls on an index with their results, and the boots of the machine.
 pub struct History {
@@ -327,6 +327,85 @@ impl<K: Numbered> Live<K> {
         Ok(seen)
     }
 
+    /// Carries out changes of different keys as one group.
+    fn apply_group(&self, group: &[(u64, MapOp)]) -> Result<Vec<Result<Option<u64>>>> {
+        let (index, instance) = (&self.instance.index, self.instance());
+        let owned: Vec<K::Owned> = group
+            .iter()
+            .map(|&(key, _)| K::owned(self.workload.number(key), instance.seed()))
+            .collect();
+        let keys: Vec<K::Ref<'_>> = owned.iter().map(K::lend).collect();
+        let guard = self.instance.pool.pin();
+        let made: Vec<Option<u64>> = group
+            .iter()
+            .zip(&keys)
+            .map(|(&(_, op), &key)| match op {
+                MapOp::Insert(tag) | MapOp::Upsert(tag) | MapOp::Update(tag) => {
+                    instance.word(key, tag).ok()
+                }
+                _ => None,
+            })
+            .collect();
+        let mut out: Vec<Result<Change>> = group.iter().map(|_| Ok(Change::default())).collect();
+        let decide = &mut |at: usize, old: Option<u64>| {
+            let put = made[at].map_or(Action::Keep, Action::Put);
+            match (group[at].1, old) {
+                (MapOp::Insert(_), None) | (MapOp::Update(_), Some(_)) => put,
+                (MapOp::Upsert(_), _) => put,
+                (MapOp::Remove, Some(_)) => Action::Remove,
+                _ => Action::Keep,
+            }
+        };
+        index.mutate_many(&keys, MutateMode::MayInsert, &guard, decide, &mut out);
+        let finish = |(change, made): (Result<Change>, Option<u64>)| {
+            let put = change.as_ref().ok().and_then(|change| change.new);
+            if let Some(made) = made.filter(|&made| put != Some(made)) {
+                instance.discard(made);
+            }
+            let change = change?;
+            let seen = change.old.map(|word| instance.tag(word));
+            if let Some(old) = change.old.filter(|_| change.changed()) {
+                instance.retire(old, &guard);
+            }
+            Ok(seen)
+        };
+        Ok(out.into_iter().zip(made.iter().copied()).map(finish).collect())
+    }
+
+    /// Runs changes of different keys as one group.
+    fn run_group(&self, history: &History, group: &[(u64, MapOp)]) -> Result<(), Failure> {
+        let m = self.medium();
+        let begin = |&(key, op): &(u64, MapOp)| history.map.begin(m, key, op);
+        let numbers: Vec<u64> = group.iter().map(begin).collect();
+        let results = self.apply_group(group).map_err(error_of)?;
+        for (number, result) in numbers.into_iter().zip(results) {
+            match result {
+                Ok(seen) => history.map.end(m, number, seen),
+                Err(error) if error.is_no_space() => history.map.fail(m, number),
+                Err(error) => return Err(error_of(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs verbs one after the other, as groups if the workload wants that.
+    fn run_in_turn(&self, history: &History, mut verbs: &[Verb]) -> Result<(), Failure> {
+        while let [verb, rest @ ..] = verbs {
+            let group = if self.workload.grouped { Verb::group(verbs) } else { Vec::new() };
+            verbs = match group.len() {
+                0 | 1 => {
+                    self.run_verb(history, *verb)?;
+                    rest
+                }
+                count => {
+                    self.run_group(history, &group)?;
+                    &verbs[count..]
+                }
+            };
+        }
+        Ok(())
+    }
+
     fn run_verb(&self, history: &History, verb: Verb) -> Result<(), Failure> {
         let Verb::Op(key, op) = verb else { return self.sweep() };
         let number = history.map.begin(self.medium(), key, op);
@@ -354,10 +433,8 @@ impl<K: Numbered> Live<K> {
     fn run_parallel(&self, history: &History, calls: &[Call]) -> Result<(), Failure> {
         let most = calls.iter().map(|call| call.thread).max().unwrap_or(0);
         let run = |thread: u64| -> Result<(), Failure> {
-            for call in calls.iter().filter(|call| call.thread == thread) {
-                self.run_verb(history, call.verb)?;
-            }
-            Ok(())
+            let own = calls.iter().filter(|call| call.thread == thread);
+            self.run_in_turn(history, &own.map(|call| call.verb).collect::<Vec<_>>())
         };
         let bodies =
             (1..=most).map(|thread| -> Box<dyn FnOnce() -> Result<(), Failure> + Send + '_> {
@@ -441,8 +518,17 @@ impl<K: Numbered> sim::Subject for Crashed<'_, K> {
         let pool = self.create_pool(sim).map_err(error_of)?;
         let mut live = self.create(pool).map_err(error_of)?;
         history.map.end(sim, created, None);
-        for calls in calls.chunk_by(|a, b| a.thread > 0 && b.thread > 0) {
+        let grouped = self.workload.grouped;
+        let is_op = |call: &Call| call.thread == 0 && matches!(call.verb, Verb::Op(..));
+        for calls in
+            calls.chunk_by(|a, b| a.thread > 0 && b.thread > 0 || grouped && is_op(a) && is_op(b))
+        {
             live = match calls {
+                [first, _, ..] if is_op(first) => {
+                    let verbs: Vec<_> = calls.iter().map(|call| call.verb).collect();
+                    live.run_in_turn(&history, &verbs)?;
+                    live
+                }
                 [Call { verb: Verb::Checkpoint, .. }] => {
                     history = History::new(live.contents()?, live.boot);
                     sim.checkpoint();

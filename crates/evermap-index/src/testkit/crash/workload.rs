@@ -38,6 +38,8 @@ pub struct Workload {
     /// The number of threads that run in parallel at the end, each with a few operations; less than
     /// two means none. If there are any, only this part is crashed.
     pub threads: u64,
+    /// Whether consecutive changes are made as groups.
+    pub grouped: bool,
     /// Whether these threads seldom use the same keys, but insert new ones, so that their
     /// structural changes coincide.
     pub fresh: bool,
@@ -61,6 +63,7 @@ impl Workload {
         ops: 700,
         reopen: false,
         threads: 0,
+        grouped: false,
         fresh: false,
         reused: false,
         capacity: 256 << 10,
@@ -84,6 +87,11 @@ impl Workload {
     /// recovery.
     pub const PARALLEL: Workload =
         Workload { universe: 40, ops: 60, threads: 3, reopen: false, ..Workload::FEW_KEYS };
+    /// Changes in groups.
+    pub const GROUPED: Workload =
+        Workload { universe: 120, ops: 400, grouped: true, ..Workload::GROWING };
+    /// Threads that make changes in groups with common keys.
+    pub const PARALLEL_GROUPS: Workload = Workload { grouped: true, ..Workload::PARALLEL };
     /// Threads whose structural changes coincide.
     pub const CROWDED: Workload =
         Workload { universe: 240, ops: 60, fresh: true, ..Workload::PARALLEL };
@@ -113,6 +121,35 @@ pub enum Verb {
     Sweep,
     /// Only later calls are crashed.
     Checkpoint,
+}
+
+/// The largest number of calls that are made as one group.
+const GROUP: usize = 7;
+
+impl Verb {
+    /// Returns the key and the operation, if it can be part of a group.
+    fn in_group(self) -> Option<(u64, MapOp)> {
+        match self {
+            Verb::Op(key, op @ (MapOp::Insert(_) | MapOp::Upsert(_) | MapOp::Update(_))) => {
+                Some((key, op))
+            }
+            Verb::Op(key, MapOp::Remove) => Some((key, MapOp::Remove)),
+            _ => None,
+        }
+    }
+
+    /// Returns how many of these verbs, from the first on, are one group: changes of different
+    /// keys.
+    pub(super) fn group(verbs: &[Verb]) -> Vec<(u64, MapOp)> {
+        let mut group: Vec<(u64, MapOp)> = Vec::new();
+        for change in verbs.iter().map_while(|verb| verb.in_group()).take(GROUP) {
+            if group.iter().any(|other| other.0 == change.0) {
+                break;
+            }
+            group.push(change);
+        }
+        group
+    }
 }
 
 impl fmt::Display for Call {

@@ -9,7 +9,7 @@ use evermap_pm::sim::{self, ImageConfig, Sim};
 use evermap_pm::{ErrorKind, Medium, Pool};
 
 use super::{DashEh, Tiny};
-use crate::hash::dash::bucket::{Record, free_slot, meta_of, place};
+use crate::hash::dash::bucket::{Record, free_slot, meta_of};
 use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Buckets, HashPrefix, Header, Root, Version};
 use crate::hash::dash::{Config, Geometry, Paper, Sizes};
 use crate::hash::segmented::{Segmented, prefix_at};
@@ -321,7 +321,7 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let strange = &segment.normal[2];
     let before = meta_of(&sim, strange).0;
     let slot = free_slot(meta_of(&sim, strange), 4).unwrap();
-    place::<Sizes, _>(&sim, strange, slot, Record { hash: 0, slot_key: 0, word: 0 }, false);
+    index.store_record(strange, slot, Record { hash: 0, slot_key: 0, word: 0 }, false);
     assert_ne!(meta_of(&sim, strange).0, before);
     let at = sim.offset_of(&strange.meta);
     drop((index, pool));
