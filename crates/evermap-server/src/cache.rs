@@ -76,6 +76,20 @@ pub trait Cache: Send + Sync + 'static {
     fn store(&self, key: &[u8], value: &[u8], request: &StoreRequest)
     -> Result<Stored, CacheError>;
 
+    /// Stores items without marks, each of them as [`store`](Cache::store) does with
+    /// [`StoreMode::Set`], in the order of `items`, so that their cache misses can overlap. Calls
+    /// `each` with the position of each item and the result.
+    fn set_many(
+        &self,
+        items: &[NewItem<'_>],
+        each: &mut dyn FnMut(usize, Result<Stored, CacheError>),
+    ) {
+        for (at, &NewItem { key, value, flags, expiry }) in items.iter().enumerate() {
+            let request = StoreRequest { flags, expiry, ..StoreRequest::new(StoreMode::Set) };
+            each(at, self.store(key, value, &request));
+        }
+    }
+
     /// Changes an item by an atomic read-modify-write: calls `decide` with the live item, or with
     /// `None`, and does what it decides. Returns the CAS id that the item has then, or `None` if
     /// there is none.
@@ -295,6 +309,19 @@ pub struct StoreRequest {
     pub mode: StoreMode,
     /// The CAS id that the client chose for the new version; `None`: a new one.
     pub cas: Option<u64>,
+}
+
+/// An item that is to be stored whatever there is: see [`Cache::set_many`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NewItem<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// The value.
+    pub value: &'a [u8],
+    /// 32 bits that the client chose.
+    pub flags: u32,
+    /// When the item expires, in seconds since 1970; 0: never.
+    pub expiry: u32,
 }
 
 impl StoreRequest {

@@ -12,12 +12,14 @@ use std::fmt::{self, Display};
 use std::ops::ControlFlow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use evermap::cache::{Access, CacheEdit, Marks as RecordMarks, UnreadRecord};
+use evermap::cache::{
+    Access, BATCH_KEYS, CacheEdit, Marks as RecordMarks, NewRecord, UnreadRecord,
+};
 use evermap::{Edit, Error, ErrorKind, Expiry, Map, Meta, Outcome};
 
 use crate::cache::{
-    Arithmetic, Cache, CacheError, Hit, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest,
-    Stored, Update, Value, apply_delta, seconds_of,
+    Arithmetic, Cache, CacheError, Hit, Item, Marks, NewItem, Side, StoreMode, StoreOutcome,
+    StoreRequest, Stored, Update, Value, apply_delta, seconds_of,
 };
 
 /// The item is [stale](Marks::stale).
@@ -115,6 +117,24 @@ impl Cache for Map {
             (_, StoreMode::Cas(_)) => StoreOutcome::NotFound.into(),
             _ => StoreOutcome::NotStored.into(),
         })
+    }
+
+    fn set_many(
+        &self,
+        items: &[NewItem<'_>],
+        each: &mut dyn FnMut(usize, Result<Stored, CacheError>),
+    ) {
+        for (chunk, items) in items.chunks(BATCH_KEYS).enumerate() {
+            let mut records = [NewRecord { key: &[], value: &[], meta: Meta::new() }; BATCH_KEYS];
+            for (record, &NewItem { key, value, flags, expiry }) in records.iter_mut().zip(items) {
+                let meta = Meta::new().with_flags(flags).with_expiry(expiry_of(expiry));
+                *record = NewRecord { key, value, meta };
+            }
+            self.cache().set_many(&records[..items.len()], |at, stored| {
+                let stored = stored.map(|cas| Stored { outcome: StoreOutcome::Stored, cas });
+                each(chunk * BATCH_KEYS + at, stored.map_err(CacheError::from));
+            });
+        }
     }
 
     fn update(

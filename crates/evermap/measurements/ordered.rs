@@ -1,7 +1,8 @@
 //! Measures what an ordered index costs: `ordered PATH [RECORDS [THREADS [VALUE_BYTES [ROUNDS]]]]`.
 //!
 //! Puts records with 16-byte keys, overwrites them, scans, and opens the store again, for each kind
-//! of `OrderedUpdates`, with the order in the file, and without one. These take turns, so that
+//! of `OrderedUpdates`, with the order in the file, and without one; then arranges the records in
+//! the order of their keys, and scans again. These take turns, so that
 //! other load on the machine affects all of them; medians are printed, of the time that passed and
 //! of the processor time of the threads that call the store, as far as the system says that.
 
@@ -13,7 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use evermap::{Evermap, Options, Order, OrderedState, OrderedUpdates};
+use evermap::{Evermap, Map, Options, Order, OrderedState, OrderedUpdates};
 
 mod keys;
 
@@ -54,8 +55,18 @@ fn phase(operations: u64, threads: u64, work: impl Fn(Range<u64>) + Sync) -> Nan
 /// By clock, phase and way.
 type Figures = BTreeMap<(usize, usize, usize), Vec<f64>>;
 
-const PHASES: [&str; 7] =
-    ["insert", "overwrite", "get", "scan 100", "scan all", "build", "get+insert"];
+const PHASES: [&str; 10] = [
+    "insert",
+    "overwrite",
+    "get",
+    "scan 100",
+    "scan all",
+    "build",
+    "get+insert",
+    "arrange",
+    "scan 100 ..",
+    "scan all ..",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -89,7 +100,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             };
             note(0, phase(records, threads, put));
             note(1, phase(records, threads, put));
-            let scattered = |number: u64| key(number.wrapping_mul(7_919) % records);
+            let scattered = |number| scattered(number, records);
             note(
                 2,
                 phase(records, threads, |range| {
@@ -99,29 +110,12 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }),
             );
             if order != Order::None {
-                let scans = (records / SHORT).min(20_000);
-                let short = phase(scans, threads, |range| {
-                    for number in range {
-                        let from = scattered(number * 31);
-                        let mut scan = map.scan(&from[..]..).expect("scan").limit(SHORT);
-                        scan.visit(|item| {
-                            black_box(item).expect("sound");
-                            ControlFlow::Continue(())
-                        })
-                        .expect("scan");
-                    }
-                });
-                note(3, short.map(|nanos| nanos / SHORT as f64));
-                let whole = phase(1, 1, |_| {
-                    let mut seen = 0;
-                    let scanned = map.scan(..).expect("scan").visit(|item| {
-                        seen += u64::from(black_box(item).is_ok());
-                        ControlFlow::Continue(())
-                    });
-                    scanned.expect("scan");
-                    assert_eq!(seen, records);
-                });
-                note(4, whole.map(|nanos| nanos / records as f64));
+                note(3, scan_shortly(&map, records, threads));
+                note(4, scan_all(&map, records));
+                let moving = phase(1, 1, |_| assert!(map.arrange().is_ok()));
+                note(7, moving.map(|nanos| nanos / records as f64));
+                note(8, scan_shortly(&map, records, threads));
+                note(9, scan_all(&map, records));
             }
             map.into_db().close()?;
             let map = Evermap::open(path, options())?.default_map();
@@ -153,6 +147,42 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     std::fs::remove_file(path)?;
     Ok(())
+}
+
+/// Returns keys in an order without a pattern.
+fn scattered(number: u64, records: u64) -> [u8; 16] {
+    key(number.wrapping_mul(7_919) % records)
+}
+
+/// Returns what a pair of a scan of 100 takes.
+fn scan_shortly(map: &Map, records: u64, threads: u64) -> Nanos {
+    let scans = (records / SHORT).min(20_000);
+    let short = phase(scans, threads, |range| {
+        for number in range {
+            let from = scattered(number * 31, records);
+            let mut scan = map.scan(&from[..]..).expect("scan").limit(SHORT);
+            scan.visit(|item| {
+                black_box(item).expect("sound");
+                ControlFlow::Continue(())
+            })
+            .expect("scan");
+        }
+    });
+    short.map(|nanos| nanos / SHORT as f64)
+}
+
+/// Returns what a pair of a scan of the whole map takes.
+fn scan_all(map: &Map, records: u64) -> Nanos {
+    let whole = phase(1, 1, |_| {
+        let mut seen = 0;
+        let scanned = map.scan(..).expect("scan").visit(|item| {
+            seen += u64::from(black_box(item).is_ok());
+            ControlFlow::Continue(())
+        });
+        scanned.expect("scan");
+        assert_eq!(seen, records);
+    });
+    whole.map(|nanos| nanos / records as f64)
 }
 
 /// Prints a table of medians.

@@ -9,6 +9,7 @@ use evermap_pm::medium::Mapped;
 
 pub use crate::item::{Access, CacheEdit, Marks};
 pub use crate::ops::find_many::UnreadRecord;
+pub use crate::ops::put_many::NewRecord;
 pub use crate::ops::read::BATCH_KEYS;
 use crate::ops::write::Condition;
 use crate::{Expiry, Item, Map, Meta, Outcome, Result};
@@ -57,6 +58,25 @@ impl<M: Medium> CacheMap<'_, M> {
         each: impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
     ) -> Result<()> {
         self.map.find_many(keys, each)
+    }
+
+    /// Stores several records, as [`put_many`](Map::put_many) does, and leaves it to the caller to
+    /// [wait](crate::Evermap::sync) until they are durable in a log. Calls `each` with the position
+    /// in `records` and the CAS id of the record, or the error why it is not stored, for each of
+    /// them.
+    ///
+    /// ```
+    /// use evermap::Meta;
+    /// use evermap::cache::NewRecord;
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// let meta = Meta::new().with_flags(7);
+    /// let records = [NewRecord { key: b"a", value: b"1", meta }];
+    /// map.cache().set_many(&records, |_, stored| assert!(stored.is_ok()));
+    /// assert_eq!(map.get_with("a", |item| item.flags)?, Some(7));
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn set_many(&self, records: &[NewRecord<'_>], mut each: impl FnMut(usize, Result<u64>)) {
+        self.map.store_many(records, &mut each);
     }
 
     /// Calls `each` with the records of one page of the map, or with the error of a record or a

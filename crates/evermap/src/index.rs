@@ -374,6 +374,19 @@ impl<M: Medium> PrimaryIndex<M> {
             .inspect_err(|error| self.met(error))
     }
 
+    pub(crate) fn mutate_many(
+        &self,
+        keys: &[BytesRef<'_>],
+        mode: MutateMode,
+        guard: &Guard<'_>,
+        decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
+        out: &mut [Result<Change>],
+    ) {
+        let _keys = HeldRank::acquire(Rank::Key);
+        with!(&self.index, index => index.mutate_many(keys, mode, guard, decide, out));
+        out[..keys.len()].iter().filter_map(|done| done.as_ref().err()).for_each(|e| self.met(e));
+    }
+
     pub(crate) fn scan(
         &self,
         from: u64,

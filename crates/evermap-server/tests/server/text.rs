@@ -880,6 +880,40 @@ fn unfinished_requests_stay_within_the_budget() {
     assert_eq!(budget.reserved(), 0);
 }
 
+/// Sets that arrive together are executed together, and are answered as if each came alone: also
+/// those between them that are not stored, and reads before and after.
+#[test]
+fn sets_in_a_pipeline_are_answered_in_their_order() {
+    let mut session = TestSession::new(1 << 20, 1 << 20);
+    let (mut requests, mut replies) = (Vec::new(), Vec::new());
+    let mut pipeline = |request: &str, reply: &str| {
+        requests.extend(lines(request));
+        replies.extend(if reply.is_empty() { Vec::new() } else { lines(reply) });
+    };
+    for round in 0..100 {
+        let key = format!("key-{}", round % 70);
+        pipeline(&format!("set {key} {round} 0 3|{round:03}"), "STORED");
+        pipeline(&format!("set {key}-quiet 0 0 1 noreply|q"), "");
+        pipeline(&format!("ms {key} 2 F{round}|mm"), "HD");
+        match round % 10 {
+            0 => {
+                pipeline(&format!("set {key} 0 0 1|too long"), "CLIENT_ERROR bad data chunk|ERROR")
+            }
+            1 => pipeline(&format!("get {key}"), &format!("VALUE {key} {round} 2|mm|END")),
+            2 => pipeline(&format!("add {key} 0 0 1|x"), "NOT_STORED"),
+            3 => pipeline(&format!("mg {key} v q"), "VA 2|mm"),
+            4 => pipeline(&format!("set {key} 0 -1 1|x|get {key}"), "STORED|END"),
+            5 => pipeline(&format!("delete {key}-quiet"), "DELETED"),
+            _ => {}
+        }
+    }
+    let show = |bytes: &[u8]| bytes.escape_ascii().to_string();
+    assert_eq!(show(&session.send(&requests)), show(&replies));
+    assert_eq!(session.held_bytes(), 0);
+    let pieces = TestSession::new(1 << 20, 1 << 20).send_in_pieces(&requests, 7);
+    assert_eq!(show(&pieces), show(&replies));
+}
+
 /// One small request can have replies of any total length. The reply buffer stays small.
 #[test]
 fn replies_never_exceed_the_limit_by_more_than_a_value() {

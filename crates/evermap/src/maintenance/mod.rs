@@ -1,8 +1,9 @@
 //! Maintenance, which no operation waits for: [sweeping](sweep) after an unclean shutdown,
 //! [removing what is expired or flushed](expire), [reclaiming what dropped maps
-//! occupied](crate::map::catalog), [moving records together](compact), and, in a cache,
-//! [evicting](evict).
+//! occupied](crate::map::catalog), [moving records together](compact) or [in the order of their
+//! keys](arrange), and, in a cache, [evicting](evict).
 
+pub(crate) mod arrange;
 pub(crate) mod census;
 pub(crate) mod check;
 pub(crate) mod compact;

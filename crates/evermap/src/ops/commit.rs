@@ -1,7 +1,7 @@
 //! The function through which every mutation of one key goes, except batches.
 
 use evermap_index::key::BytesRef;
-use evermap_index::{Action, Change, Guard, MutateMode};
+use evermap_index::{Action, BATCH_KEYS, Change, Guard, MutateMode};
 use evermap_pm::Medium;
 
 use crate::ordered::KeyEvent;
@@ -136,47 +136,108 @@ impl<M: Medium> Map<M> {
                 round = self.round(key, word, draft, permit.is_some(), guard, decide);
                 round.action()
             });
-            // What `decide` has decided is done, even if tidying up afterwards fails.
-            let (change, failed) = settled(self.injected_failure(done), round.change())?;
             match round {
-                Round::Again(Obstacle::Reserved) => {
-                    permit = Some(self.db.file.reservations.permit());
-                    continue;
-                }
-                Round::Again(Obstacle::Flushing) => {
-                    self.inner.flush.wait_for_flush();
-                    continue;
-                }
-                Round::Again(Obstacle::DraftFlushed) => {
-                    let file = &self.db.file;
-                    draft
-                        .expect("only a draft can be flushed")
-                        .set_cas(file.cas_counter.take(file.pool.region())?);
-                    continue;
-                }
-                // Outside the lock, for its error. If there is space by now, the next round has it.
-                Round::Again(Obstacle::NotInOrder) => {
-                    self.enter_order(key, guard)?;
-                    continue;
-                }
-                Round::Unreadable(word) => return Err(self.unreadable(key, word)),
-                Round::Misled(_) => {
-                    self.account(key, change.old, None, guard);
+                Round::Again(obstacle) => {
+                    settled(self.injected_failure(done), None)?;
+                    match obstacle {
+                        Obstacle::Reserved => permit = Some(self.db.file.reservations.permit()),
+                        _ => self.overcome(obstacle, key, draft, guard)?,
+                    }
                     continue;
                 }
                 // An earlier round may have shown a record that is gone by now.
-                Round::Absent => drop(decide(None)),
-                Round::Decided { was_hidden, .. } if change.changed() => {
-                    self.account(key, change.old, draft.filter(|_| change.new.is_some()), guard);
-                    let event = KeyEvent::of(change.old, change.new, was_hidden, since);
-                    if let Some(event) = event {
-                        self.notice(key, event, guard);
-                    }
-                }
-                Round::Decided { .. } => {}
+                Round::Absent if done.is_ok() => drop(decide(None)),
+                _ => {}
             }
-            return failed.map_or(Ok(change), |error| Err(error.into()));
+            if let Some(change) = self.finish(key, round, done, since, draft, guard)? {
+                return Ok(change);
+            }
         }
+    }
+
+    /// Does what the next attempt needs, without a lock.
+    #[cold]
+    fn overcome(
+        &self,
+        obstacle: Obstacle,
+        key: BytesRef<'_>,
+        draft: Option<&Draft<'_, M>>,
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        let file = &self.db.file;
+        match obstacle {
+            Obstacle::Reserved => drop(file.reservations.permit()),
+            Obstacle::Flushing => self.inner.flush.wait_for_flush(),
+            Obstacle::DraftFlushed => draft
+                .expect("only a draft can be flushed")
+                .set_cas(file.cas_counter.take(file.pool.region())?),
+            // For its error. If there is space by now, the next round has it.
+            Obstacle::NotInOrder => self.enter_order(key, guard)?,
+        }
+        Ok(())
+    }
+
+    /// Ends an attempt to change `key`: `done` is what the index has answered, and `since` is from
+    /// before. Returns `None` if the change is to be tried again.
+    #[inline(always)]
+    fn finish(
+        &self,
+        key: BytesRef<'_>,
+        round: Round,
+        done: evermap_pm::Result<Change>,
+        since: u64,
+        draft: Option<&Draft<'_, M>>,
+        guard: &Guard<'_>,
+    ) -> Result<Option<Change>> {
+        // What `decide` has decided is done, even if tidying up afterwards fails.
+        let (change, failed) = settled(self.injected_failure(done), round.change())?;
+        match round {
+            Round::Again(_) => return Ok(None),
+            Round::Unreadable(word) => return Err(self.unreadable(key, word)),
+            Round::Misled(_) => {
+                self.account(key, change.old, None, guard);
+                return Ok(None);
+            }
+            Round::Decided { was_hidden, .. } if change.changed() => {
+                self.account(key, change.old, draft.filter(|_| change.new.is_some()), guard);
+                let event = KeyEvent::of(change.old, change.new, was_hidden, since);
+                if let Some(event) = event {
+                    self.notice(key, event, guard);
+                }
+            }
+            Round::Absent | Round::Decided { .. } => {}
+        }
+        failed.map_or(Ok(Some(change)), |error| Err(error.into()))
+    }
+
+    /// Binds keys to drafts, of which each is durable, together. `keys` are at most [`BATCH_KEYS`]
+    /// keys with different hashes. Returns for each of them an error, or whether it is bound: if it
+    /// is not, it is to be tried [alone](Map::commit).
+    pub(crate) fn commit_many(
+        &self,
+        keys: &[BytesRef<'_>],
+        drafts: &[Draft<'_, M>],
+        guard: &Guard<'_>,
+    ) -> [Result<bool>; BATCH_KEYS] {
+        let mut since = [0; BATCH_KEYS];
+        for (since, key) in since.iter_mut().zip(keys) {
+            *since = self.unbindings(*key);
+        }
+        let mut rounds = [Round::Absent; BATCH_KEYS];
+        let mut done = [const { Ok(Change { old: None, new: None }) }; BATCH_KEYS];
+        let decide = &mut |at: usize, word| {
+            let publish = &mut |_: Option<Record<'_, M>>| Verdict::Publish;
+            rounds[at] = self.round(keys[at], word, Some(&drafts[at]), false, guard, publish);
+            rounds[at].action()
+        };
+        self.inner.index.mutate_many(keys, MutateMode::MayInsert, guard, decide, &mut done);
+        let mut at = 0;
+        done.map(|done| {
+            let Some(key) = keys.get(at) else { return Ok(false) };
+            let (round, since, draft) = (rounds[at], since[at], &drafts[at]);
+            at += 1;
+            Ok(self.finish(*key, round, done, since, Some(draft), guard)?.is_some())
+        })
     }
 
     /// Removes `key` as [`commit`](Map::commit) does, if that is what `decide` decides. Returns

@@ -11,6 +11,8 @@ pub(crate) mod set;
 
 pub(crate) mod write;
 
+pub(crate) mod put_many;
+
 pub(crate) mod atomic;
 
 pub(crate) mod scan;

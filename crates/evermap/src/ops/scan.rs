@@ -17,6 +17,9 @@ use crate::ops::read::BATCH_KEYS;
 use crate::ordered::Ordered;
 use crate::{Error, Item, Map, Result};
 
+/// Keys that are fetched from the tree at a time. While the records of one batch are copied, the
+/// buckets of the next one are on their way to the cache.
+const KEYS_AHEAD: usize = 4 * BATCH_KEYS;
 /// Bytes of values after which an iterator copies no more of them ahead.
 const AHEAD_BYTES: usize = 64 << 10;
 
@@ -480,7 +483,7 @@ impl<'s, M: Medium> Scan<'s, M> {
             self.keys.clear();
             self.at = 0;
             let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-            let wanted = BATCH_KEYS.min(limit);
+            let wanted = KEYS_AHEAD.min(limit);
             self.cursor.expect(limit);
             while self.keys.len() < wanted
                 && let Some((key, hash)) = self.cursor.next()?
@@ -512,7 +515,11 @@ impl<'s, M: Medium> Scan<'s, M> {
         mut each: impl FnMut(&[u8], Result<Item<'_>>) -> ControlFlow<()>,
     ) -> Result<()> {
         let guard = self.map.enter()?;
-        let places = self.at..self.keys.len();
+        let places = self.at..self.keys.len().min(self.at + BATCH_KEYS);
+        for at in places.end..self.keys.len().min(places.end + BATCH_KEYS) {
+            let key = BytesRef { bytes: self.keys.key(at), hash: self.keys.word(at) };
+            self.map.inner.index.prefetch_bucket(key);
+        }
         let mut refs = [BytesRef { bytes: &[], hash: 0 }; BATCH_KEYS];
         for (key, at) in refs.iter_mut().zip(places.clone()) {
             *key = BytesRef { bytes: self.keys.key(at), hash: self.keys.word(at) };

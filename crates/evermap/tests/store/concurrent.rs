@@ -383,3 +383,41 @@ fn panics_of_callers_harm_nothing() {
     assert!(report.is_sound(), "{report}");
     map.into_db().close().unwrap();
 }
+
+/// Threads store overlapping groups of records: each thread's own keys have its last values, and of
+/// shared ones every value is a whole one that some thread has stored.
+#[test]
+fn groups_of_records_are_stored_by_several_threads() {
+    const KEYS: u64 = 40;
+    let map = common::in_memory(small_extents()).unwrap();
+    thread::scope(|threads| {
+        for me in 0..4u64 {
+            let map = &map;
+            threads.spawn(move || {
+                let mut random = Random::new(me);
+                for round in 0..400u64 {
+                    let mut pairs = Vec::new();
+                    for number in 0..random.below(50) {
+                        let owner = if random.below(2) == 0 { me } else { 9 };
+                        let key = format!("{owner}-{}", random.below(KEYS));
+                        let value = value_of(key.as_bytes(), me << 32 | round << 8 | number, 60);
+                        pairs.push((key, value));
+                    }
+                    map.put_many(&pairs).unwrap();
+                    let last: HashMap<_, _> = pairs.into_iter().collect();
+                    for (key, value) in last.iter().filter(|(key, _)| !key.starts_with('9')) {
+                        assert_eq!(map.get(key).unwrap().as_ref(), Some(value), "{key}");
+                    }
+                }
+            });
+        }
+    });
+    let mut records = 0;
+    for item in map.iter() {
+        let (key, value) = item.unwrap();
+        assert!(is_value_of(&key, &value), "{key:?}");
+        records += 1;
+    }
+    assert_eq!(map.len(), records);
+    assert!(map.db().check(true).unwrap().is_sound());
+}

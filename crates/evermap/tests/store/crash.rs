@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use crate::common::{self, value_of};
 use crate::ordered;
 use crate::persistent_order;
-use evermap::cache::{CacheEdit, Marks};
+use evermap::cache::{CacheEdit, Marks, NewRecord};
 use evermap::{
     Applied, Batch, Clock, DamageMark, Edit, Error, IndexKind, Item, Map, MapOptions, Meta,
     Options, Order, Outcome, counter,
@@ -219,7 +219,7 @@ impl Live {
         let meta = Meta::default();
         let store = &self.store;
         let cas = store.cache().peek(name, |item| item.cas).map_err(text)?.unwrap_or(1);
-        let choice = rng.below(34);
+        let choice = rng.below(35);
         let op = match choice {
             0..=7 | 14 | 15 => MapOp::Upsert(version),
             16 => return self.mark(history, rng),
@@ -235,6 +235,12 @@ impl Live {
                 store.db().purge().map_err(text)?;
                 return Ok(());
             }
+            23 if version.is_multiple_of(2) => {
+                return match store.arrange() {
+                    Err(error) if !error.is_no_space() => Err(text(error)),
+                    _ => Ok(()),
+                };
+            }
             23 => {
                 store.db().compact().map_err(text)?;
                 return Ok(());
@@ -245,6 +251,7 @@ impl Live {
             29 | 30 => return self.transfer(rng),
             31 => return self.append(),
             32 => return self.expire(history, rng),
+            34 if self.limit == 0 => return self.put_many(history, rng),
             _ if version.is_multiple_of(2) => return ordered::scan_agrees(store),
             _ => MapOp::Get,
         };
@@ -480,6 +487,35 @@ impl Live {
             }
             other => Err(format!("{other:?} where unmet is {unmet}")),
         }
+    }
+
+    /// Stores several records in one call, each by itself.
+    fn put_many(&self, history: &History, rng: &mut Rng) -> Result<(), String> {
+        let mut keys: Vec<_> = (0..2 + rng.below(6)).map(|_| rng.below(self.keys)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let mut puts = Vec::new();
+        for key in keys {
+            let (before, version) = (self.version(key)?, rng.draw());
+            let value = self.value(history, key, version, rng);
+            let number = history.map.begin(&self.sim, key, MapOp::Upsert(version));
+            puts.push((number, before, key_of(key), value));
+        }
+        let records: Vec<_> = puts
+            .iter()
+            .map(|(_, _, key, value)| NewRecord { key, value, meta: Meta::new() })
+            .collect();
+        let mut answers = Vec::new();
+        self.store.cache().set_many(&records, |at, stored| answers.push((at, stored.map(Some))));
+        let mut places = 0..;
+        for (at, stored) in answers {
+            if places.next() != Some(at) {
+                return Err(format!("an answer about record {at} is out of order"));
+            }
+            let (number, before, ..) = &puts[at];
+            self.answered(history, *number, *before, stored)?;
+        }
+        Ok(())
     }
 
     fn transfer(&self, rng: &mut Rng) -> Result<(), String> {

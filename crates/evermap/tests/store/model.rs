@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use crate::common::{self, Kept, Random, value_of};
 use crate::ordered;
-use evermap::cache::{CacheEdit, Marks};
+use evermap::cache::{CacheEdit, Marks, NewRecord};
 use evermap::{Clock, Edit, Error, Map, MapOptions, Meta, Options, Outcome};
 use evermap_index::testkit::tier;
 use evermap_pm::sim::Sim;
@@ -146,6 +146,30 @@ fn pages_of(store: &Map<Sim>) -> BTreeMap<Vec<u8>, Entry> {
     shown
 }
 
+/// Stores several records in one call. Some keys come twice.
+fn put_many(store: &Map<Sim>, model: &mut Model, random: &mut Random, keys: u64) {
+    let pairs: Vec<_> = (0..random.below(80))
+        .map(|_| {
+            let key = key_of(random, keys);
+            let len = if random.below(40) == 0 { 20_000 } else { random.below(200) as usize };
+            let value = value_of(&key, random.next(), len);
+            let expires_at = if random.below(4) == 0 { model.now + random.below(40) } else { 0 };
+            (key, value, common::meta(random.next() as u32, expires_at))
+        })
+        .collect();
+    let records: Vec<_> =
+        pairs.iter().map(|(key, value, meta)| NewRecord { key, value, meta: *meta }).collect();
+    let mut answers = 0;
+    store.cache().set_many(&records, |at, stored| {
+        assert_eq!(at, answers, "in their order");
+        answers += 1;
+        let (key, value, meta) = &pairs[at];
+        model.set(key, value.clone(), *meta, stored.unwrap());
+    });
+    assert_eq!(answers, pairs.len());
+    model.settle();
+}
+
 fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock, keys: u64) {
     let key = &key_of(random, keys)[..];
     let len = if random.below(100) == 0 { 20_000 } else { random.below(200) as usize };
@@ -229,6 +253,7 @@ fn step(store: &Map<Sim>, model: &mut Model, random: &mut Random, clock: &Clock,
             }
             model.flush_due = Some(at.unwrap_or(model.now));
         }
+        15 if random.below(4) == 0 => put_many(store, model, random, keys),
         _ => {
             let found = store.get_with(key, |item| (item.value.to_vec(), item.flags, item.cas));
             let expected =

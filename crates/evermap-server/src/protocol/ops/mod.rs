@@ -11,4 +11,4 @@ mod touch;
 pub(in crate::protocol) use delete::{Delete, DeleteOutcome, Rest};
 pub(in crate::protocol) use delta::{Counter, Delta, DeltaOutcome};
 pub(in crate::protocol) use get::Get;
-pub(in crate::protocol) use store::{Store, Verb};
+pub(in crate::protocol) use store::{Store, Verb, set_many};

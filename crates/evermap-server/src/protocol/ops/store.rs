@@ -1,7 +1,8 @@
 //! set, add, replace, append, prepend and cas.
 
 use crate::cache::{
-    CacheError, Item, Marks, Side, StoreMode, StoreOutcome, StoreRequest, Stored, Update,
+    BATCH_KEYS, CacheError, Item, Marks, NewItem, Side, StoreMode, StoreOutcome, StoreRequest,
+    Stored, Update,
 };
 use crate::latency::Command;
 use crate::protocol::{Context, ITEM_OVERHEAD};
@@ -42,7 +43,46 @@ pub(in crate::protocol) struct Store<'a> {
     pub(in crate::protocol) meta: bool,
 }
 
+/// Executes commands that [only set](Store::only_sets), at most [`BATCH_KEYS`] of them, as
+/// [`Store::execute`] does one after the other. Calls `each` with the position of each command and
+/// its result.
+pub(in crate::protocol) fn set_many(
+    commands: &[(Store<'_>, &[u8])],
+    context: &Context<'_>,
+    each: &mut dyn FnMut(usize, Result<Stored, CacheError>),
+) {
+    context.counters.add(Count::CmdSet, commands.len() as u64);
+    for is_meta in [false, true] {
+        let count = commands.iter().filter(|(store, _)| store.meta == is_meta).count();
+        if count > 0 {
+            let command = if is_meta { Command::MetaSet } else { Command::Set };
+            context.executed(command, count as u64);
+        }
+    }
+    let mut items = [NewItem::default(); BATCH_KEYS];
+    for (item, (store, value)) in items.iter_mut().zip(commands) {
+        let Store { key, flags, expiry, .. } = *store;
+        *item = NewItem { key, value, flags, expiry };
+    }
+    context.cache.set_many(&items[..commands.len()], &mut |at, stored| {
+        let (store, value) = &commands[at];
+        match &stored {
+            Ok(stored) => {
+                let status = StoreStatus::from(stored.outcome);
+                context.stored(store.key, store.command(), status, store.expiry, value.len());
+            }
+            Err(error) => store.refuse(error, value.len(), context),
+        }
+        each(at, stored);
+    });
+}
+
 impl Store<'_> {
+    /// Returns whether the value is stored whatever there is.
+    pub(in crate::protocol) fn only_sets(&self) -> bool {
+        self.verb == Verb::Set && self.compare.is_none() && self.new_cas.is_none()
+    }
+
     /// Stores the value, which has arrived completely. Returns the result with the length that the
     /// value of the item has, which for append and prepend may be that of what was added, unless it
     /// is wanted.

@@ -15,11 +15,11 @@ use memchr::memchr;
 use super::exptime::expiry;
 use super::line::{AfterReject, Rejected, Words};
 use super::meta::Command;
-use super::ops::{Counter, Delete, DeleteOutcome, Delta, DeltaOutcome};
+use super::ops::{Counter, Delete, DeleteOutcome, Delta, DeltaOutcome, set_many};
 use super::refused::Refused;
 use super::upload::{Upload, UploadProgress};
 use super::{Context, KEY_LIST_MAX, LINE_MAX, Next, Progress, Restricted, binary, reply, stats};
-use crate::cache::{Cache, CacheError, StoreOutcome};
+use crate::cache::{BATCH_KEYS, Cache, CacheError, StoreOutcome, Stored};
 use crate::number;
 use crate::stats::Count;
 use batch::{Batch, BatchOutcome, KeyContext};
@@ -86,6 +86,9 @@ struct Pass<'a, 'p> {
     /// The number of bytes of the input that are consumed once the batch is executed.
     at: usize,
     batch: Batch<'a>,
+    /// Commands that only set, with their values, to be executed together. Either these or the
+    /// batch are empty.
+    sets: Vec<(Storage<'a>, &'a [u8])>,
     context: &'p Context<'p>,
     out: &'p mut Vec<u8>,
 }
@@ -108,7 +111,8 @@ impl Text {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Progress {
-        let mut pass = Pass { text: self, input, at: 0, batch: Batch::new(), context, out };
+        let (batch, sets) = (Batch::new(), Vec::new());
+        let mut pass = Pass { text: self, input, at: 0, batch, sets, context, out };
         let next = loop {
             if let ControlFlow::Break(next) = pass.step() {
                 break next;
@@ -172,17 +176,23 @@ impl<'a> Pass<'a, '_> {
     /// Executes the request in a complete line. `len` includes the line end.
     fn request(&mut self, line: &'a [u8], len: usize) -> Step {
         let request = parse::parse(line);
-        // A lookup only collects its keys. Any other request must follow the execution of the keys
-        // that were collected before it.
+        // A lookup only collects its keys, and so does what only sets. Any other request must follow
+        // the execution of what was collected before it.
         let request = match request {
+            Ok(Request::Store(storage)) => match self.value_to_set(&storage, len) {
+                Some(value) => return self.collect_set(storage, value, len),
+                None => Ok(Request::Store(storage)),
+            },
             Ok(Request::Lookup { exptime, with_cas, keys_at }) => {
                 let touch = exptime.map(|exptime| expiry(exptime, self.context.now));
                 let lookup = Lookup { with_cas, touch };
+                self.execute_sets();
                 self.text.state = State::Keys { lookup, left: 0 };
                 self.at += keys_at;
                 return self.look_up(&line[keys_at..], len - keys_at, lookup);
             }
             Ok(Request::Meta(Command::Get(request))) if request.only_looks_up() => {
+                self.execute_sets();
                 self.at += len;
                 self.batch.push_meta(request, self.at);
                 return match self.batch.is_full() {
@@ -339,9 +349,10 @@ impl<'a> Pass<'a, '_> {
         ControlFlow::Continue(true)
     }
 
-    /// Looks up the keys that were collected. Returns `false` if a lookup for the command of the
-    /// last key failed and the command has more keys.
+    /// Looks up the keys that were collected, or executes the sets. Returns `false` if a lookup for
+    /// the command of the last key failed and the command has more keys.
     fn execute_batch(&mut self) -> ControlFlow<Next, bool> {
+        self.execute_sets();
         match self.batch.execute(self.context, self.out) {
             BatchOutcome::Complete => ControlFlow::Continue(true),
             BatchOutcome::Failed => ControlFlow::Continue(false),
@@ -354,6 +365,48 @@ impl<'a> Pass<'a, '_> {
                 ControlFlow::Break(Next::Resume)
             }
         }
+    }
+
+    /// Returns the value of a command that only sets, if all of it has arrived and can be stored.
+    /// `len` is the length of the line. A single command is not worth collecting.
+    fn value_to_set(&self, storage: &Storage<'_>, len: usize) -> Option<&'a [u8]> {
+        let (data, rest) =
+            self.input.get(self.at + len..)?.split_at_checked(storage.len().checked_add(2)?)?;
+        if rest.is_empty() && self.sets.is_empty() {
+            return None;
+        }
+        let value = data.strip_suffix(b"\r\n")?;
+        let fits = self.context.fits(storage.key(), storage.len());
+        (fits && storage.store(self.context.now).only_sets()).then_some(value)
+    }
+
+    /// Collects a command that only sets.
+    fn collect_set(&mut self, storage: Storage<'a>, value: &'a [u8], len: usize) -> Step {
+        if self.sets.is_empty() {
+            self.execute_batch()?;
+        }
+        self.at += len + value.len() + 2;
+        self.sets.push((storage, value));
+        if self.sets.len() == BATCH_KEYS {
+            self.execute_sets();
+        }
+        CONTINUE
+    }
+
+    /// Executes the sets that were collected.
+    fn execute_sets(&mut self) {
+        if self.sets.is_empty() {
+            return;
+        }
+        let (sets, context) = (std::mem::take(&mut self.sets), self.context);
+        let metas = sets.iter().filter(|(set, _)| matches!(set, Storage::Meta(_))).count();
+        context.counters.add(Count::CmdMeta, metas as u64);
+        let commands: Vec<_> =
+            sets.iter().map(|(set, value)| (set.store(context.now), *value)).collect();
+        set_many(&commands, context, &mut |at, stored| {
+            let (storage, value) = &sets[at];
+            self.reply_to_store(storage, stored.map(|stored| (stored, value.len())));
+        });
     }
 
     /// Begins the storage command in `line`. Its data block follows in the input.
@@ -435,7 +488,15 @@ impl<'a> Pass<'a, '_> {
         if let Storage::Meta(_) = storage {
             self.count(Count::CmdMeta);
         }
-        match (storage.store(self.context.now).execute(value, self.context), storage) {
+        self.reply_to_store(storage, storage.store(self.context.now).execute(value, self.context));
+    }
+
+    fn reply_to_store(
+        &mut self,
+        storage: &Storage<'_>,
+        stored: Result<(Stored, usize), CacheError>,
+    ) {
+        match (stored, storage) {
             (Ok((stored, len)), Storage::Meta(set)) => set.reply(stored, len, self.out),
             (Ok((stored, _)), Storage::Text(_)) => {
                 let reply: &[u8] = match stored.outcome {
