@@ -9,6 +9,7 @@ mod get_put_del;
 mod inspect;
 mod lab;
 mod load;
+mod manual;
 mod maps;
 mod monitor;
 mod open;
@@ -60,6 +61,8 @@ enum Command {
     Restore(backup::Restore),
     Top(top::Arguments),
     Lab(lab::Lab),
+    Completions(manual::Completions),
+    Man(manual::Man),
 }
 
 impl Command {
@@ -82,6 +85,8 @@ impl Command {
             Command::Restore(arguments) => arguments.run(),
             Command::Top(arguments) => arguments.run().map(|()| SUCCESS),
             Command::Lab(arguments) => arguments.run(),
+            Command::Completions(arguments) => arguments.run(),
+            Command::Man(arguments) => arguments.run(),
         }
     }
 }

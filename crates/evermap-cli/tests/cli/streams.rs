@@ -117,3 +117,31 @@ fn messages_that_cannot_be_written_are_lost() {
         }
     }
 }
+
+/// The manual page and the completions know every command and every option.
+#[test]
+fn the_manual_and_completions_are_made_from_the_command() {
+    let text =
+        |arguments: &[&str]| String::from_utf8(crate::common::run(arguments).success()).unwrap();
+    let page = text(&["man"]);
+    assert!(page.contains(".TH evermap 1"), "{page}");
+    let commands = ["serve", "get", "load", "backup", "restore", "repair", "completions"];
+    for shell in ["bash", "zsh", "fish"] {
+        let completions = text(&["completions", shell]);
+        for word in commands.iter().chain(&["durability", "log-folder", "on-suspect"]) {
+            assert!(completions.contains(word), "{word} for {shell}");
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("man1");
+    assert!(text(&["man", "--all", folder.to_str().unwrap()]).is_empty());
+    for command in commands {
+        assert!(page.contains(&format!("evermap\\-{command}(1)")), "{command} in {page}");
+        let page = std::fs::read_to_string(folder.join(format!("evermap-{command}.1"))).unwrap();
+        assert!(page.contains(".SH OPTIONS"), "{page}");
+    }
+    let script = dir.path().join("completions");
+    std::fs::write(&script, text(&["completions", "bash"])).unwrap();
+    let checked = std::process::Command::new("bash").arg("-n").arg(&script).status();
+    assert!(checked.is_err() || checked.unwrap().success());
+}

@@ -73,6 +73,27 @@ fn a_memcached_without_latencies_is_shown_too() {
     assert!(cells[1].ends_with('k') && cells[2] == "0.0%" && cells[3] == "-", "{get}");
 }
 
+/// Returns the names of the metrics that the dashboard in `packaging` shows.
+fn dashboard_metrics() -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/grafana.json");
+    let dashboard: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let mut names: Vec<_> = targets
+        .flat_map(|target| {
+            let is_of_name = |c: char| c.is_ascii_lowercase() || c == '_';
+            let words = target["expr"].as_str().unwrap().split(move |c| !is_of_name(c));
+            let is_name = |w: &&str| w.starts_with("memcached_") || w.starts_with("evermap_");
+            words.filter(is_name).map(str::to_owned).collect::<Vec<_>>()
+        })
+        .collect();
+    names.sort();
+    names.dedup();
+    assert!(names.len() > 20, "{names:?}");
+    names
+}
+
 #[test]
 fn metrics_are_served_on_an_optional_port() {
     let (server, _directory) = start(&["--metrics", "127.0.0.1:0"]);
@@ -95,6 +116,16 @@ fn metrics_are_served_on_an_optional_port() {
         "memcached_current_items 0",
     ] {
         assert!(reply.lines().any(|found| found == line), "{line} in {reply}");
+    }
+    let log = ["evermap_log_bytes", "evermap_log_commits", "evermap_log_full"];
+    for name in dashboard_metrics() {
+        let is_there = |line: &str| {
+            let rest = line.strip_prefix(name.as_str());
+            rest.is_some_and(|rest| rest.starts_with([' ', '{']))
+        };
+        // Of a server with a log, and of one that evicts.
+        let is_special = log.contains(&name.as_str()) || name == "evermap_eviction_age";
+        assert!(is_special || reply.lines().any(is_there), "{name} in {reply}");
     }
     let info = reply.lines().find(|line| line.starts_with("evermap_info{")).unwrap();
     assert!(info.contains("durability=\"process\""), "{info}");

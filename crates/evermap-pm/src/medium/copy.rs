@@ -94,11 +94,19 @@ unsafe fn copy_blocks(from: *const u8, to: *mut u8, bytes: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::medium::{Dram, Medium, Pages};
+
+    fn memory() -> Dram {
+        let medium = Dram::reserve(1 << 20, Pages::Base).unwrap();
+        medium.grow(4096).unwrap();
+        medium
+    }
 
     #[test]
     fn what_is_copied_out_is_what_was_filled_in() {
         let bytes: Vec<u8> = (0..1_000_u32).map(|n| (n * 7 + n / 256) as u8).collect();
-        let cells: Vec<PmU64> = (0..130).map(|_| PmU64::default()).collect();
+        let medium = memory();
+        let cells: &[PmU64] = medium.slice(0, 130).unwrap();
         for first in [0, 1, 3] {
             for len in (0..300).chain([511, 512, 513, 960]) {
                 fill(&cells[first..], &bytes[..len]);
@@ -113,6 +121,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "range end index")]
     fn more_than_there_is_is_refused() {
-        copy_out(&[PmU64::default()], &mut [0; 9]);
+        copy_out(memory().slice(0, 1).unwrap(), &mut [0; 9]);
     }
 }

@@ -56,13 +56,6 @@ impl Batch {
         Ok(batch)
     }
 
-    /// Removes all records.
-    pub(super) fn clear(&mut self) {
-        self.payloads.clear();
-        self.pages.clear();
-        self.log_bytes = 0;
-    }
-
     /// Returns the bytes of all payloads.
     pub(super) fn payload_bytes(&self) -> usize {
         self.payloads.len()

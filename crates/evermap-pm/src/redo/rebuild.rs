@@ -1,5 +1,8 @@
 //! Rebuilding a region from image and log.
 
+use std::panic::resume_unwind;
+use std::sync::mpsc::{SyncSender, sync_channel};
+
 use super::batch::{Batch, Changes};
 use super::control::{Control, ControlFile};
 use super::image::{Image, Pages, is_zero};
@@ -14,12 +17,16 @@ use crate::{Error, ErrorKind, Result};
 const PAGES_AT_ONCE: u64 = 256;
 /// Payloads of records that are applied together, bytes. A page that several of them change is
 /// written once.
-const BATCH: usize = 64 << 20;
+const BATCH: usize = 32 << 20;
 /// Bytes between two reports of the progress.
 const REPORT: u64 = 16 << 20;
 
+/// Batches that wait to be applied, besides the one that is being applied and the one that is being
+/// read.
+const BATCHES_AHEAD: usize = 1;
+
 /// What a region is rebuilt in.
-pub trait PageTarget {
+pub trait PageTarget: Send {
     /// Changes the length, bytes. What is added is zero, also if the target was longer before.
     fn set_len(&mut self, bytes: u64) -> Result<()>;
 
@@ -65,8 +72,9 @@ pub struct Rebuilt {
 ///
 /// Whatever `target` holds is replaced. `progress` is called now and then with the bytes that were
 /// read and those that are to be read (an upper limit). The files are not changed, and are read in
-/// order; every page and record is verified. Memory: 64 MiB of records, or four segments of them if
-/// a checkpoint was interrupted.
+/// order; every page and record is verified. One thread reads and verifies records while another one
+/// applies them. Memory: 96 MiB of records, or four segments of them if a checkpoint was
+/// interrupted.
 ///
 /// # Errors
 ///
@@ -81,8 +89,7 @@ pub fn rebuild(
     let control = ControlFile::read(storage)?.ok_or_else(|| none(storage))?;
     let total = control.region_len + log_size(storage, &control)?;
     let progress = Progress { report: progress, done: 0, total, reported: 0 };
-    let pages = Vec::new();
-    let mut rebuilding = Rebuilding { storage, control, target, until, progress, pages };
+    let mut rebuilding = Rebuilding { storage, control, target, until, progress };
     rebuilding.run()
 }
 
@@ -122,8 +129,6 @@ struct Rebuilding<'a> {
     target: &'a mut dyn PageTarget,
     until: Option<u64>,
     progress: Progress<'a>,
-    /// The pages that are being changed.
-    pages: Vec<u8>,
 }
 
 impl Rebuilding<'_> {
@@ -198,49 +203,81 @@ impl Rebuilding<'_> {
 
     /// Applies all further records.
     fn redo(&mut self, reader: &mut LogReader<'_>, state: &mut Rebuilt) -> Result<()> {
-        let mut batch = Batch::default();
-        let is_whole = self.redo_batches(reader, state, &mut batch)?;
-        self.apply(&mut batch, state)?;
-        match is_whole && state.sequence < self.control.durable {
+        let (control, until) = (self.control, self.until);
+        let (target, progress) = (&mut *self.target, &mut self.progress);
+        let mut redo = Redo { target, state, pages: Vec::new() };
+        let is_whole = std::thread::scope(|scope| {
+            let (batches, receiver) = sync_channel(BATCHES_AHEAD);
+            let redo = &mut redo;
+            let apply = move || receiver.iter().try_for_each(|batch| redo.apply(batch));
+            let applying = std::thread::Builder::new()
+                .name("evermap-redo".into())
+                .spawn_scoped(scope, apply)
+                .map_err(|source| {
+                    Error::io("starting a thread", "evermap-redo".as_ref(), source)
+                })?;
+            let read = read_batches(reader, until, progress, &batches);
+            drop(batches);
+            let applied = applying.join().unwrap_or_else(|panic| resume_unwind(panic));
+            applied.and(read)
+        })?;
+        match is_whole && redo.state.sequence < control.durable {
             true => Err(reader.lost("it was durable before")),
             false => Ok(()),
         }
     }
+}
 
-    /// Applies full batches, and leaves the last one in `batch`. Returns `false` if there are
-    /// records that are too late.
-    fn redo_batches(
-        &mut self,
-        reader: &mut LogReader<'_>,
-        state: &mut Rebuilt,
-        batch: &mut Batch,
-    ) -> Result<bool> {
-        loop {
-            while let Some(record) = reader.next()? {
-                let header = record.header;
-                if self.is_after(header.time) {
-                    return Ok(false);
-                }
-                // What a shorter region does not have is zero afterwards.
-                if batch.payload_bytes() >= BATCH || header.region_len < batch.region_len {
-                    self.apply(batch, state)?;
-                }
-                if !batch.push(&record) {
-                    return Err(reader.impossible(&header));
-                }
+/// Passes records on in batches, up to the end or the last one that is not too late. Returns `false`
+/// if there are some that are.
+fn read_batches(
+    reader: &mut LogReader<'_>,
+    until: Option<u64>,
+    progress: &mut Progress<'_>,
+    batches: &SyncSender<Batch>,
+) -> Result<bool> {
+    let mut batch = Batch::default();
+    let mut pass_on = |batch: &mut Batch| {
+        progress.add(batch.log_bytes);
+        // Nobody receives it any more if the target has failed, whose error is returned.
+        batch.is_empty() || batches.send(std::mem::take(batch)).is_ok()
+    };
+    let is_whole = loop {
+        while let Some(record) = reader.next()? {
+            let header = record.header;
+            if until.is_some_and(|until| header.time > until) {
+                pass_on(&mut batch);
+                return Ok(false);
             }
-            if reader.is_end()? {
-                return Ok(true);
+            // What a shorter region does not have is zero afterwards.
+            let is_full = batch.payload_bytes() >= BATCH || header.region_len < batch.region_len;
+            if is_full && !pass_on(&mut batch) {
+                return Ok(false);
+            }
+            if !batch.push(&record) {
+                return Err(reader.impossible(&header));
             }
         }
-    }
-
-    /// Applies the records of a batch, and clears it.
-    fn apply(&mut self, batch: &mut Batch, state: &mut Rebuilt) -> Result<()> {
-        if batch.is_empty() {
-            return Ok(());
+        if reader.is_end()? {
+            break true;
         }
-        if batch.region_len != state.region_len {
+    };
+    pass_on(&mut batch);
+    Ok(is_whole)
+}
+
+/// What records are applied to.
+struct Redo<'a> {
+    target: &'a mut dyn PageTarget,
+    state: &'a mut Rebuilt,
+    /// The pages that are being changed.
+    pages: Vec<u8>,
+}
+
+impl Redo<'_> {
+    /// Applies the records of a batch.
+    fn apply(&mut self, mut batch: Batch) -> Result<()> {
+        if batch.region_len != self.state.region_len {
             self.target.set_len(batch.region_len)?;
         }
         batch.sort();
@@ -254,11 +291,8 @@ impl Rebuilding<'_> {
             run.push((page, changes));
         }
         self.apply_run(&run)?;
-        drop(run);
-        state.sequence = batch.sequence;
-        (state.region_len, state.time) = (batch.region_len, batch.time);
-        self.progress.add(batch.log_bytes);
-        batch.clear();
+        self.state.sequence = batch.sequence;
+        (self.state.region_len, self.state.time) = (batch.region_len, batch.time);
         Ok(())
     }
 
