@@ -24,7 +24,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use failure::Failure;
 
@@ -85,8 +85,8 @@ impl Command {
             Command::Restore(arguments) => arguments.run(),
             Command::Top(arguments) => arguments.run().map(|()| SUCCESS),
             Command::Lab(arguments) => arguments.run(),
-            Command::Completions(arguments) => arguments.run(),
-            Command::Man(arguments) => arguments.run(),
+            Command::Completions(arguments) => arguments.run(Arguments::command()),
+            Command::Man(arguments) => arguments.run(Arguments::command()),
         }
     }
 }

@@ -4,10 +4,9 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Command, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::SUCCESS;
 use crate::failure::Failure;
 
 /// Write completions of commands, options and files for a shell to standard output
@@ -20,9 +19,9 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+    pub(crate) fn run(self, mut command: Command) -> Result<ExitCode, Failure> {
         let mut completions = Vec::new();
-        clap_complete::generate(self.shell, &mut command(), "evermap", &mut completions);
+        clap_complete::generate(self.shell, &mut command, "evermap", &mut completions);
         print(&completions)
     }
 }
@@ -38,30 +37,26 @@ pub(crate) struct Man {
 }
 
 impl Man {
-    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+    pub(crate) fn run(self, command: Command) -> Result<ExitCode, Failure> {
         match self.all {
             Some(folder) => {
                 let what = || format!("writing pages into {}", folder.display());
                 let failed = |source| Failure::Io { what: what(), source };
                 std::fs::create_dir_all(&folder).map_err(failed)?;
-                clap_mangen::generate_to(command(), &folder).map_err(failed)?;
-                Ok(SUCCESS)
+                clap_mangen::generate_to(command, &folder).map_err(failed)?;
+                Ok(ExitCode::SUCCESS)
             }
             None => {
                 let mut page = Vec::new();
-                clap_mangen::Man::new(command()).render(&mut page).map_err(Failure::Output)?;
+                clap_mangen::Man::new(command).render(&mut page).map_err(Failure::Output)?;
                 print(&page)
             }
         }
     }
 }
 
-fn command() -> Command {
-    crate::Arguments::command()
-}
-
 fn print(text: &[u8]) -> Result<ExitCode, Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text).and_then(|()| out.flush()).map_err(Failure::Output)?;
-    Ok(SUCCESS)
+    Ok(ExitCode::SUCCESS)
 }

@@ -30,7 +30,8 @@ pub trait PageTarget: Send {
     /// Changes the length, bytes. What is added is zero, also if the target was longer before.
     fn set_len(&mut self, bytes: u64) -> Result<()>;
 
-    /// Copies what is at `offset`, a multiple of a page of 4 KiB, to `bytes`. It is inside the length.
+    /// Copies what is at `offset`, a multiple of a page of 4 KiB, to `bytes`. It is inside the
+    /// length.
     fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> Result<()>;
 
     /// Stores `bytes` at `offset`, a multiple of a page of 4 KiB. They are inside the length.
@@ -72,8 +73,8 @@ pub struct Rebuilt {
 ///
 /// Whatever `target` holds is replaced. `progress` is called now and then with the bytes that were
 /// read and those that are to be read (an upper limit). The files are not changed, and are read in
-/// order; every page and record is verified. One thread reads and verifies records while another one
-/// applies them. Memory: 96 MiB of records, or four segments of them if a checkpoint was
+/// order; every page and record is verified. One thread reads and verifies records while another
+/// one applies them. Memory: 96 MiB of records, or four segments of them if a checkpoint was
 /// interrupted.
 ///
 /// # Errors
@@ -228,8 +229,8 @@ impl Rebuilding<'_> {
     }
 }
 
-/// Passes records on in batches, up to the end or the last one that is not too late. Returns `false`
-/// if there are some that are.
+/// Passes records on in batches, up to the end or the last one that is not too late. Returns
+/// `false` if there are some that are.
 fn read_batches(
     reader: &mut LogReader<'_>,
     until: Option<u64>,

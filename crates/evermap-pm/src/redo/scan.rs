@@ -169,9 +169,9 @@ impl<'a> LogReader<'a> {
         Ok(None)
     }
 
-    /// Returns whether there is, at this offset of the segment, what looks like a record of at least
-    /// the next sequence number. The rest of a segment that is used again has many older ones, which
-    /// need not be verified.
+    /// Returns whether there is, at this offset of the segment, what looks like a record of at
+    /// least the next sequence number. The rest of a segment that is used again has many older
+    /// ones, which need not be verified.
     fn is_later(&mut self, offset: u64) -> Result<bool> {
         let uuid = self.uuid;
         let header = Header::decode(self.bytes(offset, PAGE as u64)?, uuid);

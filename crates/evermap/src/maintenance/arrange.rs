@@ -42,8 +42,8 @@ impl<M: Medium> Map<M> {
     /// # Errors
     /// Those of [`scan`](Map::scan); [`Error::ReadOnly`](crate::Error::ReadOnly),
     /// [`Error::GuardHeld`](crate::Error::GuardHeld), and
-    /// [`Error::Storage`](crate::Error::Storage) with `NoSpace` if there is no space for the copies: what has moved stays
-    /// where it is then.
+    /// [`Error::Storage`](crate::Error::Storage) with `NoSpace` if there is no space for the
+    /// copies: what has moved stays where it is then.
     pub fn arrange(&self) -> Result<u64> {
         self.db.ensure_no_guard("arrange")?;
         let file = &*self.db.file;

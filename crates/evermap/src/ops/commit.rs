@@ -179,7 +179,7 @@ impl<M: Medium> Map<M> {
 
     /// Ends an attempt to change `key`: `done` is what the index has answered, and `since` is from
     /// before. Returns `None` if the change is to be tried again.
-    #[inline(always)]
+    #[inline]
     fn finish(
         &self,
         key: BytesRef<'_>,

@@ -176,8 +176,8 @@ impl<'a> Pass<'a, '_> {
     /// Executes the request in a complete line. `len` includes the line end.
     fn request(&mut self, line: &'a [u8], len: usize) -> Step {
         let request = parse::parse(line);
-        // A lookup only collects its keys, and so does what only sets. Any other request must follow
-        // the execution of what was collected before it.
+        // A lookup only collects its keys, and so does what only sets. Any other request must
+        // follow the execution of what was collected before it.
         let request = match request {
             Ok(Request::Store(storage)) => match self.value_to_set(&storage, len) {
                 Some(value) => return self.collect_set(storage, value, len),
