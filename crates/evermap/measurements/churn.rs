@@ -72,7 +72,7 @@ fn change(
         random ^= random >> 7;
         random ^= random << 17;
         let key = key((random >> 32) % (records / THREADS) * THREADS + thread);
-        if random % 3 != 0 || map.remove(key)?.is_none() {
+        if !random.is_multiple_of(3) || map.remove(key)?.is_none() {
             // Most values are short: each length is half as frequent as half of it.
             let most = VALUE_MAX >> (random % 7);
             map.put(key, &value[..(16 + (random >> 8) % most).min(VALUE_MAX) as usize])?;
