@@ -126,7 +126,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Returns the offset of the home line of an image in the segment that a directory entry refers
     /// to, whether or not there is a segment.
-    #[inline(always)]
+    #[inline]
     fn home_offset(entry: u64, image: u64) -> u64 {
         let line = Geometry::<L, N>::home(image) as u64;
         (entry & OFFSET) + offset_of!(Segment<L>, lines) as u64 + line * LINE
@@ -289,13 +289,13 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn prefetch_for_change(&self, probe: &Probe<'_, K>, _mode: MutateMode) {
         let entry = self.map.directory.find(probe.image).segment;
         self.medium().prefetch(Self::home_offset(entry, probe.image));
     }
 
-    #[inline(always)]
+    #[inline]
     fn stage<'a>(
         &'a self,
         home: &mut Home<'a, Self>,
@@ -560,10 +560,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
         decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
         out: &mut [Result<Change>],
     ) {
-        let probe = |at: usize| Probe::new(keys[at.min(keys.len() - 1)], self.core.seed);
-        if !keys.is_empty() {
-            let probes: [Probe<'_, K>; BATCH_KEYS] = std::array::from_fn(probe);
-            group::apply_batch(self, &probes[..keys.len()], mode, guard, decide, out);
-        }
+        let probes = keys.iter().map(|&key| Probe::new(key, self.core.seed));
+        group::apply_batch(self, probes, mode, guard, decide, out);
     }
 }

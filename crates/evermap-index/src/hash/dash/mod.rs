@@ -29,7 +29,7 @@ use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use evermap_pm::medium::prefetch;
+use evermap_pm::medium::{LINE, prefetch};
 use evermap_pm::{ErrorKind, Guard, Medium, Pool, Result, region};
 
 use crate::hash::mistakes;
@@ -268,7 +268,10 @@ where
             let slot = (meta.allocated().trailing_ones() as usize).min(G::BUCKET_SLOTS - 1);
             prefetch(std::ptr::from_ref(&segment.normal()[at].slots[slot]).cast());
         } else {
-            self.prefetch_match(segment, hash);
+            // The record is in one of the other lines of the bucket, most likely: which one is
+            // known only once the header was read.
+            let bucket = offset + Self::bucket_offset(at);
+            (1..4).for_each(|line| m.prefetch(bucket + line * LINE));
         }
         match try_lock(m, &segment.normal()[at], self.core.generation) {
             // While one of its buckets is locked, a segment is neither split nor merged.
@@ -325,7 +328,7 @@ where
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn prefetch_for_change(&self, probe: &Probe<'_, K>, _mode: MutateMode) {
         let m = self.medium();
         if let Ok((segment, _)) = self.map.find(m, probe.hash) {
@@ -334,7 +337,7 @@ where
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn stage<'a>(
         &'a self,
         home: &mut Home<'a, Self>,
@@ -526,7 +529,14 @@ where
         let () = Self::GEOMETRY_IS_POSSIBLE;
         let geometry = (G::BUCKETS as u64) << 8 | (G::STASHES as u64) << 4 | G::BUCKET_SLOTS as u64;
         let [dash, map] = [*b"DASH", E::NAME].map(|name| u64::from(u32::from_le_bytes(name)));
-        dash ^ map << 32 ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
+        dash ^ map << 32
+            ^ u64::from(K::FORMAT) << 56
+            ^ geometry << 40
+            ^ layout::TOLD_BY_FINGERPRINTS
+    }
+
+    fn earlier_kind() -> Option<u64> {
+        Some(Self::kind() ^ layout::TOLD_BY_FINGERPRINTS)
     }
 
     fn initial_depth(config: &Config) -> Result<u32> {
@@ -623,10 +633,9 @@ where
             for (at, (&key, out)) in keys.iter().zip(out).enumerate() {
                 *out = self.apply(key, mode, guard, |old| decide(at, old));
             }
-        } else if !keys.is_empty() {
-            let probe = |at: usize| Probe::new(keys[at.min(keys.len() - 1)], self.core.seed);
-            let probes: [Probe<'_, K>; BATCH_KEYS] = std::array::from_fn(probe);
-            group::apply_batch(self, &probes[..keys.len()], mode, guard, decide, out);
+            return;
         }
+        let probes = keys.iter().map(|&key| Probe::new(key, self.core.seed));
+        group::apply_batch(self, probes, mode, guard, decide, out);
     }
 }
