@@ -85,10 +85,15 @@ impl Run {
         self.pairs.clear();
     }
 
-    /// Keeps the first pairs.
-    fn truncate(&mut self, pairs: usize) {
+    /// Keeps the first `pairs` pairs.
+    pub fn truncate(&mut self, pairs: usize) {
         self.pairs.truncate(pairs);
         self.bytes.truncate(self.pairs.last().map_or(0, |pair| pair.end));
+    }
+
+    /// Returns the number of bytes of memory that it has allocated.
+    fn capacity_bytes(&self) -> usize {
+        self.bytes.capacity() + self.pairs.capacity() * size_of::<Pair>()
     }
 
     /// Keeps the pairs at these ascending indices.
@@ -138,6 +143,18 @@ impl Page {
         self.more = false;
         self.misplaced = 0;
         self.unreadable = None;
+    }
+
+    /// Makes the page one that was never used, but for the memory that it has allocated.
+    pub(super) fn reset(&mut self) {
+        self.clear();
+        self.edge.clear();
+        self.expected = None;
+    }
+
+    /// Returns the number of bytes of memory that it has allocated.
+    pub(super) fn capacity_bytes(&self) -> usize {
+        self.pairs.capacity_bytes() + self.edge.capacity()
     }
 
     /// Leaves out pairs that are not beyond `from` or not in order, as few as possible, which are
@@ -219,7 +236,7 @@ impl Page {
 
     /// Records that all other pairs are beyond those in the page. If there are none, the next page
     /// would be the same, beginning at `from`, which a [`Cursor`](super::Cursor) reports.
-    pub(super) fn continue_beyond_pairs(&mut self, from: Bound<&[u8]>, direction: Direction) {
+    pub fn continue_beyond_pairs(&mut self, from: Bound<&[u8]>, direction: Direction) {
         let (pairs, edge) = (&self.pairs, &mut self.edge);
         edge.clear();
         match direction {

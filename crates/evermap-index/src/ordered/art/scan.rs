@@ -63,7 +63,7 @@ impl<'m, M: Medium> Walk<'m, M> {
     /// Begins a walk at a bound.
     pub(super) fn new(tree: &'m Art<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
         // As many as most pages need.
-        let (stack, seen) = (Vec::with_capacity(8), Seen::with_capacity(32));
+        let (stack, seen) = (Vec::with_capacity(8), Seen::default());
         let waiting = Vec::with_capacity(64);
         let (passes_over, unreadable) = (false, None);
         let mut walk = Walk { tree, direction, stack, waiting, seen, passes_over, unreadable };
