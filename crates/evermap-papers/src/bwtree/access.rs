@@ -342,10 +342,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Returns the right neighbour of a node. It begins where that ends; otherwise damaged
     /// references could lead a search round and round.
     pub(super) fn next_node(&self, node: &Node<'_>) -> Result<Node<'_>> {
-        let m = self.medium();
         let next = self.node(node.base.sibling, Some(node.level()))?;
-        let low = next.base.low(m);
-        if node.base.high(m).is_some_and(|high| high == low) && node.base.low(m) < low {
+        if next.base.follows(self.medium(), &node.base) {
             return Ok(next);
         }
         let what = "a node of a tree is not where the one before it ends";
@@ -490,7 +488,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Returns the number of entries that a search admits: they are the first ones.
     #[inline(always)]
-    fn count_before(&self, base: &BaseRef<'_>, search: &Search<'_>) -> Result<usize> {
+    pub(super) fn count_before(&self, base: &BaseRef<'_>, search: &Search<'_>) -> Result<usize> {
         let m = self.medium();
         if search.target == Target::Last {
             return Ok(base.len());

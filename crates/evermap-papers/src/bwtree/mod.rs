@@ -70,6 +70,7 @@ use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Medium, PmU64, Result};
 
 mod access;
+mod ascend;
 mod change;
 mod check;
 mod consolidate;

@@ -260,6 +260,18 @@ impl<'m> BaseRef<'m> {
         (self.sibling != 0).then(|| bytes(m, self.keys().1, self.high))
     }
 
+    /// Returns `true` if this node begins where `other` ends, and after that begins.
+    pub(super) fn follows<M: Medium>(&self, m: &M, other: &Self) -> bool {
+        let load = |cell: &PmU64| m.load_relaxed(cell).swap_bytes();
+        let (before, end) = other.keys();
+        let low = || self.keys().0.iter().map(load);
+        // The words are padded with zeros, which no byte is less than.
+        other.sibling != 0
+            && self.low == other.high
+            && low().eq(end.iter().map(load))
+            && before.iter().map(load).cmp(low()).then(other.low.cmp(&self.low)).is_lt()
+    }
+
     /// Compares the key at which the next node begins with another one, whose prefix is `prefix`.
     #[inline(always)]
     pub(super) fn compare_high<M: Medium>(&self, m: &M, key: &[u8], prefix: u64) -> Ordering {

@@ -221,6 +221,19 @@ impl<'m> Node<'m> {
         all.filter(|(_, _, child)| !child.is_none())
     }
 
+    /// Returns up to `most` children of a [`Node256`] from the rank `edge` on, as they are.
+    pub(super) fn next_children<M: Medium>(
+        &self,
+        m: &M,
+        edge: usize,
+        most: usize,
+    ) -> impl Iterator<Item = Child> {
+        let first = edge.saturating_sub(1);
+        let cells = (self.kind == Kind::N256).then(|| self.children.get(first..)).flatten();
+        let children = cells.unwrap_or_default().iter().map(|cell| Child(m.load_relaxed(cell)));
+        children.filter(|child| !child.is_none()).take(most)
+    }
+
     /// Returns the number of children.
     pub(super) fn len<M: Medium>(&self, m: &M) -> usize {
         self.all(m).count()
@@ -281,6 +294,44 @@ impl<'m> Node<'m> {
 
     /// Appends the children of a node of another kind that have these ranks, in their order.
     fn gather_all<M: Medium>(&self, m: &M, ranks: Range<u16>, out: &mut Vec<(&'m PmU64, Child)>) {
+        let end = Child(m.load(&self.header.end));
+        if !end.is_none() && ranks.contains(&0) {
+            out.push((&self.header.end, end));
+        }
+        match self.kind {
+            Kind::N4 | Kind::N16 => self.gather_few(m, ranks, out),
+            _ => self.gather_many(m, ranks, out),
+        }
+    }
+
+    /// Does so for up to 16 children. Each goes where the number of lesser symbols says, which
+    /// takes no branch that depends on their order.
+    fn gather_few<M: Medium>(&self, m: &M, ranks: Range<u16>, out: &mut Vec<(&'m PmU64, Child)>) {
+        let (mut wanted, mut count) = ([(0u8, 0u8, Child(0)); 16], 0);
+        for (position, cell) in self.children.iter().enumerate().take(16) {
+            let child = Child(m.load(cell));
+            let symbol = child.symbol();
+            wanted[count] = (symbol, position as u8, child);
+            let is_wanted = !child.is_none() && ranks.contains(&rank(Some(symbol)));
+            count += usize::from(is_wanted);
+            // One that is not wanted is overwritten by the next one.
+            if count == wanted.len() {
+                break;
+            }
+        }
+        let (wanted, start) = (&wanted[..count], out.len());
+        out.extend(wanted.iter().map(|_| (&self.header.end, Child(0))));
+        for (at, &(symbol, position, child)) in wanted.iter().enumerate() {
+            let lesser = |&(other, _, _): &(u8, u8, Child)| usize::from(other < symbol);
+            // Two have the same symbol only in a damaged node.
+            let equal = wanted[..at].iter().filter(|other| other.0 == symbol).count();
+            let place = wanted.iter().map(lesser).sum::<usize>() + equal;
+            out[start + place] = (&self.children[usize::from(position)], child);
+        }
+    }
+
+    /// Does so for more.
+    fn gather_many<M: Medium>(&self, m: &M, ranks: Range<u16>, out: &mut Vec<(&'m PmU64, Child)>) {
         // Sorting by a table takes no branch that depends on the order of the children.
         let (mut present, mut positions) = ([0u64; 4], [0u8; 256]);
         let mut children = [Child(0); 48];
@@ -292,10 +343,6 @@ impl<'m> Node<'m> {
             if wanted {
                 positions[usize::from(symbol)] = position as u8;
             }
-        }
-        let end = Child(m.load(&self.header.end));
-        if !end.is_none() && ranks.contains(&0) {
-            out.push((&self.header.end, end));
         }
         for (symbols, mut present) in (0..).step_by(64).zip(present) {
             while present != 0 {

@@ -1,0 +1,242 @@
+//! Reading ascending pages: the entries of base nodes and the deltas in front of these, merged.
+//!
+//! A page goes on from node to node until it has what the caller has use for. Only what it shows is
+//! read: the entries behind its beginning, all of whose records the memory is asked for together,
+//! and the few deltas.
+
+use std::cmp::Ordering;
+use std::ops::Bound;
+
+use evermap_index::ordered::leaf::{LeafRef, LeafState, prefetch_of};
+use evermap_index::ordered::{Direction, Page};
+use evermap_pm::{Medium, PmU64, Result};
+
+use super::BwTree;
+use super::access::{Node, Search};
+use super::layout::{LeafEntry, Link, RECORD_HEADER};
+
+/// The most deltas of a node that are merged here. Nodes have more only while there is no space to
+/// consolidate them.
+const DELTAS_MAX: usize = 24;
+
+/// The most nodes of a page.
+const NODES_MAX: usize = 8;
+
+/// The deltas of a node from a bound on, in the order of their keys, which differ.
+struct Deltas {
+    /// The head of each key, as the base node has it, and the offset of the record.
+    list: [(u64, u64); DELTAS_MAX],
+    count: usize,
+}
+
+/// Where a page ended in a node.
+enum Ended {
+    /// There are more pairs in the node.
+    Within,
+    /// At the end of the node.
+    Behind,
+}
+
+impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
+    /// Reads a page of up to `most` pairs in ascending order. Returns whether they were there at
+    /// one moment, or `None` if a merge or many deltas are in the way, which are not expected here.
+    pub(super) fn ascend(
+        &self,
+        from: Bound<&[u8]>,
+        most: usize,
+        page: &mut Page,
+    ) -> Result<Option<bool>> {
+        let mut states = std::mem::take(&mut page.places);
+        states.clear();
+        page.clear();
+        page.pairs.reserve(most);
+        let read = self.ascend_with(from, most, page, &mut states);
+        page.places = states;
+        read
+    }
+
+    /// Does so. `states` gets the offset of each record that was read, and its state.
+    fn ascend_with(
+        &self,
+        from: Bound<&[u8]>,
+        most: usize,
+        page: &mut Page,
+        states: &mut Vec<u64>,
+    ) -> Result<Option<bool>> {
+        let key = match from {
+            Bound::Unbounded => &[][..],
+            Bound::Included(key) | Bound::Excluded(key) => key,
+        };
+        let end = self.arrive(&Search::at(key), 0)?;
+        let mut node = end.node;
+        if end.frozen.is_some() || !is_simple(&node) {
+            return Ok(None);
+        }
+        let mut nodes = [None; NODES_MAX];
+        let mut bound = from;
+        for place in 0..NODES_MAX {
+            nodes[place] = Some((node.cell, node.word));
+            let start = self.start(&node, bound)?;
+            let deltas = self.ask_for(&node, start, most - page.pairs.len(), page.leaf_bytes)?;
+            // The next node is on its way while this one is copied.
+            let is_short = node.base.len() - start + deltas.count < most - page.pairs.len();
+            let next = match node.base.sibling != 0 && is_short && place + 1 < NODES_MAX {
+                true => Some(self.next_node(&node)?).filter(is_simple),
+                false => None,
+            };
+            let deltas = self.sorted(&node, bound, deltas)?;
+            let ended = self.merge_entries(&node, (start, &deltas), most, page, states)?;
+            match (ended, next) {
+                (Ended::Within, _) => page.continue_beyond_pairs(from, Direction::Ascending),
+                (Ended::Behind, Some(next)) => {
+                    (node, bound) = (next, Bound::Unbounded);
+                    continue;
+                }
+                (Ended::Behind, None) if node.base.sibling != 0 => {
+                    page.continue_at(&node.base.high(self.medium()).unwrap_or_default());
+                }
+                (Ended::Behind, None) => {}
+            }
+            break;
+        }
+        Ok(Some(self.are_unchanged(&nodes, states)?))
+    }
+
+    /// Returns the number of entries of a base node that are before a bound.
+    #[inline]
+    fn start(&self, node: &Node<'_>, bound: Bound<&[u8]>) -> Result<usize> {
+        match bound {
+            Bound::Unbounded => Ok(0),
+            Bound::Included(key) => self.count_before(&node.base, &Search::before(key)),
+            Bound::Excluded(key) => self.count_before(&node.base, &Search::at(key)),
+        }
+    }
+
+    /// Asks the memory for all deltas of a node, and for the records of up to `most` entries from
+    /// one on. Returns the deltas, the newest first.
+    #[inline]
+    fn ask_for(&self, node: &Node<'_>, start: usize, most: usize, bytes: u64) -> Result<Deltas> {
+        let m = self.medium();
+        let mut deltas = Deltas { list: [(0, 0); DELTAS_MAX], count: 0 };
+        for insert in self.inserts(node).take(DELTAS_MAX) {
+            deltas.list[deltas.count].1 = insert?.0;
+            deltas.count += 1;
+        }
+        let deltas_at = deltas.list[..deltas.count].iter().map(|&(_, at)| at);
+        let entries = (start..node.base.len()).take(most);
+        let entries_at = entries.map(|position| node.base.entry(m, position).at);
+        deltas_at.chain(entries_at).for_each(|at| prefetch_of(m, at + RECORD_HEADER, bytes));
+        Ok(deltas)
+    }
+
+    /// Puts deltas into the order of their keys, without those before a bound, and those of whose
+    /// keys there are newer ones.
+    #[inline]
+    fn sorted(&self, node: &Node<'_>, bound: Bound<&[u8]>, found: Deltas) -> Result<Deltas> {
+        let (m, skip) = (self.medium(), node.base.skip);
+        let mut deltas = Deltas { list: [(0, 0); DELTAS_MAX], count: 0 };
+        for &(_, at) in &found.list[..found.count] {
+            let leaf = self.record(at)?;
+            let is_wanted = match bound {
+                Bound::Unbounded => true,
+                Bound::Included(key) => leaf.compare(m, key).is_ge(),
+                Bound::Excluded(key) => leaf.compare(m, key).is_gt(),
+            };
+            if !is_wanted {
+                continue;
+            }
+            let head = LeafEntry::head_of(|word| leaf.word_of_key(m, word), skip);
+            let (mut place, mut is_newest) = (deltas.count, true);
+            while let Some(before) = place.checked_sub(1) {
+                let (other_head, other) = deltas.list[before];
+                let order = match other_head.cmp(&head) {
+                    Ordering::Equal => self.record(other)?.compare_leaf(m, &leaf),
+                    order => order,
+                };
+                is_newest &= order != Ordering::Equal;
+                if order != Ordering::Greater {
+                    break;
+                }
+                place = before;
+            }
+            if is_newest {
+                deltas.list[place..=deltas.count].rotate_right(1);
+                deltas.list[place] = (head, at);
+                deltas.count += 1;
+            }
+        }
+        Ok(deltas)
+    }
+
+    /// Appends the pairs of a node to a page, from an entry and the first delta on, until the page
+    /// has `most`.
+    #[inline]
+    fn merge_entries(
+        &self,
+        node: &Node<'_>,
+        (start, deltas): (usize, &Deltas),
+        most: usize,
+        page: &mut Page,
+        states: &mut Vec<u64>,
+    ) -> Result<Ended> {
+        let m = self.medium();
+        let (mut position, mut deltas) = (start, deltas.list[..deltas.count].iter().peekable());
+        loop {
+            let entry = (position < node.base.len()).then(|| node.base.entry(m, position));
+            let order = match (&entry, deltas.peek()) {
+                (None, None) => return Ok(Ended::Behind),
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (Some(entry), Some(&&(head, at))) => match entry.head.cmp(&head) {
+                    Ordering::Equal => {
+                        self.record(entry.at)?.compare_leaf(m, &self.record(at)?)
+                    }
+                    order => order,
+                },
+            };
+            if page.pairs.len() >= most {
+                return Ok(Ended::Within);
+            }
+            // Of two with the same key, the delta is newer.
+            position += usize::from(order.is_le());
+            let delta = if order.is_ge() { deltas.next() } else { None };
+            let at = delta.map(|&(_, at)| at).or(entry.map(|entry| entry.at)).unwrap_or_default();
+            let leaf = self.record(at)?;
+            let (state, word) = leaf.read(m);
+            states.extend([leaf.offset, state.0]);
+            if !state.is_removed() {
+                leaf.append_to(m, word, &mut page.pairs);
+                page.leaf_bytes = leaf.bytes();
+            }
+        }
+    }
+
+    /// Returns `true` if neither the nodes nor the records have changed since they were read: then
+    /// all of it was there when the last of them was.
+    fn are_unchanged(
+        &self,
+        nodes: &[Option<(&PmU64, Link)>],
+        states: &[u64],
+    ) -> Result<bool> {
+        let m = self.medium();
+        let is_same = |&(cell, word): &(&PmU64, Link)| {
+            m.load(cell) & !Link::MARK == word.0
+        };
+        if !nodes.iter().flatten().all(is_same) {
+            return Ok(false);
+        }
+        for pair in states.chunks_exact(2) {
+            let leaf = LeafRef::at(m, pair[0])?;
+            if leaf.state(m) != LeafState(pair[1]) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Returns `true` if a node is as nodes nearly always are: no merge concerns it, and it has not
+/// more deltas than usual.
+fn is_simple(node: &Node<'_>) -> bool {
+    !node.is_frozen() && node.word.depth() as usize <= DELTAS_MAX
+}
