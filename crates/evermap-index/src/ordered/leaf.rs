@@ -210,7 +210,10 @@ impl<'m> LeafRef<'m> {
     #[inline(always)]
     fn eight_bytes<M: Medium>(&self, m: &M) -> Option<[u8; 8]> {
         // A word of the medium has the bytes in little-endian order.
-        self.cells.first().filter(|_| self.length == 8).map(|cell| m.load_relaxed(cell).to_le_bytes())
+        self.cells
+            .first()
+            .filter(|_| self.length == 8)
+            .map(|cell| m.load_relaxed(cell).to_le_bytes())
     }
 
     /// Appends the key and a word that was read from the leaf to `pairs`.

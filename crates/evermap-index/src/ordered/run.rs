@@ -177,7 +177,9 @@ impl Page {
 
     /// Returns the number of bytes of memory that it has allocated.
     pub(super) fn capacity_bytes(&self) -> usize {
-        self.pairs.capacity_bytes() + self.edge.capacity() + size_of::<u64>() * self.places.capacity()
+        self.pairs.capacity_bytes()
+            + self.edge.capacity()
+            + size_of::<u64>() * self.places.capacity()
     }
 
     /// Leaves out pairs that are not beyond `from` or not in order, as few as possible, which are

@@ -1,11 +1,11 @@
 //! Reading ascending pages: the entries of base nodes and the deltas in front of these, merged.
 //!
 //! A page goes on from node to node until it has what the caller has use for. Only what it shows is
-//! read: the entries behind its beginning, all of whose records the memory is asked for together,
-//! and the few deltas.
+//! read: the copies behind its beginning, the records of entries without copies, all of which the
+//! memory is asked for together, and the few deltas.
 
 use std::cmp::Ordering;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 
 use evermap_index::ordered::leaf::{LeafRef, LeafState, prefetch_of};
 use evermap_index::ordered::{Direction, Page};
@@ -13,6 +13,7 @@ use evermap_pm::{Medium, PmU64, Result};
 
 use super::BwTree;
 use super::access::{Node, Search};
+use super::copies::{Bits, CopiesRef, has};
 use super::layout::{LeafEntry, Link, RECORD_HEADER};
 
 /// The most deltas of a node that are merged here. Nodes have more only while there is no space to
@@ -27,6 +28,19 @@ struct Deltas {
     /// The head of each key, as the base node has it, and the offset of the record.
     list: [(u64, u64); DELTAS_MAX],
     count: usize,
+}
+
+/// What a page has used of a node.
+#[derive(Clone, Copy)]
+struct Used<'m> {
+    cell: &'m PmU64,
+    /// The word of the node.
+    word: Link,
+    copies: Option<CopiesRef<'m>>,
+    /// The copies that could be used when the page came to the node.
+    usable: Bits,
+    /// Those that were.
+    used: Bits,
 }
 
 /// Where a page ended in a node.
@@ -75,9 +89,13 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let mut nodes = [None; NODES_MAX];
         let mut bound = from;
         for place in 0..NODES_MAX {
-            nodes[place] = Some((node.cell, node.word));
-            let start = self.start(&node, bound)?;
-            let deltas = self.ask_for(&node, start, most - page.pairs.len(), page.leaf_bytes)?;
+            let copies = self.copies_of(&node.base);
+            let usable = copies.map_or(Bits::default(), |copies| copies.bits(self.medium()));
+            let (cell, word, used) = (node.cell, node.word, Bits::default());
+            let here = nodes[place].insert(Used { cell, word, copies, usable, used });
+            let start = self.start(&node, here, bound)?;
+            let left = most - page.pairs.len();
+            let deltas = self.ask_for(&node, here, start..start + left, page.leaf_bytes)?;
             // The next node is on its way while this one is copied.
             let is_short = node.base.len() - start + deltas.count < most - page.pairs.len();
             let next = match node.base.sibling != 0 && is_short && place + 1 < NODES_MAX {
@@ -85,7 +103,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 false => None,
             };
             let deltas = self.sorted(&node, bound, deltas)?;
-            let ended = self.merge_entries(&node, (start, &deltas), most, page, states)?;
+            let ended = self.merge_entries(&node, here, (start, &deltas), most, page, states)?;
             match (ended, next) {
                 (Ended::Within, _) => page.continue_beyond_pairs(from, Direction::Ascending),
                 (Ended::Behind, Some(next)) => {
@@ -104,18 +122,39 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Returns the number of entries of a base node that are before a bound.
     #[inline]
-    fn start(&self, node: &Node<'_>, bound: Bound<&[u8]>) -> Result<usize> {
-        match bound {
-            Bound::Unbounded => Ok(0),
-            Bound::Included(key) => self.count_before(&node.base, &Search::before(key)),
-            Bound::Excluded(key) => self.count_before(&node.base, &Search::at(key)),
+    fn start(&self, node: &Node<'_>, here: &Used<'_>, bound: Bound<&[u8]>) -> Result<usize> {
+        let (m, base) = (self.medium(), &node.base);
+        let (key, is_excluded) = match bound {
+            Bound::Unbounded => return Ok(0),
+            Bound::Included(key) => (key, false),
+            Bound::Excluded(key) => (key, true),
+        };
+        // Few keys of a node have the same head.
+        let equal = base.with_head(m, base.head(key, 0));
+        let (mut start, end) = (equal.start, equal.end);
+        while start < end {
+            let order = match here.copy(m, start) {
+                Some((copied, _)) => copied.to_be_bytes().as_slice().cmp(key),
+                None => self.compare(&base.entry(m, start), key)?,
+            };
+            if order.is_gt() || order.is_eq() && !is_excluded {
+                break;
+            }
+            start += 1;
         }
+        Ok(start)
     }
 
-    /// Asks the memory for all deltas of a node, and for the records of up to `most` entries from
-    /// one on. Returns the deltas, the newest first.
+    /// Asks the memory for all deltas of a node, and for the copies or the records of some entries,
+    /// of which the last ones need not exist. Returns the deltas, the newest first.
     #[inline]
-    fn ask_for(&self, node: &Node<'_>, start: usize, most: usize, bytes: u64) -> Result<Deltas> {
+    fn ask_for(
+        &self,
+        node: &Node<'_>,
+        here: &Used<'_>,
+        positions: Range<usize>,
+        bytes: u64,
+    ) -> Result<Deltas> {
         let m = self.medium();
         let mut deltas = Deltas { list: [(0, 0); DELTAS_MAX], count: 0 };
         for insert in self.inserts(node).take(DELTAS_MAX) {
@@ -123,8 +162,12 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             deltas.count += 1;
         }
         let deltas_at = deltas.list[..deltas.count].iter().map(|&(_, at)| at);
-        let entries = (start..node.base.len()).take(most);
-        let entries_at = entries.map(|position| node.base.entry(m, position).at);
+        let positions = positions.start..positions.end.min(node.base.len());
+        if let Some(copies) = here.copies {
+            copies.prefetch(m, positions.clone());
+        }
+        let without = positions.filter(|&position| !has(&here.usable, position));
+        let entries_at = without.map(|position| node.base.entry(m, position).at);
         deltas_at.chain(entries_at).for_each(|at| prefetch_of(m, at + RECORD_HEADER, bytes));
         Ok(deltas)
     }
@@ -174,6 +217,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     fn merge_entries(
         &self,
         node: &Node<'_>,
+        here: &mut Used<'_>,
         (start, deltas): (usize, &Deltas),
         most: usize,
         page: &mut Page,
@@ -188,14 +232,20 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 (Some(_), None) => Ordering::Less,
                 (None, Some(_)) => Ordering::Greater,
                 (Some(entry), Some(&&(head, at))) => match entry.head.cmp(&head) {
-                    Ordering::Equal => {
-                        self.record(entry.at)?.compare_leaf(m, &self.record(at)?)
-                    }
+                    Ordering::Equal => self.record(entry.at)?.compare_leaf(m, &self.record(at)?),
                     order => order,
                 },
             };
             if page.pairs.len() >= most {
                 return Ok(Ended::Within);
+            }
+            if order.is_lt()
+                && let Some((key, word)) = here.copy(m, position)
+            {
+                here.used[position / 64] |= 1 << (position % 64);
+                page.pairs.push(&key.to_be_bytes(), word);
+                position += 1;
+                continue;
             }
             // Of two with the same key, the delta is newer.
             position += usize::from(order.is_le());
@@ -213,14 +263,12 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
     /// Returns `true` if neither the nodes nor the records have changed since they were read: then
     /// all of it was there when the last of them was.
-    fn are_unchanged(
-        &self,
-        nodes: &[Option<(&PmU64, Link)>],
-        states: &[u64],
-    ) -> Result<bool> {
+    fn are_unchanged(&self, nodes: &[Option<Used<'_>>], states: &[u64]) -> Result<bool> {
         let m = self.medium();
-        let is_same = |&(cell, word): &(&PmU64, Link)| {
-            m.load(cell) & !Link::MARK == word.0
+        let is_same = |node: &Used<'_>| {
+            let now = node.copies.map_or(Bits::default(), |copies| copies.bits(m));
+            m.load(node.cell) & !Link::MARK == node.word.0
+                && now.iter().zip(node.used).all(|(now, used)| now & used == used)
         };
         if !nodes.iter().flatten().all(is_same) {
             return Ok(false);
@@ -232,6 +280,15 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             }
         }
         Ok(true)
+    }
+}
+
+impl Used<'_> {
+    /// Returns the copy of an entry if it may be used.
+    #[inline(always)]
+    fn copy<M: Medium>(&self, m: &M, position: usize) -> Option<(u64, u64)> {
+        let copies = self.copies.filter(|_| has(&self.usable, position))?;
+        Some(copies.pair(m, position))
     }
 }
 

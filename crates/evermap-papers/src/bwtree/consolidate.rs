@@ -13,6 +13,7 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
 use super::access::Node;
+use super::copies::Carrying;
 use super::layout::{INTENT_BYTES, Link, RECORD_HEADER};
 use super::node::{BaseRef, Bounds, Entry, base_bytes};
 use super::table::LOST_IDS;
@@ -35,6 +36,9 @@ const WORK_MAX: usize = 256;
 /// If the keys of a leaf node have this many bits in common before their heads end up, other heads
 /// are chosen.
 const MANY_BITS: u64 = 6;
+
+/// The bytes of a record that are prefetched: all of the leaf of a key of eight bytes.
+const KNOWN_BYTES: u64 = 32;
 
 /// The contents of a node.
 pub(super) struct Contents {
@@ -94,6 +98,11 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 self.set_heads(&mut entries[first..], bounds)?;
             }
         }
+        let nodes = nodes.into_iter().inspect(|node| {
+            let depth = node.word.depth() as usize;
+            let known = (0..depth).map(|number| node.base.record_of_delta(m, number));
+            known.for_each(|at| m.prefetch_bytes(at + RECORD_HEADER, KNOWN_BYTES));
+        });
         let mut has_others = false;
         let (mut inserted, mut gone) = (Vec::with_capacity(Self::chain(0) as usize), Vec::new());
         let mut inserts = Vec::with_capacity(Self::chain(0) as usize);
@@ -192,6 +201,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             Some((_, child)) => Some(child),
             None => None,
         };
+        self.copies_of(&node.base).inspect(|copies| copies.prefetch(m, 0..node.base.len()));
         let frozen = self.frozen_sibling(&node)?;
         let nodes = || std::iter::once(&node).chain(&frozen);
         let counted: u64 = nodes().map(|node| node.base.removed(m)).sum();
@@ -209,7 +219,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if level == 0 {
             self.drop_removed(&mut contents, counted > 0)?;
         }
-        let replaced = self.replace(&node, bounds, &mut contents.entries)?;
+        let carries = (level == 0 && frozen.is_none()).then_some(&contents.inserted[..]);
+        let replaced = self.replace(&node, bounds, &mut contents.entries, carries)?;
         let Some((block, new)) = replaced else { return Ok(false) };
         self.retire_parts(nodes(), guard);
         contents.gone.iter().for_each(|&at| self.retire_record(at, guard));
@@ -260,25 +271,32 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     }
 
     /// Replaces a node by a base node with these entries, or by two. Returns the offset of the
-    /// first one and the id of the second, or `None` if another thread was faster.
+    /// first one and the id of the second, or `None` if another thread was faster. `carries` has
+    /// the records that were deltas, if copies are to be taken over for the others.
     fn replace(
         &self,
         node: &Node<'_>,
         mut bounds: Bounds,
         entries: &mut [Entry],
+        carries: Option<&[u64]>,
     ) -> Result<Option<(u64, Option<u64>)>> {
         let (m, level) = (self.medium(), node.level());
         let mut blocks = Fresh::new(&self.memory.pool);
         let (mut left, mut new) = (entries, None);
+        let (mut right, mut split_at) = (None, 0);
+        let (mut copying, mut from) = (Vec::with_capacity(2), Carrying::new(node, carries));
         if left.len() > Self::capacity(level) {
-            let right;
-            (left, right) = left.split_at_mut(left.len() / 2);
+            let half;
+            (left, half) = left.split_at_mut(left.len() / 2);
+            right = Some(half);
+            let right = right.as_deref_mut().expect("just made");
             let low = self.separator(level, left, right)?;
             let mut beyond = Bounds { low: low.clone(), ..bounds.clone() };
             if level == 0 {
                 self.choose_heads(right, &mut beyond)?;
             }
             let split_off = self.split_off(level, &beyond, right, &mut blocks)?;
+            split_at = split_off.word.offset();
             bounds = Bounds { high: low, sibling: split_off.id, ..bounds };
             new = Some(split_off);
         }
@@ -292,6 +310,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             }
         };
         BaseRef::write(m, block, level, &bounds, left);
+        copying.extend(self.begin_copying(block, left, &mut from));
+        if let Some(right) = &right {
+            copying.extend(self.begin_copying(split_at, right, &mut from));
+        }
         m.fence();
         let word = Link::base(block).0;
         m.note(Note::Harmless(
@@ -303,6 +325,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             return Ok(None);
         }
         blocks.keep();
+        copying.into_iter().for_each(|copying| self.end_copying(node, copying));
         if let Some(new) = &new {
             self.clear_new(new.cell, new.word);
             self.events.splits.fetch_add(1, Ordering::Relaxed);

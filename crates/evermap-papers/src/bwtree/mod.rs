@@ -74,6 +74,7 @@ mod ascend;
 mod change;
 mod check;
 mod consolidate;
+mod copies;
 mod grow;
 pub mod layout;
 mod merge;
@@ -85,7 +86,7 @@ mod table;
 mod tests;
 mod walk;
 
-use access::Search;
+use access::{Found, Search};
 use change::KeyLocks;
 use layout::{Base, INNER_ENTRY, KEY_SPACE, Link, Root};
 pub use mistakes::{MUTANTS, NOTICED_ELSEWHERE};
@@ -101,6 +102,8 @@ pub struct BwTree<M: Medium, const ITEMS: usize = 192> {
     /// Held by the thread that finds out which ids are free.
     finding: Mutex<()>,
     locks: KeyLocks,
+    /// Whether the generation tells which copies this opener has made.
+    copies: bool,
     events: Events,
 }
 
@@ -118,9 +121,13 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// The bytes of the usual block of a base node.
     const NODE_BYTES: u64 = {
         let inner = INNER_ENTRY * Self::capacity(1);
-        let words = if ITEMS > inner { ITEMS } else { inner };
-        (size_of::<Base>() + 8 * words) as u64 + KEY_SPACE
+        let leaf = copies::with_copies(0, ITEMS, Self::WITHOUT_COPIES + 8 * ITEMS as u64);
+        let inner = Self::WITHOUT_COPIES + 8 * inner as u64;
+        if leaf > inner { leaf } else { inner }
     };
+
+    /// The bytes of that besides its entries and their copies.
+    const WITHOUT_COPIES: u64 = size_of::<Base>() as u64 + KEY_SPACE;
 
     /// Returns the number of deltas at which a node is consolidated.
     const fn chain(level: u8) -> u64 {
@@ -166,7 +173,7 @@ impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
     /// Its seventh byte is the number of keys of a leaf node.
     const KIND: u64 = {
         assert!(8 <= ITEMS && ITEMS <= 254 && ITEMS.is_multiple_of(2));
-        u64::from_le_bytes(*b"BWTREE\0\x01") | (ITEMS as u64) << 48
+        u64::from_le_bytes(*b"BWTREE\0\x02") | (ITEMS as u64) << 48
     };
     const PAGE: usize = 2 * ITEMS;
 
@@ -176,6 +183,7 @@ impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
 
     fn assemble(memory: TreeMemory<M>) -> Result<Self> {
         Ok(BwTree {
+            copies: !memory.region.must_recover_all(),
             memory,
             ids: OnceLock::new(),
             finding: Mutex::ranked(Rank::TreeIds, ()),
@@ -212,8 +220,12 @@ impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
 
     /// Stores only to remove the mark of a word that it finds, and that is not durable yet.
     fn lookup(&self, key: &[u8]) -> Result<Option<u64>> {
-        let leaf = self.find(&self.descend(&Search::at(key), 0)?, key)?;
-        Ok(leaf.and_then(|leaf| self.binding(&leaf)))
+        let end = self.descend(&Search::at(key), 0)?;
+        Ok(match self.find_to_read(&end, key)? {
+            Found::Nothing => None,
+            Found::Copy(word) => Some(word),
+            Found::Record(leaf) => self.binding(&leaf),
+        })
     }
 
     fn change(

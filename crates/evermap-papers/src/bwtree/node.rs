@@ -7,6 +7,7 @@ use evermap_index::ordered::leaf::{LeafRef, compare_key, prefix};
 use evermap_index::record::KEY_MAX;
 use evermap_pm::{Error, Medium, PmU64, Result};
 
+use super::copies::with_copies;
 use super::layout::{Base, Child, Delta, LeafEntry, Meta, entry_words};
 
 /// An entry of a base node.
@@ -94,11 +95,16 @@ fn key_words(bytes: usize) -> u64 {
     (bytes as u64).div_ceil(8)
 }
 
-/// Returns the size of a base node in bytes.
-pub(super) fn base_bytes(level: u8, entries: usize, bounds: &Bounds) -> u64 {
+/// Returns the size of a base node in bytes, without copies.
+fn durable_bytes(level: u8, entries: usize, bounds: &Bounds) -> u64 {
     let words = (entries * entry_words(level)) as u64;
     let keys = key_words(bounds.low.len()) + key_words(bounds.high.len());
     size_of::<Base>() as u64 + 8 * (words + keys)
+}
+
+/// Returns the size of a base node in bytes.
+pub(super) fn base_bytes(level: u8, entries: usize, bounds: &Bounds) -> u64 {
+    with_copies(level, entries, durable_bytes(level, entries, bounds))
 }
 
 impl<'m> BaseRef<'m> {
@@ -162,9 +168,10 @@ impl<'m> BaseRef<'m> {
         m.store(&header.high_prefix, prefix(&bounds.high));
         m.store(&header.skip, bounds.skip);
         m.store_transient(&header.removed, 0);
+        m.store_transient(&header.copied_by, 0);
         // Durable, unlike what is stored there later.
         header.deltas.iter().for_each(|cell| m.store(cell, 0));
-        let bytes = base_bytes(level, entries.len(), bounds);
+        let bytes = durable_bytes(level, entries.len(), bounds);
         let all: &[PmU64] = m.slice(block, bytes / 8).expect("just allocated");
         let (words, keys) =
             all[size_of::<Base>() / 8..].split_at(entries.len() * entry_words(level));
@@ -339,9 +346,15 @@ impl<'m> BaseRef<'m> {
         Bounds { low: self.low(m), high, sibling: self.sibling, skip: self.skip }
     }
 
+    /// Returns the size of the node in bytes, without copies.
+    #[inline(always)]
+    pub(super) fn durable_bytes(&self) -> u64 {
+        (size_of::<Base>() + size_of_val(self.words)) as u64
+    }
+
     /// Returns the size of the node in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        (size_of::<Base>() + size_of_val(self.words)) as u64
+        with_copies(self.level, self.count, self.durable_bytes())
     }
 
     /// Returns the number of keys that were removed, roughly.

@@ -2,6 +2,7 @@
 
 use evermap_index::ordered::OrderedIndex;
 use evermap_index::testkit::crash::battery;
+use evermap_index::testkit::ordered::overtaken::pages_that_are_overtaken_are_of_one_moment;
 use evermap_index::testkit::ordered::trees::{
     Costs, Make, SOUND, in_memory, keys_with_equal_prefixes, pages_have_what_is_expected,
 };
@@ -90,4 +91,10 @@ fn inserts_flush_a_record_and_a_word() {
 #[test]
 fn pages_are_as_long_as_the_caller_expects() {
     pages_have_what_is_expected::<BwTree<Sim>>(1);
+}
+
+#[test]
+fn pages_are_of_one_moment() {
+    pages_that_are_overtaken_are_of_one_moment::<BwTree<Sim>>();
+    pages_that_are_overtaken_are_of_one_moment::<Tiny<Sim>>();
 }

@@ -75,7 +75,8 @@ impl<'m, M: Medium> Walk<'m, M> {
         let waiting = Vec::with_capacity(64);
         let (passes_over, unreadable) = (false, None);
         let ahead = NODES_AHEAD;
-        let mut walk = Walk { tree, direction, stack, waiting, seen, ahead, passes_over, unreadable };
+        let mut walk =
+            Walk { tree, direction, stack, waiting, seen, ahead, passes_over, unreadable };
         walk.enter(tree.root_node()?);
         walk.start(from)?;
         Ok(walk)
@@ -152,11 +153,12 @@ impl<'m, M: Medium> Walk<'m, M> {
             let next = above.node.next_children(m, edge, self.ahead);
             next.for_each(|child| self.tree.prefetch_node(child));
         }
-        let is_ahead = |child: &Child| {
-            child.is_leaf() && (rank(Some(child.symbol())) >= here.edge) == ascends
-        };
+        let is_ahead =
+            |child: &Child| child.is_leaf() && (rank(Some(child.symbol())) >= here.edge) == ascends;
         let leaves = here.node.all(m).map(|(_, child)| child).filter(is_ahead);
-        leaves.take(LEAVES_AHEAD.min(USUAL * self.ahead)).for_each(|leaf| m.prefetch(leaf.offset()));
+        leaves
+            .take(LEAVES_AHEAD.min(USUAL * self.ahead))
+            .for_each(|leaf| m.prefetch(leaf.offset()));
     }
 
     /// Makes the children of the node above the current one wait, so that the nodes beside it are
