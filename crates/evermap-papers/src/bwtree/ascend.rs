@@ -13,7 +13,7 @@ use evermap_pm::{Medium, PmU64, Result};
 
 use super::BwTree;
 use super::access::{Node, Search};
-use super::copies::{Bits, CopiesRef, has};
+use super::copies::{Bits, CopiesRef, WORTH, has};
 use super::layout::{LeafEntry, Link, RECORD_HEADER};
 
 /// The most deltas of a node that are merged here. Nodes have more only while there is no space to
@@ -90,11 +90,15 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let mut bound = from;
         for place in 0..NODES_MAX {
             let copies = self.copies_of(&node.base);
+            let left = most - page.pairs.len();
+            let copies = match copies.is_none() && left.min(node.base.len()) >= WORTH {
+                true => self.make_copies(&node.base),
+                false => copies,
+            };
             let usable = copies.map_or(Bits::default(), |copies| copies.bits(self.medium()));
             let (cell, word, used) = (node.cell, node.word, Bits::default());
             let here = nodes[place].insert(Used { cell, word, copies, usable, used });
             let start = self.start(&node, here, bound)?;
-            let left = most - page.pairs.len();
             let deltas = self.ask_for(&node, here, start..start + left, page.leaf_bytes)?;
             // The next node is on its way while this one is copied.
             let is_short = node.base.len() - start + deltas.count < most - page.pairs.len();

@@ -13,7 +13,6 @@ use evermap_pm::medium::Note;
 use evermap_pm::{Error, Guard, Medium, PmU64, Result};
 
 use super::access::Node;
-use super::copies::Carrying;
 use super::layout::{INTENT_BYTES, Link, RECORD_HEADER};
 use super::node::{BaseRef, Bounds, Entry, base_bytes};
 use super::table::LOST_IDS;
@@ -94,6 +93,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         for base in bases {
             let first = entries.len();
             entries.extend(base.entries(m).filter(|entry| Some(entry.child) != without));
+            if base.level == 0 {
+                let numbered = (1..).zip(&mut entries[first..]);
+                numbered.for_each(|(number, entry)| entry.child = number);
+            }
             if base.level == 0 && base.skip != bounds.skip {
                 self.set_heads(&mut entries[first..], bounds)?;
             }
@@ -121,18 +124,57 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 inserts.push((Entry { head, at, child, base: 0 }, leaf));
             }
         }
-        // The oldest first.
-        for (entry, leaf) in inserts.into_iter().rev() {
-            let order = |other: &Entry| self.compare_entries(other, &entry, &leaf);
-            let (position, is_present) = find(&entries, order)?;
+        let inserts = self.sort_inserts(inserts, &mut gone)?;
+        let entries = self.merge_inserts(entries, &inserts, &mut gone)?;
+        Ok(Contents { entries, inserted, has_others, gone })
+    }
+
+    /// Puts deltas, the newest of which is first, into the order of their keys. Adds the records to
+    /// `gone` for whose keys there are newer ones.
+    fn sort_inserts<'m>(
+        &'m self,
+        inserts: Vec<(Entry, LeafRef<'m>)>,
+        gone: &mut Vec<u64>,
+    ) -> Result<Vec<(Entry, LeafRef<'m>)>> {
+        let mut sorted: Vec<(Entry, LeafRef<'_>)> = Vec::with_capacity(inserts.len());
+        for (entry, leaf) in inserts {
+            let (position, is_present) =
+                find(&sorted, |(other, _)| self.compare_entries(other, &entry, &leaf))?;
             if is_present {
-                gone.push(entries[position].at);
-                entries[position] = entry;
+                gone.push(entry.at);
             } else {
-                entries.insert(position, entry);
+                sorted.insert(position, (entry, leaf));
             }
         }
-        Ok(Contents { entries, inserted, has_others, gone })
+        Ok(sorted)
+    }
+
+    /// Merges the entries of deltas, which are in order, into those of base nodes. Adds the records
+    /// of the latter for whose keys there are deltas to `gone`.
+    fn merge_inserts(
+        &self,
+        entries: Vec<Entry>,
+        inserts: &[(Entry, LeafRef<'_>)],
+        gone: &mut Vec<u64>,
+    ) -> Result<Vec<Entry>> {
+        if inserts.is_empty() {
+            return Ok(entries);
+        }
+        let (mut left, mut merged) =
+            (&entries[..], Vec::with_capacity(entries.len() + inserts.len()));
+        for (entry, leaf) in inserts {
+            let (position, is_present) =
+                find(left, |other| self.compare_entries(other, entry, leaf))?;
+            merged.extend_from_slice(&left[..position]);
+            merged.push(*entry);
+            left = &left[position..];
+            if is_present {
+                gone.push(left[0].at);
+                left = &left[1..];
+            }
+        }
+        merged.extend_from_slice(left);
+        Ok(merged)
     }
 
     /// Makes the heads of entries those of a leaf node with these bounds.
@@ -219,7 +261,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if level == 0 {
             self.drop_removed(&mut contents, counted > 0)?;
         }
-        let carries = (level == 0 && frozen.is_none()).then_some(&contents.inserted[..]);
+        // Otherwise the numbers of entries are those of two base nodes.
+        let carries = level == 0 && frozen.is_none();
         let replaced = self.replace(&node, bounds, &mut contents.entries, carries)?;
         let Some((block, new)) = replaced else { return Ok(false) };
         self.retire_parts(nodes(), guard);
@@ -271,20 +314,20 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     }
 
     /// Replaces a node by a base node with these entries, or by two. Returns the offset of the
-    /// first one and the id of the second, or `None` if another thread was faster. `carries` has
-    /// the records that were deltas, if copies are to be taken over for the others.
+    /// first one and the id of the second, or `None` if another thread was faster. `carries` says
+    /// whether copies are taken over from the base node that is replaced.
     fn replace(
         &self,
         node: &Node<'_>,
         mut bounds: Bounds,
         entries: &mut [Entry],
-        carries: Option<&[u64]>,
+        carries: bool,
     ) -> Result<Option<(u64, Option<u64>)>> {
         let (m, level) = (self.medium(), node.level());
         let mut blocks = Fresh::new(&self.memory.pool);
         let (mut left, mut new) = (entries, None);
         let (mut right, mut split_at) = (None, 0);
-        let (mut copying, mut from) = (Vec::with_capacity(2), Carrying::new(node, carries));
+        let (mut copying, old) = (Vec::with_capacity(2), carries.then_some(&node.base));
         if left.len() > Self::capacity(level) {
             let half;
             (left, half) = left.split_at_mut(left.len() / 2);
@@ -310,9 +353,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             }
         };
         BaseRef::write(m, block, level, &bounds, left);
-        copying.extend(self.begin_copying(block, left, &mut from));
+        copying.extend(self.begin_copying(block, left, old));
         if let Some(right) = &right {
-            copying.extend(self.begin_copying(split_at, right, &mut from));
+            copying.extend(self.begin_copying(split_at, right, old));
         }
         m.fence();
         let word = Link::base(block).0;
@@ -459,10 +502,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 }
 
 /// Returns the position of the first entry that is not less, and whether it is equal.
-fn find(
-    entries: &[Entry],
-    mut compare: impl FnMut(&Entry) -> Result<Order>,
-) -> Result<(usize, bool)> {
+fn find<E>(entries: &[E], mut compare: impl FnMut(&E) -> Result<Order>) -> Result<(usize, bool)> {
     let (mut low, mut high, mut is_present) = (0, entries.len(), false);
     while low < high {
         let middle = low.midpoint(high);

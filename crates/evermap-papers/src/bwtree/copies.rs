@@ -5,12 +5,15 @@
 //! flushed, and belong to the opener that has made them: the header of the base node has its
 //! generation.
 //!
+//! The first scan that comes to a node makes its copies, and consolidations take them over from
+//! then on. So a tree that is not scanned has none, and its writers spend no time on them.
+//!
 //! Each entry has a bit that says whether its copy may be used. These rules keep it from being used
 //! when the record says something else:
 //!
 //! 1. A copy is made by a thread that holds the lock of the key, or taken over from the base node
 //!    before, where it may be used. It never changes while its bit is set.
-//! 2. A bit is set at most once after other threads can find the base node, and only for entries
+//! 2. A bit is set at most once after others may use copies of the base node, and only for entries
 //!    for which it was not set before.
 //! 3. Who changes a record holds the lock of its key, clears the bit first, and then looks whether
 //!    the base node is still that of the node. If it is not, the bit of the new one is cleared as
@@ -44,6 +47,9 @@ const BIT_WORDS: usize = 4;
 /// The most copies that are made for a new base node, besides those that are taken over. Usually
 /// those of its deltas are all.
 const MADE_MAX: usize = 32;
+
+/// The least number of pairs without copies in a node for which a page makes these.
+pub(super) const WORTH: usize = 16;
 
 /// The length of keys that are copied.
 const WHOLE: usize = 8;
@@ -128,37 +134,6 @@ impl<'m> CopiesRef<'m> {
     }
 }
 
-/// Which copies are taken over from a base node that is being replaced.
-pub(super) struct Carrying<'c, 'm> {
-    /// The base node, and the records that were deltas.
-    old: Option<(BaseRef<'m>, &'c [u64])>,
-    /// The entries of the base node before this one were looked at.
-    position: usize,
-}
-
-impl<'c, 'm> Carrying<'c, 'm> {
-    pub(super) fn new(node: &Node<'m>, inserted: Option<&'c [u64]>) -> Self {
-        Carrying { old: inserted.map(|inserted| (node.base, inserted)), position: 0 }
-    }
-
-    /// Returns the position in the old base node of the next entry of the new one, which has the
-    /// record at an offset.
-    fn position_of<M: Medium>(&mut self, m: &M, at: u64) -> Option<usize> {
-        let (old, inserted) = self.old?;
-        let is_at = |position: usize| old.entry(m, position).at == at;
-        if self.position < old.len() && !is_at(self.position) {
-            if inserted.contains(&at) {
-                return None;
-            }
-            // Those in between were dropped.
-            self.position += (self.position..old.len()).take_while(|&here| !is_at(here)).count();
-        }
-        let found = self.position;
-        self.position += 1;
-        (found < old.len()).then_some(found)
-    }
-}
-
 /// Copies of a base node that are being made.
 pub(super) struct Copying<'m> {
     base: BaseRef<'m>,
@@ -172,32 +147,68 @@ pub(super) struct Copying<'m> {
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Returns the copies of a base node, if this opener has made them.
     #[inline(always)]
-    pub(super) fn copies_of<'m>(&'m self, base: &BaseRef<'m>) -> Option<CopiesRef<'m>> {
+    pub(super) fn copies_of<'m>(&'m self, base: &BaseRef<'_>) -> Option<CopiesRef<'m>> {
         let m = self.medium();
         // Acquire: the bits are read next.
         let is_made = self.copies && m.load(&base.header.copied_by) == self.memory.generation;
         if is_made { CopiesRef::of(m, base) } else { None }
     }
 
+    /// Makes copies for a base node that has none, unless another thread does. Returns them.
+    #[cold]
+    pub(super) fn make_copies<'m>(&'m self, base: &BaseRef<'m>) -> Option<CopiesRef<'m>> {
+        let (m, cell) = (self.medium(), &base.header.copied_by);
+        let (made, being_made) = (self.memory.generation, !self.memory.generation);
+        let before = m.load(cell);
+        let copies = CopiesRef::of(m, base).filter(|_| self.copies && before != being_made)?;
+        if before == made || m.cas_transient(cell, before, being_made).is_err() {
+            return None;
+        }
+        copies.bits.iter().for_each(|cell| m.store_transient(cell, 0));
+        let entries = || base.entries(m).take(64 * BIT_WORDS);
+        entries().for_each(|entry| m.prefetch(entry.at + RECORD_HEADER));
+        entries().enumerate().for_each(|(position, entry)| self.copy(&copies, position, entry.at));
+        m.store_transient(cell, made);
+        Some(copies)
+    }
+
+    /// Copies the key and the word of a record to an entry that has no copy, if that is possible
+    /// now.
+    fn copy(&self, copies: &CopiesRef<'_>, position: usize, at: u64) {
+        let m = self.medium();
+        // What cannot be read is left to those who look for it.
+        let Some(leaf) = self.record(at).ok().filter(|leaf| leaf.key_len() == WHOLE) else {
+            return;
+        };
+        let key = leaf.prefix(m);
+        // Who holds it may wait for a page that this thread reads.
+        let Ok(_lock) = self.lock_of(&key.to_be_bytes()).try_lock() else { return };
+        if let Some(word) = self.binding(&leaf) {
+            copies.store(m, position, (key, word));
+            copies.change(m, position, true);
+        }
+    }
+
     /// Takes copies over to a new base node with these entries, which other threads cannot find
-    /// yet.
+    /// yet, from the old one, if that is given and has some.
     pub(super) fn begin_copying(
         &self,
         block: u64,
         entries: &[Entry],
-        carrying: &mut Carrying<'_, '_>,
+        old: Option<&BaseRef<'_>>,
     ) -> Option<Copying<'_>> {
         let m = self.medium();
-        let base = BaseRef::find(m, block, Some(0)).filter(|_| self.copies)?;
+        let old = self.copies_of(old?)?;
+        let base = BaseRef::find(m, block, Some(0))?;
         let copies = CopiesRef::of(m, &base)?;
-        let old = carrying.old.and_then(|(old, _)| self.copies_of(&old));
-        let usable = old.map_or(Bits::default(), |old| old.bits(m));
+        let usable = old.bits(m);
         let (mut bits, mut taken) = (Bits::default(), Bits::default());
         let mut missing = Vec::with_capacity(MADE_MAX);
         for (position, entry) in entries.iter().enumerate().take(64 * BIT_WORDS) {
-            let before = carrying.position_of(m, entry.at);
-            match old.zip(before.filter(|&before| has(&usable, before))) {
-                Some((old, before)) => {
+            // Its number there, which a delta does not have.
+            let before = (entry.child as usize).checked_sub(1);
+            match before.filter(|&before| has(&usable, before)) {
+                Some(before) => {
                     copies.store(m, position, old.pair(m, before));
                     bits[position / 64] |= 1 << (position % 64);
                     taken[before / 64] |= 1 << (before % 64);
@@ -221,20 +232,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             copies.bits.iter().for_each(|cell| m.store_transient(cell, 0));
         }
         m.store_transient(&base.header.copied_by, self.memory.generation);
-        for (position, at) in missing {
-            // What cannot be read is left to those who look for it.
-            let Ok(leaf) = self.record(at) else { continue };
-            if leaf.key_len() != WHOLE {
-                continue;
-            }
-            let key = leaf.prefix(m);
-            // Others may be waiting for what this thread does.
-            let Ok(_lock) = self.lock_of(&key.to_be_bytes()).try_lock() else { continue };
-            if let Some(word) = self.binding(&leaf) {
-                copies.store(m, usize::from(position), (key, word));
-                copies.change(m, usize::from(position), true);
-            }
-        }
+        missing.iter().for_each(|&(position, at)| self.copy(&copies, usize::from(position), at));
     }
 
     /// Forgets the copy of a record that is about to be changed by this thread, which has locked

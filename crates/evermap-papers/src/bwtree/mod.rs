@@ -102,7 +102,7 @@ pub struct BwTree<M: Medium, const ITEMS: usize = 192> {
     /// Held by the thread that finds out which ids are free.
     finding: Mutex<()>,
     locks: KeyLocks,
-    /// Whether the generation tells which copies this opener has made.
+    /// Whether copies can be made: the generation tells which ones this opener has made.
     copies: bool,
     events: Events,
 }
@@ -183,7 +183,7 @@ impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
 
     fn assemble(memory: TreeMemory<M>) -> Result<Self> {
         Ok(BwTree {
-            copies: !memory.region.must_recover_all(),
+            copies: !memory.region.must_recover_all() && !memory.medium().is_read_only(),
             memory,
             ids: OnceLock::new(),
             finding: Mutex::ranked(Rank::TreeIds, ()),

@@ -18,7 +18,8 @@ pub(super) struct Entry {
     pub(super) head: u64,
     /// The offset of the record; 0 in the first entry of a level that is not the lowest.
     pub(super) at: u64,
-    /// The id of the child, in nodes that are not leaf nodes.
+    /// The id of the child, in nodes that are not leaf nodes. In others, while they are
+    /// consolidated, from 1 on the number of the entry in the base node; 0 for a delta.
     pub(super) child: u64,
     /// The offset at which its base node may be.
     pub(super) base: u64,
