@@ -203,7 +203,10 @@ impl<'m> LeafRef<'m> {
     /// Returns `true` if this is the leaf of `key`.
     #[inline(always)]
     pub fn is_of<M: Medium>(&self, m: &M, key: &[u8]) -> bool {
-        self.length == key.len() && bytes_equal(m, self.cells, key)
+        match (key.try_into(), self.eight_bytes(m)) {
+            (Ok(key), Some(own)) => u64::from_le_bytes(key) == u64::from_le_bytes(own),
+            _ => self.length == key.len() && bytes_equal(m, self.cells, key),
+        }
     }
 
     /// Returns the key if it has eight bytes.
