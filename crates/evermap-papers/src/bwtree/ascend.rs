@@ -176,8 +176,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         Ok(deltas)
     }
 
-    /// Puts deltas into the order of their keys, without those before a bound, and those of whose
-    /// keys there are newer ones.
+    /// Puts deltas into the order of their keys, without those before a bound, those that belong to
+    /// the next node, which is being merged into this one, and those of whose keys there are newer
+    /// ones.
     #[inline]
     fn sorted(&self, node: &Node<'_>, bound: Bound<&[u8]>, found: Deltas) -> Result<Deltas> {
         let (m, skip) = (self.medium(), node.base.skip);
@@ -189,7 +190,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 Bound::Included(key) => leaf.compare(m, key).is_ge(),
                 Bound::Excluded(key) => leaf.compare(m, key).is_gt(),
             };
-            if !is_wanted {
+            if !is_wanted || self.is_beyond_end(node, &leaf) {
                 continue;
             }
             let head = LeafEntry::head_of(|word| leaf.word_of_key(m, word), skip);
@@ -213,6 +214,17 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             }
         }
         Ok(deltas)
+    }
+
+    /// Returns `true` if the key of a record is not before the end of a node.
+    #[inline(always)]
+    fn is_beyond_end(&self, node: &Node<'_>, leaf: &LeafRef<'_>) -> bool {
+        let m = self.medium();
+        match leaf.prefix(m).cmp(&m.load_relaxed(&node.base.header.high_prefix)) {
+            _ if node.base.sibling == 0 => false,
+            Ordering::Equal => node.base.high(m).is_some_and(|high| leaf.compare(m, &high).is_ge()),
+            order => order.is_gt(),
+        }
     }
 
     /// Appends the pairs of a node to a page, from an entry and the first delta on, until the page

@@ -16,7 +16,8 @@
 //! 3 ──▶ base  level 0  ┌ "kiwi" ─ "pear" ┐
 //! ```
 //!
-//! Lookups and scans take no lock and wait for no thread. Changes of one key are made one after the
+//! Lookups and scans wait for no thread, and take no lock but those of keys that nobody changes, to
+//! copy their words to the node that is scanned first ([`copies`]). Changes of one key are made one after the
 //! other; of changes of different keys that meet, one tries again. Only ids of new nodes are handed
 //! out under a lock, in ordinary memory.
 //!
@@ -53,6 +54,8 @@
 //!   the base node, by a counter that a crash takes back.
 //! * **Searches do not walk the deltas.** A base node knows its deltas, a delta its base node, and
 //!   the node above where the base node probably is: see `docs/design/p-bwtree.md`.
+//! * **A scan does not consolidate what it reads**, and finds keys of eight bytes and their words in
+//!   the leaf nodes.
 //! * **Any byte string is a key.** Entries of leaf nodes have twenty bits of it that tell it apart,
 //!   others the first eight bytes.
 

@@ -48,8 +48,8 @@ impl<M: Medium, F: Form> Scout<'_, M, F> {
 #[inline(always)]
 fn prefetch_node<M: Medium, F: Form>(m: &M, offset: u64) {
     let (node, copies) = (size_of::<F::Node>() as u64, size_of::<Copies>() as u64);
-    m.prefetch_bytes(offset, node * 3 / 4);
     if !F::PLAIN {
+        m.prefetch_bytes(offset, node * 3 / 4);
         m.prefetch_bytes(offset + node, copies * 3 / 4);
     }
 }
