@@ -13,7 +13,7 @@ use evermap_pm::{Medium, PmU64, Result};
 
 use super::BwTree;
 use super::access::{Node, Search};
-use super::copies::{Bits, CopiesRef, WORTH, has};
+use super::copies::{Bits, CopiesRef, has};
 use super::layout::{LeafEntry, Link, RECORD_HEADER};
 
 /// The most deltas of a node that are merged here. Nodes have more only while there is no space to
@@ -91,7 +91,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         for place in 0..NODES_MAX {
             let copies = self.copies_of(&node.base);
             let left = most - page.pairs.len();
-            let copies = match copies.is_none() && left.min(node.base.len()) >= WORTH {
+            let copies = match copies.is_none() && left.min(node.base.len()) >= Self::WORTH {
                 true => self.make_copies(&node.base),
                 false => copies,
             };

@@ -48,9 +48,6 @@ const BIT_WORDS: usize = 4;
 /// those of its deltas are all.
 const MADE_MAX: usize = 32;
 
-/// The least number of pairs without copies in a node for which a page makes these.
-pub(super) const WORTH: usize = 16;
-
 /// The length of keys that are copied.
 const WHOLE: usize = 8;
 

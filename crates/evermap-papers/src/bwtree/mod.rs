@@ -144,6 +144,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// The bytes of a base node that are prefetched: as many as the usual one has.
     const PREFETCHED: u64 = (size_of::<Base>() + 8 * (ITEMS * 3 / 4)) as u64;
 
+    /// The least number of pairs without copies in a leaf node for which a page makes these.
+    const WORTH: usize = if ITEMS < 16 { 1 } else { ITEMS / 12 };
+
     /// Returns the most entries of a node after a split: as many as the usual block has space for.
     const fn capacity(level: u8) -> usize {
         match level {

@@ -1,4 +1,4 @@
-//! Pages that other threads change the tree beside: at each moment between two loads.
+//! Pages and changes beside which another thread changes the tree: at each moment between two loads.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, RangeBounds};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use evermap_pm::sim::{Access, Observer, Sim};
 
 use super::trees::{SOUND, memory, tree_in};
-use crate::ordered::{Direction, Page, PersistentOrdered};
+use crate::ordered::{Cursor, Direction, OrderedIndex, Page, PersistentOrdered};
 
 /// The time after which a change that waits for the reader is left to itself.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -58,27 +58,89 @@ impl Observer for Overtakes {
 /// What a tree has: numbers, and the words that they are bound to.
 type Pairs = BTreeMap<u64, u64>;
 
-/// Returns what the tree has at first.
-fn before() -> Pairs {
+/// A change of a number: the word that it is bound to from then on, if it is.
+type Change = (u64, Option<u64>);
+
+/// Makes changes in a tree.
+fn change(tree: &dyn OrderedIndex, changes: &[Change]) {
+    for &(number, word) in changes {
+        let key = number.to_be_bytes();
+        match word {
+            Some(word) => assert!(tree.upsert(&key, word).unwrap().changed()),
+            None => assert!(tree.remove(&key).unwrap().removed()),
+        }
+    }
+}
+
+/// Returns what there is after changes.
+fn changed(mut pairs: Pairs, changes: &[Change]) -> Pairs {
+    for &(number, word) in changes {
+        match word {
+            Some(word) => drop(pairs.insert(number, word)),
+            None => drop(pairs.remove(&number)),
+        }
+    }
+    pairs
+}
+
+/// Returns the pairs of a tree in ascending order.
+fn pairs_of(tree: &dyn OrderedIndex) -> Pairs {
+    let (mut cursor, mut pairs) = (Cursor::new(tree, .., Direction::Ascending), Pairs::new());
+    while let Some((key, word)) = cursor.next().unwrap() {
+        assert!(pairs.insert(number_of(key), word).is_none());
+    }
+    pairs
+}
+
+fn number_of(key: &[u8]) -> u64 {
+    u64::from_be_bytes(key.try_into().expect("a key of eight bytes"))
+}
+
+/// Returns what a tree has at first.
+fn at_first() -> Pairs {
     (0..120).map(|number| (number * 16, 1)).collect()
 }
 
-/// Changes words, removes keys, and adds so many that nodes are split.
-fn overtake(tree: &dyn crate::OrderedIndex, pairs: &mut Pairs) {
-    for number in (0..120u64).map(|number| number * 16) {
-        let key = number.to_be_bytes();
-        if number % 7 == 0 || (800..1000).contains(&number) {
-            assert!(tree.remove(&key).unwrap().removed());
-            pairs.remove(&number);
-        } else {
-            assert!(tree.update(&key, 2).unwrap().changed());
-            pairs.insert(number, 2);
-        }
+/// Lets another thread make changes in a tree that has what `at_first` returns, before one of the
+/// loads of `operate`, which comes after `prepare`. Returns the tree, and whether the other thread
+/// had to wait, or `None` if there were fewer loads.
+fn overtaken<T: PersistentOrdered<Sim> + 'static>(
+    load: u64,
+    prepare: impl FnOnce(&T),
+    changes: &[Change],
+    operate: impl FnOnce(&T),
+) -> Option<(Arc<T>, bool)> {
+    let overtakes = Arc::new(Overtakes::default());
+    let medium = memory().unwrap().observed_by(overtakes.clone());
+    let tree: Arc<T> = Arc::new(tree_in(medium).unwrap());
+    for (number, word) in at_first() {
+        assert!(tree.insert(&number.to_be_bytes(), word).unwrap().inserted());
     }
-    for number in (0..1920u64).filter(|number| number % 16 != 0 && number % 9 == 0) {
-        assert!(tree.insert(&number.to_be_bytes(), 3).unwrap().inserted());
-        pairs.insert(number, 3);
+    prepare(&tree);
+    let (other, observer) = (Arc::downgrade(&tree), Arc::downgrade(&overtakes));
+    let changes = changes.to_vec();
+    let act = move || {
+        let tree = other.upgrade().expect("it is in use");
+        let changes = changes.clone();
+        let observer = observer.upgrade().expect("it is in use");
+        observer.overtake(move || change(&*tree, &changes));
+    };
+    assert!(overtakes.act.set(Box::new(act)).is_ok());
+    overtakes.loads.store(load, SeqCst);
+    operate(&tree);
+    let waits = overtakes.waits.lock().unwrap().take();
+    let has_waited = waits.map(|thread| thread.join().unwrap()).is_some();
+    overtakes.acted.load(SeqCst).then_some((tree, has_waited))
+}
+
+/// Calls `each` with the number of a load, from 1 on, until it returns `false`: with every one at
+/// first, as there may be some thousands.
+fn each_load(mut each: impl FnMut(u64) -> bool) -> u64 {
+    let mut load = 1;
+    while each(load) {
+        load += 1 + load / 40;
     }
+    load
 }
 
 /// Reads pages beside changes of everything that they show, which come before each of their loads
@@ -94,54 +156,38 @@ pub fn pages_that_are_overtaken_are_of_one_moment<T: PersistentOrdered<Sim> + 's
         Bound::Excluded(key(27 * 9)),
         Bound::Excluded(key(40 * 16)),
     ];
+    // Changes of words, removals, and so many new keys that nodes are split.
+    let mut changes: Vec<Change> = Vec::new();
+    for number in (0..120u64).map(|number| number * 16) {
+        let goes = number % 7 == 0 || (800..1000).contains(&number);
+        changes.push((number, (!goes).then_some(2)));
+    }
+    let new = (0..1920u64).filter(|number| number % 16 != 0 && number % 9 == 0);
+    changes.extend(new.map(|number| (number, Some(3))));
     for direction in [Direction::Ascending, Direction::Descending] {
         for bound in &bounds {
-            let mut load = 1;
-            while overtaken::<T>(load, bound.as_ref().map(Vec::as_slice), direction) {
-                // Every load at first; there may be some thousands.
-                load += 1 + load / 40;
-            }
-            assert!(load > 20, "{direction:?} from {bound:?}: {load} loads");
+            let from = bound.as_ref().map(Vec::as_slice);
+            let loads =
+                each_load(|load| page_is_of_one_moment::<T>(load, &changes, from, direction));
+            assert!(loads > 20, "{direction:?} from {bound:?}: {loads} loads");
         }
     }
 }
 
 /// Does so before one load. Returns `false` if there were fewer.
-fn overtaken<T: PersistentOrdered<Sim> + 'static>(
+fn page_is_of_one_moment<T: PersistentOrdered<Sim> + 'static>(
     load: u64,
+    changes: &[Change],
     from: Bound<&[u8]>,
     direction: Direction,
 ) -> bool {
-    let overtakes = Arc::new(Overtakes::default());
-    let medium = memory().unwrap().observed_by(overtakes.clone());
-    let tree: Arc<T> = Arc::new(tree_in(medium).unwrap());
-    let before = before();
-    for (number, word) in &before {
-        assert!(tree.insert(&number.to_be_bytes(), *word).unwrap().inserted());
-    }
-    let after = Arc::new(OnceLock::new());
-    let (other, result, first) = (Arc::downgrade(&tree), after.clone(), before.clone());
-    let observer = Arc::downgrade(&overtakes);
-    let act = move || {
-        let tree = other.upgrade().expect("it is in use");
-        let (mut pairs, result) = (first.clone(), result.clone());
-        observer.upgrade().expect("it is in use").overtake(move || {
-            overtake(&*tree, &mut pairs);
-            assert!(result.set(pairs).is_ok());
-        });
-    };
-    assert!(overtakes.act.set(Box::new(act)).is_ok());
-    overtakes.loads.store(load, SeqCst);
     let mut page = Page::default();
     page.expect(70);
-    tree.page(from, direction, &mut page).unwrap();
-    if !overtakes.acted.load(SeqCst) {
+    let read = |tree: &T| tree.page(from, direction, &mut page).unwrap();
+    let Some((tree, has_waited)) = overtaken::<T>(load, |_| (), changes, read) else {
         return false;
-    }
-    let waits = overtakes.waits.lock().unwrap().take();
-    let was_amid = waits.map(|thread| thread.join().unwrap()).is_some();
-    let number = |key: &[u8]| u64::from_be_bytes(key.try_into().expect("a key of eight bytes"));
-    let shown: Vec<_> = page.pairs.iter().map(|(key, word)| (number(key), word)).collect();
+    };
+    let shown: Vec<_> = page.pairs.iter().map(|(key, word)| (number_of(key), word)).collect();
     let next = page.next(direction);
     let is_covered = |number: &u64| {
         let (key, beyond) = (number.to_be_bytes(), (from, Bound::Unbounded));
@@ -155,12 +201,43 @@ fn overtaken<T: PersistentOrdered<Sim> + 'static>(
         let covered = pairs.iter().filter(|(number, _)| is_covered(number));
         covered.map(|(number, word)| (*number, *word)).collect()
     };
-    let after = after.get().expect("the tree was changed");
+    let (before, after) = (at_first(), changed(at_first(), changes));
+    // If the other thread had to wait, it may have come amid.
     assert!(
-        was_amid || shown == due(&before) || shown == due(after),
+        has_waited || shown == due(&before) || shown == due(&after),
         "{direction:?} from {from:?}, overtaken before load {load}: {shown:?}"
     );
     assert_eq!(page.misplaced(), 0);
     assert_eq!(tree.check(), SOUND);
+    assert_eq!(pairs_of(&*tree), after);
     true
+}
+
+/// Makes changes of all kinds, before each of whose loads in turn another thread changes other keys
+/// of the same nodes. Scans and lookups must find all of it afterwards, and did so before: an index
+/// may have copies of words where scans find them.
+pub fn changes_that_are_overtaken_are_seen<T: PersistentOrdered<Sim> + 'static>() {
+    let own: Vec<Change> = [(48, Some(5)), (64, None), (65, Some(5)), (66, Some(5)), (67, Some(5))]
+        .into_iter()
+        .chain([(65, Some(6)), (80, Some(5)), (68, Some(5)), (69, Some(5)), (80, Some(6))])
+        .collect();
+    let others: Vec<Change> =
+        [(32, Some(7)), (96, None), (97, Some(7)), (98, Some(7)), (112, Some(7))]
+            .into_iter()
+            .chain([(99, Some(7)), (100, Some(7)), (32, Some(8)), (101, Some(7)), (112, Some(8))])
+            .collect();
+    let due = changed(changed(at_first(), &own), &others);
+    let loads = each_load(|load| {
+        let prepare = |tree: &T| assert_eq!(pairs_of(tree), at_first());
+        let operate = |tree: &T| change(tree, &own);
+        let Some((tree, _)) = overtaken::<T>(load, prepare, &others, operate) else { return false };
+        assert_eq!(pairs_of(&*tree), due, "overtaken before load {load}");
+        for number in 0..120 {
+            let found = tree.get(&number.to_be_bytes()).unwrap();
+            assert_eq!(found, due.get(&number).copied(), "{number}, before load {load}");
+        }
+        assert_eq!(tree.check(), SOUND);
+        true
+    });
+    assert!(loads > 50, "{loads} loads");
 }
