@@ -232,7 +232,7 @@ pub fn changes_that_are_overtaken_are_seen<T: PersistentOrdered<Sim> + 'static>(
         let operate = |tree: &T| change(tree, &own);
         let Some((tree, _)) = overtaken::<T>(load, prepare, &others, operate) else { return false };
         assert_eq!(pairs_of(&*tree), due, "overtaken before load {load}");
-        for number in 0..120 {
+        for number in 0..120u64 {
             let found = tree.get(&number.to_be_bytes()).unwrap();
             assert_eq!(found, due.get(&number).copied(), "{number}, before load {load}");
         }
