@@ -151,6 +151,7 @@ impl<'i> Cursor<'i> {
     /// The error of the index if a page cannot be read; the next call tries again. `Damaged` if the
     /// scan does not advance.
     #[allow(clippy::should_implement_trait)] // the key is borrowed from the cursor
+    #[inline]
     pub fn next(&mut self) -> Result<Option<(&[u8], u64)>> {
         loop {
             let next = match self.direction {
@@ -196,6 +197,7 @@ impl<'i> Cursor<'i> {
     }
 
     /// Reads the next page.
+    #[cold]
     fn read_next_page(&mut self) -> Result<()> {
         if self.read {
             // All pairs up to the edge have been returned.

@@ -228,6 +228,29 @@ impl<'m> LeafRef<'m> {
         }
     }
 
+    /// Appends the key of the leaf at an offset and its word, once that is durable, to `pairs`.
+    /// Returns the number of bytes of the leaf.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    #[inline(always)]
+    fn copy<M: Medium>(m: &M, offset: u64, pairs: &mut Run) -> Result<u64> {
+        // As most leaves are, with a key of eight bytes.
+        if let Some([state_cell, words @ .., key]) = m.at::<[PmU64; 4]>(offset) {
+            let state = LeafState(m.load(state_cell));
+            // Acquire: the state is loaded again after the word.
+            let word = m.load(&words[state.current()]);
+            let is_plain = state.0 & (LeafState::MARK | (LeafState::MARK - 1)) == 8;
+            if is_plain && m.load(state_cell) == state.0 {
+                pairs.push(&m.load_relaxed(key).to_le_bytes(), word);
+                return Ok(leaf_bytes(8));
+            }
+        }
+        let leaf = LeafRef::at(m, offset)?;
+        leaf.append_to(m, leaf.word(m), pairs);
+        Ok(leaf.bytes())
+    }
+
     /// Appends the key to `out`.
     pub fn append_key<M: Medium>(&self, m: &M, out: &mut Vec<u8>) {
         let start = out.len();
@@ -353,12 +376,10 @@ pub fn fill_page<M: Medium>(
     page.pairs.reserve(leaves.len());
     // Each leaf is somewhere else, so they are read when the memory has been asked for all of them.
     let push = |offset: &u64| -> Result<()> {
-        let leaf = match LeafRef::at(m, *offset) {
-            Ok(leaf) => leaf,
+        match LeafRef::copy(m, *offset, &mut page.pairs) {
+            Ok(bytes) => page.leaf_bytes = bytes,
             Err(error) => return page.pass_over_damage(error),
-        };
-        leaf.append_to(m, leaf.word(m), &mut page.pairs);
-        page.leaf_bytes = leaf.bytes();
+        }
         Ok(())
     };
     match direction {

@@ -298,47 +298,18 @@ impl<'m> Node<'m> {
         if !end.is_none() && ranks.contains(&0) {
             out.push((&self.header.end, end));
         }
-        match self.kind {
-            Kind::N4 | Kind::N16 => self.gather_few(m, ranks, out),
-            _ => self.gather_many(m, ranks, out),
-        }
-    }
-
-    /// Does so for up to 16 children. Each goes where the number of lesser symbols says, which
-    /// takes no branch that depends on their order.
-    fn gather_few<M: Medium>(&self, m: &M, ranks: Range<u16>, out: &mut Vec<(&'m PmU64, Child)>) {
-        let (mut wanted, mut count) = ([(0u8, 0u8, Child(0)); 16], 0);
-        for (position, cell) in self.children.iter().enumerate().take(16) {
-            let child = Child(m.load(cell));
-            let symbol = child.symbol();
-            wanted[count] = (symbol, position as u8, child);
-            let is_wanted = !child.is_none() && ranks.contains(&rank(Some(symbol)));
-            count += usize::from(is_wanted);
-            // One that is not wanted is overwritten by the next one.
-            if count == wanted.len() {
-                break;
-            }
-        }
-        let (wanted, start) = (&wanted[..count], out.len());
-        out.extend(wanted.iter().map(|_| (&self.header.end, Child(0))));
-        for (at, &(symbol, position, child)) in wanted.iter().enumerate() {
-            let lesser = |&(other, _, _): &(u8, u8, Child)| usize::from(other < symbol);
-            // Two have the same symbol only in a damaged node.
-            let equal = wanted[..at].iter().filter(|other| other.0 == symbol).count();
-            let place = wanted.iter().map(lesser).sum::<usize>() + equal;
-            out[start + place] = (&self.children[usize::from(position)], child);
-        }
-    }
-
-    /// Does so for more.
-    fn gather_many<M: Medium>(&self, m: &M, ranks: Range<u16>, out: &mut Vec<(&'m PmU64, Child)>) {
         // Sorting by a table takes no branch that depends on the order of the children.
         let (mut present, mut positions) = ([0u64; 4], [0u8; 256]);
         let mut children = [Child(0); 48];
-        for (position, (cell, child)) in self.children.iter().zip(&mut children).enumerate() {
-            *child = Child(m.load(cell));
+        for (position, (cell, place)) in self.children.iter().zip(&mut children).enumerate() {
+            let child = Child(m.load(cell));
+            // The free places are mostly behind the others.
+            if child.is_none() {
+                continue;
+            }
+            *place = child;
             let symbol = child.symbol();
-            let wanted = !child.is_none() && ranks.contains(&rank(Some(symbol)));
+            let wanted = ranks.contains(&rank(Some(symbol)));
             present[usize::from(symbol) / 64] |= u64::from(wanted) << (symbol % 64);
             if wanted {
                 positions[usize::from(symbol)] = position as u8;
