@@ -251,7 +251,7 @@ fn copies(tree: &Tiny<Sim>) -> usize {
 /// opener has none.
 #[test]
 fn copies_are_made_by_scans_and_forgotten_by_changes() {
-    let (sim, pool, index) = tree();
+    let (sim, mut pool, mut index) = tree();
     insert(&index.index, 0..100);
     assert_eq!(copies(&index.index), 0, "a tree that is not scanned");
     assert_holds(&index.index, &(0..100).collect());
@@ -266,10 +266,11 @@ fn copies_are_made_by_scans_and_forgotten_by_changes() {
     assert!(copies(&index.index) > made / 2);
     assert_holds(&index.index, &(0..200).collect());
     drop((pool, index));
-    let (_pool, index) = reopened(&sim);
+    (pool, index) = reopened(&sim);
     assert_eq!(copies(&index.index), 0, "those of an earlier opener");
     assert_holds(&index.index, &(0..200).collect());
     assert!(copies(&index.index) > made);
+    assert_no_leak(&pool, &index.index);
 }
 
 /// Every change of one thread is complete when it returns: there is no intent, and the level above
