@@ -81,7 +81,13 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             Bound::Unbounded => &[][..],
             Bound::Included(key) | Bound::Excluded(key) => key,
         };
-        let end = self.arrive(&Search::at(key), 0)?;
+        let mut end = self.arrive(&Search::at(key), 0)?;
+        let is_worth = |node: &Node<'_>, left: usize| {
+            left.min(node.base.len()) >= Self::WORTH && self.lacks_copies(&node.base)
+        };
+        if is_worth(&end.node, most) && !end.node.base.has_copies && self.enlarge(&end.node) {
+            end = self.arrive(&Search::at(key), 0)?;
+        }
         let mut node = end.node;
         if end.frozen.is_some() || !is_simple(&node) {
             return Ok(None);
@@ -89,11 +95,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let mut nodes = [None; NODES_MAX];
         let mut bound = from;
         for place in 0..NODES_MAX {
-            let copies = self.copies_of(&node.base);
             let left = most - page.pairs.len();
-            let copies = match copies.is_none() && left.min(node.base.len()) >= Self::WORTH {
+            let copies = match is_worth(&node, left) && node.base.has_copies {
                 true => self.make_copies(&node.base),
-                false => copies,
+                false => self.copies_of(&node.base),
             };
             let usable = copies.map_or(Bits::default(), |copies| copies.bits(self.medium()));
             let (cell, word, used) = (node.cell, node.word, Bits::default());
@@ -103,7 +108,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             // The next node is on its way while this one is copied.
             let is_short = node.base.len() - start + deltas.count < most - page.pairs.len();
             let next = match node.base.sibling != 0 && is_short && place + 1 < NODES_MAX {
-                true => Some(self.next_node(&node)?).filter(is_simple),
+                // One that is worth to be enlarged begins another page.
+                true => Some(self.next_node(&node)?).filter(is_simple).filter(|next| {
+                    next.base.has_copies || !is_worth(next, left - (node.base.len() - start))
+                }),
                 false => None,
             };
             let deltas = self.sorted(&node, bound, deltas)?;

@@ -232,6 +232,18 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         guard: &Guard<'_>,
         todo: &mut Vec<Work>,
     ) -> Result<bool> {
+        self.consolidate_with(level, id, false, guard, todo)
+    }
+
+    /// Does so, with space for copies if `wants_copies` or if there was some before.
+    pub(super) fn consolidate_with(
+        &self,
+        level: u8,
+        id: u64,
+        wants_copies: bool,
+        guard: &Guard<'_>,
+        todo: &mut Vec<Work>,
+    ) -> Result<bool> {
         let m = self.medium();
         let node = self.node(id, Some(level))?;
         // Its neighbour takes it over.
@@ -263,7 +275,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
         // Otherwise the numbers of entries are those of two base nodes.
         let carries = level == 0 && frozen.is_none();
-        let replaced = self.replace(&node, bounds, &mut contents.entries, carries)?;
+        let has_copies = wants_copies || nodes().any(|node| node.base.has_copies);
+        let replaced = self.replace(&node, (bounds, has_copies), &mut contents.entries, carries)?;
         let Some((block, new)) = replaced else { return Ok(false) };
         self.retire_parts(nodes(), guard);
         contents.gone.iter().for_each(|&at| self.retire_record(at, guard));
@@ -319,7 +332,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     fn replace(
         &self,
         node: &Node<'_>,
-        mut bounds: Bounds,
+        (mut bounds, has_copies): (Bounds, bool),
         entries: &mut [Entry],
         carries: bool,
     ) -> Result<Option<(u64, Option<u64>)>> {
@@ -338,21 +351,22 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             if level == 0 {
                 self.choose_heads(right, &mut beyond)?;
             }
-            let split_off = self.split_off(level, &beyond, right, &mut blocks)?;
+            let split_off = self.split_off(level, (&beyond, has_copies), right, &mut blocks)?;
             split_at = split_off.word.offset();
             bounds = Bounds { high: low, sibling: split_off.id, ..bounds };
             new = Some(split_off);
         }
         let chosen = if level == 0 { self.choose_heads(left, &mut bounds) } else { Ok(()) };
-        let bytes = base_bytes(level, left.len(), &bounds);
-        let block = match chosen.and_then(|()| self.node_block(bytes, &mut blocks)) {
-            Ok(block) => block,
+        let space = chosen
+            .and_then(|()| self.space_for(level, left.len(), (&bounds, has_copies), &mut blocks));
+        let (block, has_copies) = match space {
+            Ok(space) => space,
             Err(error) => {
                 new.iter().for_each(|new| self.discard(new));
                 return Err(error);
             }
         };
-        BaseRef::write(m, block, level, &bounds, left);
+        BaseRef::write(m, block, level, (&bounds, has_copies), left);
         copying.extend(self.begin_copying(block, left, old));
         if let Some(right) = &right {
             copying.extend(self.begin_copying(split_at, right, old));
@@ -393,14 +407,15 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     fn split_off(
         &self,
         level: u8,
-        bounds: &Bounds,
+        (bounds, has_copies): (&Bounds, bool),
         entries: &[Entry],
         blocks: &mut Fresh<'_, M>,
     ) -> Result<NewNode<'_>> {
         let m = self.medium();
-        let block = self.node_block(base_bytes(level, entries.len(), bounds), blocks)?;
+        let (block, has_copies) =
+            self.space_for(level, entries.len(), (bounds, has_copies), blocks)?;
         m.note(Note::Harmless("late, it still comes before the fence: no node refers to it yet"));
-        BaseRef::write(m, block, level, bounds, entries);
+        BaseRef::write(m, block, level, (bounds, has_copies), entries);
         self.new_node(block)
     }
 
@@ -451,6 +466,25 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if let Ok(leaf) = self.record(at) {
             self.memory.pool.retire(at, RECORD_HEADER + leaf.bytes(), guard);
         }
+    }
+
+    /// Allocates the block of a base node with this number of entries. Also returns whether it has
+    /// space for copies: not if there is only space without.
+    fn space_for(
+        &self,
+        level: u8,
+        entries: usize,
+        (bounds, has_copies): (&Bounds, bool),
+        blocks: &mut Fresh<'_, M>,
+    ) -> Result<(u64, bool)> {
+        if has_copies {
+            let bytes = base_bytes(level, entries, bounds, true);
+            if let Ok(block) = blocks.allocate_fixed(bytes.max(Self::NODE_BYTES)) {
+                return Ok((block, true));
+            }
+        }
+        let bytes = base_bytes(level, entries, bounds, false);
+        Ok((self.node_block(bytes, blocks)?, false))
     }
 
     /// Allocates the block of a base node. If there is no space, takes the reserve.

@@ -5,8 +5,9 @@
 //! flushed, and belong to the opener that has made them: the header of the base node has its
 //! generation.
 //!
-//! The first scan that comes to a node makes its copies, and consolidations take them over from
-//! then on. So a tree that is not scanned has none, and its writers spend no time on them.
+//! The first scan that comes to a node consolidates it, with space for copies, and consolidations
+//! keep them from then on. So a tree that is not scanned has none: its nodes are small, and its
+//! writers spend no time on them. The first scan after an opening makes them again.
 //!
 //! Each entry has a bit that says whether its copy may be used. These rules keep it from being used
 //! when the record says something else:
@@ -54,12 +55,11 @@ const WHOLE: usize = 8;
 /// A set of entries.
 pub(super) type Bits = [u64; BIT_WORDS];
 
-/// Returns the size of a base node of a level with this number of entries, which takes `bytes`
-/// without copies.
-pub(super) const fn with_copies(level: u8, entries: usize, bytes: u64) -> u64 {
-    match level {
-        0 => bytes.next_multiple_of(16) + (8 * BIT_WORDS + 16 * entries) as u64,
-        _ => bytes,
+/// Returns the size of a base node with this number of entries, which takes `bytes` without copies.
+pub(super) fn with_copies(has_copies: bool, entries: usize, bytes: u64) -> u64 {
+    match has_copies {
+        true => bytes.next_multiple_of(16) + (8 * BIT_WORDS + 16 * entries) as u64,
+        false => bytes,
     }
 }
 
@@ -71,11 +71,11 @@ pub(super) struct CopiesRef<'m> {
 }
 
 impl<'m> CopiesRef<'m> {
-    /// Returns where a leaf node has its copies.
+    /// Returns where a leaf node has its copies, if it has space for them.
     #[inline(always)]
     fn of<M: Medium>(m: &'m M, base: &BaseRef<'_>) -> Option<Self> {
         let at = (base.offset + base.durable_bytes()).next_multiple_of(16);
-        let bits = m.at(at).filter(|_| base.level == 0)?;
+        let bits = m.at(at).filter(|_| base.has_copies && base.level == 0)?;
         let pairs = m.slice(at + size_of::<[PmU64; BIT_WORDS]>() as u64, base.len() as u64)?;
         Some(CopiesRef { bits, pairs })
     }
@@ -151,6 +151,33 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if is_made { CopiesRef::of(m, base) } else { None }
     }
 
+    /// Returns `true` if a node has no copies, and it has not been tried in vain to make them.
+    #[inline(always)]
+    pub(super) fn lacks_copies(&self, base: &BaseRef<'_>) -> bool {
+        let by = self.medium().load(&base.header.copied_by);
+        self.copies && by != self.memory.generation && by != !self.memory.generation
+    }
+
+    /// Makes copies for a node without space for them, as far as that is possible. Returns whether
+    /// the node has got another base node.
+    #[cold]
+    pub(super) fn enlarge(&self, node: &Node<'_>) -> bool {
+        let region = &self.memory.region;
+        let (guard, mut todo) = (self.memory.pool.pin(), Vec::new());
+        let poison = region.poison_on_panic();
+        let made = region.ensure_writable().is_ok()
+            && matches!(self.knows_ids(), Ok(true))
+            && matches!(self.consolidate_with(0, node.id, true, &guard, &mut todo), Ok(true));
+        self.work(todo, &guard);
+        poison.disarm();
+        if !made {
+            // Not again, until it is consolidated for another reason.
+            let cell = &node.base.header.copied_by;
+            self.medium().store_transient(cell, !self.memory.generation);
+        }
+        made
+    }
+
     /// Makes copies for a base node that has none, unless another thread does. Returns them.
     #[cold]
     pub(super) fn make_copies<'m>(&'m self, base: &BaseRef<'m>) -> Option<CopiesRef<'m>> {
@@ -195,22 +222,24 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         old: Option<&BaseRef<'_>>,
     ) -> Option<Copying<'_>> {
         let m = self.medium();
-        let old = self.copies_of(old?)?;
         let base = BaseRef::find(m, block, Some(0))?;
-        let copies = CopiesRef::of(m, &base)?;
-        let usable = old.bits(m);
+        let copies = CopiesRef::of(m, &base).filter(|_| self.copies)?;
+        let old = old.and_then(|old| self.copies_of(old));
+        let usable = old.map_or(Bits::default(), |old| old.bits(m));
+        // The first ones are all made.
+        let most = if old.is_some() { MADE_MAX } else { entries.len() };
         let (mut bits, mut taken) = (Bits::default(), Bits::default());
-        let mut missing = Vec::with_capacity(MADE_MAX);
+        let mut missing = Vec::with_capacity(most);
         for (position, entry) in entries.iter().enumerate().take(64 * BIT_WORDS) {
             // Its number there, which a delta does not have.
             let before = (entry.child as usize).checked_sub(1);
-            match before.filter(|&before| has(&usable, before)) {
-                Some(before) => {
+            match old.zip(before.filter(|&before| has(&usable, before))) {
+                Some((old, before)) => {
                     copies.store(m, position, old.pair(m, before));
                     bits[position / 64] |= 1 << (position % 64);
                     taken[before / 64] |= 1 << (before % 64);
                 }
-                None if missing.len() < MADE_MAX => missing.push((position as u8, entry.at)),
+                None if missing.len() < most => missing.push((position as u8, entry.at)),
                 None => {}
             }
         }
@@ -229,6 +258,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             copies.bits.iter().for_each(|cell| m.store_transient(cell, 0));
         }
         m.store_transient(&base.header.copied_by, self.memory.generation);
+        missing.iter().for_each(|&(_, at)| m.prefetch(at + RECORD_HEADER));
         missing.iter().for_each(|&(position, at)| self.copy(&copies, usize::from(position), at));
     }
 
@@ -243,8 +273,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let mut found = None;
         loop {
             let end = found.as_ref().unwrap_or(end);
-            // Copies of a frozen node are not used, nor taken over.
-            if end.frozen.is_some() {
+            // Copies of a frozen node are not used, nor taken over. Where there are none, the next base
+            // node gets that of this key from a thread that has locked it.
+            if end.frozen.is_some() || !end.node.base.has_copies {
                 return Ok(());
             }
             let (node, base) = (&end.node, &end.node.base);

@@ -197,7 +197,7 @@ pod! {
     ///
     /// ```text
     /// byte  0  meta         see `Meta`
-    /// byte  8  count        number of entries
+    /// byte  8  count        number of entries; bit 32: there is space for copies
     /// byte 16  sibling      id of the next node of the level, 0 if this is the last
     /// byte 24  lengths      bytes of the least key, and of the one at which the next node begins:
     ///                       32 bits each
@@ -213,7 +213,7 @@ pod! {
     ///                       0 if there is no such delta, or if only that can tell which comes next
     /// byte 192 entries      of leaf nodes: see `LeafEntry`; of others: see `INNER_ENTRY`
     ///          then the two keys, each padded to 8 bytes
-    ///          then in leaf nodes, from the next multiple of 16 bytes on, the copies: see `copies`
+    ///          then in some leaf nodes, from the next multiple of 16 bytes on, copies: see `copies`
     /// ```
     ///
     /// `deltas` is a copy of what the deltas say, so that a search need not walk from each to the

@@ -124,13 +124,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// The bytes of the usual block of a base node.
     const NODE_BYTES: u64 = {
         let inner = INNER_ENTRY * Self::capacity(1);
-        let leaf = copies::with_copies(0, ITEMS, Self::WITHOUT_COPIES + 8 * ITEMS as u64);
-        let inner = Self::WITHOUT_COPIES + 8 * inner as u64;
-        if leaf > inner { leaf } else { inner }
+        let words = if ITEMS > inner { ITEMS } else { inner };
+        (size_of::<Base>() + 8 * words) as u64 + KEY_SPACE
     };
-
-    /// The bytes of that besides its entries and their copies.
-    const WITHOUT_COPIES: u64 = size_of::<Base>() as u64 + KEY_SPACE;
 
     /// Returns the number of deltas at which a node is consolidated.
     const fn chain(level: u8) -> u64 {
@@ -204,7 +200,7 @@ impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
         let reserve = fresh.allocate_fixed(Self::NODE_BYTES)?;
         let segment = fresh.allocate_fixed(8 * table::segment_words(0))?;
         let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0, skip: 0 };
-        BaseRef::write(m, node, 0, &bounds, &[]);
+        BaseRef::write(m, node, 0, (&bounds, false), &[]);
         table::write_segment(m, segment, 0);
         const FIRST: u64 = 1;
         let words: &[PmU64] = m.slice(segment, FIRST + 1).expect("just allocated");

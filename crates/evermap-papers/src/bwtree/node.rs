@@ -82,6 +82,8 @@ pub(super) struct BaseRef<'m> {
     pub(super) level: u8,
     pub(super) sibling: u64,
     pub(super) skip: u64,
+    /// Whether there is space for copies.
+    pub(super) has_copies: bool,
     /// The number of entries.
     count: usize,
     /// The words of the entries, and of the two keys behind them.
@@ -90,6 +92,9 @@ pub(super) struct BaseRef<'m> {
     low: usize,
     high: usize,
 }
+
+/// The bit of [`Base::count`] that says whether there is space for copies.
+const HAS_COPIES: u64 = 1 << 32;
 
 /// Returns the number of words of a key with this number of bytes.
 fn key_words(bytes: usize) -> u64 {
@@ -104,8 +109,8 @@ fn durable_bytes(level: u8, entries: usize, bounds: &Bounds) -> u64 {
 }
 
 /// Returns the size of a base node in bytes.
-pub(super) fn base_bytes(level: u8, entries: usize, bounds: &Bounds) -> u64 {
-    with_copies(level, entries, durable_bytes(level, entries, bounds))
+pub(super) fn base_bytes(level: u8, entries: usize, bounds: &Bounds, has_copies: bool) -> u64 {
+    with_copies(has_copies, entries, durable_bytes(level, entries, bounds))
 }
 
 impl<'m> BaseRef<'m> {
@@ -130,9 +135,10 @@ impl<'m> BaseRef<'m> {
         let header = m.at::<Base>(offset).filter(|_| offset != 0)?;
         let level = Meta(m.load_relaxed(&header.meta)).level()?;
         let (count, skip) = (m.load_relaxed(&header.count), m.load_relaxed(&header.skip));
-        if skip > 8 * KEY_MAX as u64 {
+        if skip > 8 * KEY_MAX as u64 || count >= 2 * HAS_COPIES {
             return None;
         }
+        let (has_copies, count) = (count & HAS_COPIES != 0, count & (HAS_COPIES - 1));
         let lengths = m.load_relaxed(&header.lengths);
         let (low, high) = (lengths as u32 as usize, (lengths >> 32) as usize);
         let words = count.checked_mul(entry_words(level) as u64)?;
@@ -143,6 +149,7 @@ impl<'m> BaseRef<'m> {
             level,
             sibling: m.load_relaxed(&header.sibling),
             skip,
+            has_copies,
             count: count as usize,
             words: m.slice(offset + size_of::<Base>() as u64, words)?,
             low,
@@ -157,12 +164,13 @@ impl<'m> BaseRef<'m> {
         m: &M,
         block: u64,
         level: u8,
-        bounds: &Bounds,
+        (bounds, has_copies): (&Bounds, bool),
         entries: &[Entry],
     ) {
         let header = m.at::<Base>(block).expect("just allocated");
         m.store(&header.meta, Meta::new(level).0);
-        m.store(&header.count, entries.len() as u64);
+        let flag = if has_copies { HAS_COPIES } else { 0 };
+        m.store(&header.count, entries.len() as u64 | flag);
         m.store(&header.sibling, bounds.sibling);
         let lengths = bounds.low.len() as u64 | (bounds.high.len() as u64) << 32;
         m.store(&header.lengths, lengths);
@@ -355,7 +363,7 @@ impl<'m> BaseRef<'m> {
 
     /// Returns the size of the node in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        with_copies(self.level, self.count, self.durable_bytes())
+        with_copies(self.has_copies, self.count, self.durable_bytes())
     }
 
     /// Returns the number of keys that were removed, roughly.

@@ -604,7 +604,7 @@ fn a_crash_loses_no_ids() {
     insert(tree, 0..100);
     let block = pool.allocate_fixed(Tiny::<Sim>::NODE_BYTES).unwrap();
     let bounds = Bounds { low: bytes(50).to_vec(), high: bytes(51).to_vec(), sibling: 1, skip: 0 };
-    BaseRef::write(&sim, block, 0, &bounds, &[]);
+    BaseRef::write(&sim, block, 0, (&bounds, false), &[]);
     let (unlinked, used) = (tree.new_node(block).unwrap().id, tree.used_ids());
     drop((pool, index));
     let (pool, index): (_, Tree) = reopened(&sim);
