@@ -86,7 +86,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             left.min(node.base.len()) >= Self::WORTH && self.lacks_copies(&node.base)
         };
         if is_worth(&end.node, most) && !end.node.base.has_copies && self.enlarge(&end.node) {
-            end = self.arrive(&Search::at(key), 0)?;
+            // The node above gets to know where the new base node is.
+            end = self.arrive(&Search::to_change(key), 0)?;
         }
         let mut node = end.node;
         if end.frozen.is_some() || !is_simple(&node) {
