@@ -210,7 +210,7 @@ impl<'m> LeafRef<'m> {
     }
 
     /// Returns the key if it has eight bytes.
-    #[inline(always)]
+    #[inline]
     fn eight_bytes<M: Medium>(&self, m: &M) -> Option<[u8; 8]> {
         // A word of the medium has the bytes in little-endian order.
         self.cells
@@ -220,7 +220,7 @@ impl<'m> LeafRef<'m> {
     }
 
     /// Appends the key and a word that was read from the leaf to `pairs`.
-    #[inline(always)]
+    #[inline]
     pub fn append_to<M: Medium>(&self, m: &M, word: u64, pairs: &mut Run) {
         match self.eight_bytes(m) {
             Some(key) => pairs.push(&key, word),
@@ -233,7 +233,7 @@ impl<'m> LeafRef<'m> {
     ///
     /// # Errors
     /// `Damaged`.
-    #[inline(always)]
+    #[inline]
     fn copy<M: Medium>(m: &M, offset: u64, pairs: &mut Run) -> Result<u64> {
         // As most leaves are, with a key of eight bytes.
         if let Some([state_cell, words @ .., key]) = m.at::<[PmU64; 4]>(offset) {
@@ -401,7 +401,7 @@ pub fn prefetch<M: Medium>(m: &M, leaf: u64) {
 
 /// Prefetches a leaf that probably has this number of bytes: few lines more than are needed, of
 /// many leaves at a time, would keep the memory busy.
-#[inline(always)]
+#[inline]
 pub fn prefetch_of<M: Medium>(m: &M, leaf: u64, bytes: u64) {
     const LINE: u64 = 64;
     m.prefetch(leaf);

@@ -297,7 +297,7 @@ impl Page {
 }
 
 /// Returns `true` if a key is less than another one.
-#[inline(always)]
+#[inline]
 fn is_before(key: &[u8], other: &[u8]) -> bool {
     match (key.try_into(), other.try_into()) {
         // Without a call.

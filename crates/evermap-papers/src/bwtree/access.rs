@@ -441,7 +441,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     }
 
     /// Returns the newest record of a key in the leaf node where the search for it ended.
-    #[inline(always)]
+    #[inline]
     pub(super) fn find<'m>(&'m self, end: &End<'m>, key: &[u8]) -> Result<Option<LeafRef<'m>>> {
         match self.find_with(end, key, None)? {
             Found::Record(leaf) => Ok(Some(leaf)),
@@ -450,7 +450,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     }
 
     /// Returns the same, or the word of the key if the node has a copy of that.
-    #[inline(always)]
+    #[inline]
     pub(super) fn find_to_read<'m>(&'m self, end: &End<'m>, key: &[u8]) -> Result<Found<'m>> {
         // A writer that finds a node frozen leaves its copies as they are.
         let is_usable = end.frozen.is_none() && !end.node.is_frozen();

@@ -226,7 +226,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     }
 
     /// Returns `true` if the key of a record is not before the end of a node.
-    #[inline(always)]
+    #[inline]
     fn is_beyond_end(&self, node: &Node<'_>, leaf: &LeafRef<'_>) -> bool {
         let m = self.medium();
         match leaf.prefix(m).cmp(&m.load_relaxed(&node.base.header.high_prefix)) {
@@ -310,7 +310,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 
 impl Used<'_> {
     /// Returns the copy of an entry if it may be used.
-    #[inline(always)]
+    #[inline]
     fn copy<M: Medium>(&self, m: &M, position: usize) -> Option<(u64, u64)> {
         let copies = self.copies.filter(|_| has(&self.usable, position))?;
         Some(copies.pair(m, position))

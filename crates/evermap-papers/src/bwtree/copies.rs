@@ -1,8 +1,8 @@
 //! Copies of keys of eight bytes and of their words, in the leaf nodes.
 //!
 //! A scan of such keys reads them in the order in which they lie in memory, and spares the records,
-//! each of which is somewhere else; a lookup spares one. What counts is the record. Copies are never
-//! flushed, and belong to the opener that has made them: the header of the base node has its
+//! each of which is somewhere else; a lookup spares one. What counts is the record. Copies are
+//! never flushed, and belong to the opener that has made them: the header of the base node has its
 //! generation.
 //!
 //! The first scan that comes to a node consolidates it, with space for copies, and consolidations
@@ -20,12 +20,12 @@
 //!    the base node is still that of the node. If it is not, the bit of the new one is cleared as
 //!    well.
 //! 4. Copies that were taken over are not used before the bits of the old base node were looked at
-//!    again, after it was replaced: if one was cleared meanwhile, none is used. So a thread that has
-//!    changed a record either has found the new base node, or it is noticed here.
+//!    again, after it was replaced: if one was cleared meanwhile, none is used. So a thread that
+//!    has changed a record either has found the new base node, or it is noticed here.
 //!
-//! By 1 to 4, a copy is what the record says at each moment at which its bit is set in the base node
-//! of a node. By 2, a bit that is set after something was read was set all the time since it was
-//! first seen.
+//! By 1 to 4, a copy is what the record says at each moment at which its bit is set in the base
+//! node of a node. By 2, a bit that is set after something was read was set all the time since it
+//! was first seen.
 //!
 //! ```text
 //! byte  0  bits   for each entry, whether its copy may be used
@@ -72,7 +72,7 @@ pub(super) struct CopiesRef<'m> {
 
 impl<'m> CopiesRef<'m> {
     /// Returns where a leaf node has its copies, if it has space for them.
-    #[inline(always)]
+    #[inline]
     fn of<M: Medium>(m: &'m M, base: &BaseRef<'_>) -> Option<Self> {
         let at = (base.offset + base.durable_bytes()).next_multiple_of(16);
         let bits = m.at(at).filter(|_| base.has_copies && base.level == 0)?;
@@ -81,14 +81,14 @@ impl<'m> CopiesRef<'m> {
     }
 
     /// Returns for which entries there are copies that may be used.
-    #[inline(always)]
+    #[inline]
     pub(super) fn bits<M: Medium>(&self, m: &M) -> Bits {
         // Acquire: the copies are read next.
         self.bits.each_ref().map(|cell| m.load(cell))
     }
 
     /// Returns the copy of an entry, which may only be used if its bit was set.
-    #[inline(always)]
+    #[inline]
     pub(super) fn pair<M: Medium>(&self, m: &M, position: usize) -> (u64, u64) {
         let [key, word] = &self.pairs[position];
         // Acquire: bits are looked at again afterwards.
@@ -96,7 +96,7 @@ impl<'m> CopiesRef<'m> {
     }
 
     /// Returns the copy of an entry if it may be used.
-    #[inline(always)]
+    #[inline]
     pub(super) fn get<M: Medium>(&self, m: &M, position: usize) -> Option<(u64, u64)> {
         let bits = m.load(self.bits.get(position / 64)?);
         (bits >> (position % 64) & 1 == 1).then(|| self.pair(m, position))
@@ -143,7 +143,7 @@ pub(super) struct Copying<'m> {
 
 impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Returns the copies of a base node, if this opener has made them.
-    #[inline(always)]
+    #[inline]
     pub(super) fn copies_of<'m>(&'m self, base: &BaseRef<'_>) -> Option<CopiesRef<'m>> {
         let m = self.medium();
         // Acquire: the bits are read next.
@@ -151,8 +151,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if is_made { CopiesRef::of(m, base) } else { None }
     }
 
-    /// Returns `true` if a node has no copies, and it has not been tried in vain to make them.
-    #[inline(always)]
+    /// Returns `true` if a node has no copies, and nobody has failed to make them.
+    #[inline]
     pub(super) fn lacks_copies(&self, base: &BaseRef<'_>) -> bool {
         let by = self.medium().load(&base.header.copied_by);
         self.copies && by != self.memory.generation && by != !self.memory.generation
@@ -273,8 +273,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let mut found = None;
         loop {
             let end = found.as_ref().unwrap_or(end);
-            // Copies of a frozen node are not used, nor taken over. Where there are none, the next base
-            // node gets that of this key from a thread that has locked it.
+            // Copies of a frozen node are not used, nor taken over. Where there are none, the next
+            // base node gets that of this key from a thread that has locked it.
             if end.frozen.is_some() || !end.node.base.has_copies {
                 return Ok(());
             }
@@ -300,7 +300,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 }
 
 /// Returns `true` if a set has the entry at a position.
-#[inline(always)]
+#[inline]
 pub(super) fn has(bits: &Bits, position: usize) -> bool {
     bits.get(position / 64).is_some_and(|bits| bits >> (position % 64) & 1 == 1)
 }

@@ -213,7 +213,7 @@ pod! {
     ///                       0 if there is no such delta, or if only that can tell which comes next
     /// byte 192 entries      of leaf nodes: see `LeafEntry`; of others: see `INNER_ENTRY`
     ///          then the two keys, each padded to 8 bytes
-    ///          then in some leaf nodes, from the next multiple of 16 bytes on, copies: see `copies`
+    ///          then in some leaf nodes, from the next multiple of 16 bytes on: see `copies`
     /// ```
     ///
     /// `deltas` is a copy of what the deltas say, so that a search need not walk from each to the

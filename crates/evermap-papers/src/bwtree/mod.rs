@@ -17,9 +17,9 @@
 //! ```
 //!
 //! Lookups and scans wait for no thread, and take no lock but those of keys that nobody changes, to
-//! copy their words to the node that is scanned first ([`copies`]). Changes of one key are made one after the
-//! other; of changes of different keys that meet, one tries again. Only ids of new nodes are handed
-//! out under a lock, in ordinary memory.
+//! copy their words to the node that is scanned first (`copies`). Changes of one key are made one
+//! after the other; of changes of different keys that meet, one tries again. Only ids of new nodes
+//! are handed out under a lock, in ordinary memory.
 //!
 //! | change | the stores that commit it |
 //! |---|---|
@@ -54,8 +54,8 @@
 //!   the base node, by a counter that a crash takes back.
 //! * **Searches do not walk the deltas.** A base node knows its deltas, a delta its base node, and
 //!   the node above where the base node probably is: see `docs/design/p-bwtree.md`.
-//! * **A scan does not consolidate what it reads**, and finds keys of eight bytes and their words in
-//!   the leaf nodes.
+//! * **A scan does not copy a node to read it.** The first one makes the node have copies of keys of
+//!   eight bytes and their words, in order.
 //! * **Any byte string is a key.** Entries of leaf nodes have twenty bits of it that tell it apart,
 //!   others the first eight bytes.
 

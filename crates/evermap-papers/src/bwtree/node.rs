@@ -356,7 +356,7 @@ impl<'m> BaseRef<'m> {
     }
 
     /// Returns the size of the node in bytes, without copies.
-    #[inline(always)]
+    #[inline]
     pub(super) fn durable_bytes(&self) -> u64 {
         (size_of::<Base>() + size_of_val(self.words)) as u64
     }

@@ -393,7 +393,7 @@ impl<M: Medium, F: Form> FastFair<M, F> {
     }
 
     /// Searches from the root down to a level.
-    #[inline(always)]
+    #[inline]
     pub(super) fn descend(&self, search: &Search<'_>, level: u8) -> Result<End<'_, F>> {
         self.descend_from(self.root_node()?, search, level)
     }

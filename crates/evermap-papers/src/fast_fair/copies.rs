@@ -52,7 +52,7 @@ impl CopiesRef<'_> {
     }
 
     /// Does the same for a scan, which has read for which records there are copies.
-    #[inline(always)]
+    #[inline]
     pub(super) fn get_of<M: Medium>(&self, m: &M, copied: u64, position: usize) -> Option<u64> {
         (copied >> position & 1 == 1).then(|| m.load(&self.words[position]))
     }

@@ -45,7 +45,7 @@ impl<M: Medium, F: Form> Scout<'_, M, F> {
 }
 
 /// Prefetches the part of a leaf node that is usually in use.
-#[inline(always)]
+#[inline]
 fn prefetch_node<M: Medium, F: Form>(m: &M, offset: u64) {
     let (node, copies) = (size_of::<F::Node>() as u64, size_of::<Copies>() as u64);
     if !F::PLAIN {
@@ -137,8 +137,8 @@ impl<M: Medium, F: Form> FastFair<M, F> {
         }
     }
 
-    /// Returns the leaf node to which a key belongs, or one before it, and asks the memory for those
-    /// after it that a page of `most` pairs may need.
+    /// Returns the leaf node to which a key belongs, or one before it, and asks the memory for
+    /// those after it that a page of `most` pairs may need.
     #[inline]
     fn first_leaf_node(
         &self,
@@ -158,7 +158,7 @@ impl<M: Medium, F: Form> FastFair<M, F> {
 
     /// Returns the position of the record of a key of eight bytes, if the node has a copy of its
     /// word: then the record is that of this key, and its leaf need not be asked.
-    #[inline(always)]
+    #[inline]
     fn copied_position(&self, node: &NodeRef<'_, F>, search: &Search<'_>) -> Option<usize> {
         let m = self.medium();
         let copies = node.copies(m).filter(|_| search.key.len() == WHOLE)?;

@@ -196,7 +196,7 @@ fn last_subset<const BITS: u32, M: Medium>(m: &M, keys: &[PmU64], bits: u64) -> 
 }
 
 /// Returns the same for keys of eight bits, in fewer instructions where there are some for it.
-#[inline(always)]
+#[inline]
 fn last_subset_of_bytes<M: Medium>(m: &M, keys: &[PmU64], bits: u64) -> usize {
     #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
     {

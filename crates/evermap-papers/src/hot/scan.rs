@@ -113,7 +113,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
     }
 
     /// Prefetches the child at a position, if it is a node.
-    #[inline(always)]
+    #[inline]
     fn prefetch_node(&self, node: &Node<'m>, at: usize) {
         let m = self.tree.medium();
         if let Some(cell) = node.children.get(at) {

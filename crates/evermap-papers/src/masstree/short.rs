@@ -68,7 +68,7 @@ impl<'m, M: Medium> Scout<'m, M> {
     }
 }
 
-#[inline(always)]
+#[inline]
 fn prefetch_node<M: Medium>(m: &M, offset: u64) {
     m.prefetch_bytes(offset, size_of::<layout::Node>() as u64);
 }
@@ -125,7 +125,7 @@ impl<M: Medium> Masstree<M> {
             scout.go_on();
             node = self.next_node(&node, copied.next)?;
         }
-        // So many nodes without pairs that the page ends before it is full.
+        // Many nodes have no pairs: the page ends before it is full.
         let mut edge = Vec::new();
         node.low(m).append_first_to(&mut edge);
         page.continue_at(&edge);
@@ -151,7 +151,7 @@ impl<M: Medium> Masstree<M> {
     /// Appends the pairs of a node from a slice on to a page, until that has `most`. Returns `None`
     /// if a key goes on. What it reads is of one moment only if the lock of the node is the same
     /// before and after.
-    #[inline(always)]
+    #[inline]
     fn copy(
         &self,
         node: &NodeRef<'_>,

@@ -1,4 +1,5 @@
-//! Pages and changes beside which another thread changes the tree: at each moment between two loads.
+//! Pages and changes beside which another thread changes the tree: at each moment between two
+//! loads.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, RangeBounds};
@@ -156,7 +157,7 @@ pub fn pages_that_are_overtaken_are_of_one_moment<T: PersistentOrdered<Sim> + 's
         Bound::Excluded(key(27 * 9)),
         Bound::Excluded(key(40 * 16)),
     ];
-    // Changes of words, removals, and so many new keys that nodes are split.
+    // Changes of words, removals, and new keys that make nodes split.
     let mut changes: Vec<Change> = Vec::new();
     for number in (0..120u64).map(|number| number * 16) {
         let goes = number % 7 == 0 || (800..1000).contains(&number);
