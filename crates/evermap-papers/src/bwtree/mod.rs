@@ -54,7 +54,7 @@
 //!   the base node, by a counter that a crash takes back.
 //! * **Searches do not walk the deltas.** A base node knows its deltas, a delta its base node, and
 //!   the node above where the base node probably is: see `docs/design/p-bwtree.md`.
-//! * **A scan does not copy a node to read it.** The first one makes the node have copies of keys of
+//! * **A scan does not copy a node to read it.** The first one gives the node copies of keys of
 //!   eight bytes and their words, in order.
 //! * **Any byte string is a key.** Entries of leaf nodes have twenty bits of it that tell it apart,
 //!   others the first eight bytes.
