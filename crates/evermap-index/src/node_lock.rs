@@ -121,32 +121,48 @@ impl<'m> LastObsolete<'m> {
     }
 }
 
+/// The number of locks that [`Seen`] holds without allocating memory: more than most pages need.
+const FEW: usize = 16;
+
 /// The locks of the nodes that an operation has read, as they were before.
 #[derive(Default)]
-pub struct Seen<'m>(Vec<(&'m PmU64, Lock)>);
+pub struct Seen<'m> {
+    /// The first ones.
+    few: [Option<(&'m PmU64, Lock)>; FEW],
+    /// The number of those.
+    count: usize,
+    /// The others.
+    more: Vec<(&'m PmU64, Lock)>,
+}
 
 impl<'m> Seen<'m> {
-    /// Creates a list with space for this many locks.
-    pub fn with_capacity(locks: usize) -> Self {
-        Seen(Vec::with_capacity(locks))
-    }
-
     /// Adds the lock of a node, as it was before anything of the node was read.
     #[inline]
     pub fn add(&mut self, cell: &'m PmU64, lock: Lock) {
-        self.0.push((cell, lock));
+        match self.few.get_mut(self.count) {
+            Some(place) => {
+                *place = Some((cell, lock));
+                self.count += 1;
+            }
+            None => self.more.push((cell, lock)),
+        }
+    }
+
+    /// Returns the locks, as they were.
+    fn all(&self) -> impl Iterator<Item = (&'m PmU64, Lock)> {
+        self.few[..self.count].iter().flatten().chain(&self.more).copied()
     }
 
     /// Returns `true` if no node has changed since: then all that was read was in the tree at this
     /// moment.
     pub fn is_unchanged<M: Medium>(&self, m: &M) -> bool {
         let is_in_use = |lock: Lock| !lock.is_locked() && !lock.is_obsolete();
-        self.0.iter().all(|&(cell, then)| m.load(cell) == then.0 && is_in_use(then))
+        self.all().all(|(cell, then)| m.load(cell) == then.0 && is_in_use(then))
     }
 
     /// Returns the locks.
     pub fn locks(&self) -> impl Iterator<Item = &'m PmU64> {
-        self.0.iter().map(|&(cell, _)| cell)
+        self.all().map(|(cell, _)| cell)
     }
 }
 

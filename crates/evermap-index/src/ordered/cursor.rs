@@ -1,5 +1,6 @@
 //! Scanning an ordered index while it is being changed.
 
+use std::cell::Cell;
 use std::ops::{Bound, Range, RangeBounds};
 
 use evermap_pm::{Error, Result};
@@ -69,6 +70,41 @@ pub struct Cursor<'i> {
     unreadable: Option<u64>,
 }
 
+/// The most bytes of buffers that a thread keeps for its next cursor.
+const SPARE_BYTES: usize = 64 << 10;
+
+/// What a cursor has allocated.
+#[derive(Default)]
+struct Buffers {
+    page: Page,
+    from: Vec<u8>,
+}
+
+thread_local! {
+    /// The buffers of the last cursor of this thread that is gone, for its next one: a short scan
+    /// would spend much of its time on allocating some.
+    static SPARE: Cell<Option<Buffers>> = const { Cell::new(None) };
+}
+
+impl Buffers {
+    /// Returns buffers without contents.
+    fn get() -> Self {
+        // Not while the thread ends.
+        let spare = SPARE.try_with(Cell::take).ok().flatten();
+        spare.unwrap_or_default()
+    }
+
+    /// Keeps the buffers for the next cursor.
+    fn keep(mut self) {
+        if self.page.capacity_bytes() + self.from.capacity() <= SPARE_BYTES {
+            self.page.reset();
+            self.from.clear();
+            // Not while the thread ends.
+            let _ = SPARE.try_with(|spare| spare.set(Some(self)));
+        }
+    }
+}
+
 impl<'i> Cursor<'i> {
     /// Creates a cursor over the keys in `range`: from its lower end up, or from its upper end
     /// down.
@@ -77,12 +113,16 @@ impl<'i> Cursor<'i> {
         range: impl RangeBounds<[u8]>,
         direction: Direction,
     ) -> Self {
-        let (lower, upper) = (owned(range.start_bound()), owned(range.end_bound()));
-        let (from, until) = match direction {
-            Direction::Ascending => (lower, upper),
-            Direction::Descending => (upper, lower),
+        let (near, far) = match direction {
+            Direction::Ascending => (range.start_bound(), range.end_bound()),
+            Direction::Descending => (range.end_bound(), range.start_bound()),
         };
-        let (page, left) = (Page::default(), 0..0);
+        let Buffers { page, from: mut buffer } = Buffers::get();
+        let from = near.map(|key| {
+            buffer.extend_from_slice(key);
+            buffer
+        });
+        let (until, left) = (far.map(<[u8]>::to_vec), 0..0);
         let (shown, more, read, misplaced, unreadable) = (None, true, false, 0, None);
         Cursor {
             index,
@@ -111,6 +151,7 @@ impl<'i> Cursor<'i> {
     /// The error of the index if a page cannot be read; the next call tries again. `Damaged` if the
     /// scan does not advance.
     #[allow(clippy::should_implement_trait)] // the key is borrowed from the cursor
+    #[inline]
     pub fn next(&mut self) -> Result<Option<(&[u8], u64)>> {
         loop {
             let next = match self.direction {
@@ -156,6 +197,7 @@ impl<'i> Cursor<'i> {
     }
 
     /// Reads the next page.
+    #[cold]
     fn read_next_page(&mut self) -> Result<()> {
         if self.read {
             // All pairs up to the edge have been returned.
@@ -215,6 +257,17 @@ impl<'i> Cursor<'i> {
     }
 }
 
+impl Drop for Cursor<'_> {
+    fn drop(&mut self) {
+        let page = std::mem::take(&mut self.page);
+        let from = match std::mem::replace(&mut self.from, Bound::Unbounded) {
+            Bound::Included(buffer) | Bound::Excluded(buffer) => buffer,
+            Bound::Unbounded => Vec::new(),
+        };
+        Buffers { page, from }.keep();
+    }
+}
+
 /// Returns the upper bound of the keys that begin with `prefix`.
 pub fn prefix_end(prefix: &[u8]) -> Bound<Vec<u8>> {
     // The prefix up to the last byte that can be incremented, with that byte incremented.
@@ -226,10 +279,6 @@ pub fn prefix_end(prefix: &[u8]) -> Bound<Vec<u8>> {
         }
         None => Bound::Unbounded,
     }
-}
-
-fn owned(bound: Bound<&[u8]>) -> Bound<Vec<u8>> {
-    bound.map(<[u8]>::to_vec)
 }
 
 fn borrowed(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {

@@ -6,7 +6,7 @@ use std::ops::{Bound, ControlFlow};
 use evermap_pm::medium::Note;
 use evermap_pm::{Error, Medium, PmU64, Pool, Result, pod};
 
-use super::{Direction, Page};
+use super::{Direction, Page, Run};
 use crate::recipe::{self, Preparation};
 use crate::record::{KEY_MAX, bytes_equal};
 
@@ -203,7 +203,52 @@ impl<'m> LeafRef<'m> {
     /// Returns `true` if this is the leaf of `key`.
     #[inline(always)]
     pub fn is_of<M: Medium>(&self, m: &M, key: &[u8]) -> bool {
-        self.length == key.len() && bytes_equal(m, self.cells, key)
+        match (key.try_into(), self.eight_bytes(m)) {
+            (Ok(key), Some(own)) => u64::from_le_bytes(key) == u64::from_le_bytes(own),
+            _ => self.length == key.len() && bytes_equal(m, self.cells, key),
+        }
+    }
+
+    /// Returns the key if it has eight bytes.
+    #[inline]
+    fn eight_bytes<M: Medium>(&self, m: &M) -> Option<[u8; 8]> {
+        // A word of the medium has the bytes in little-endian order.
+        self.cells
+            .first()
+            .filter(|_| self.length == 8)
+            .map(|cell| m.load_relaxed(cell).to_le_bytes())
+    }
+
+    /// Appends the key and a word that was read from the leaf to `pairs`.
+    #[inline]
+    pub fn append_to<M: Medium>(&self, m: &M, word: u64, pairs: &mut Run) {
+        match self.eight_bytes(m) {
+            Some(key) => pairs.push(&key, word),
+            None => pairs.push_with(word, |bytes| self.append_key(m, bytes)),
+        }
+    }
+
+    /// Appends the key of the leaf at an offset and its word, once that is durable, to `pairs`.
+    /// Returns the number of bytes of the leaf.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    #[inline]
+    fn copy<M: Medium>(m: &M, offset: u64, pairs: &mut Run) -> Result<u64> {
+        // As most leaves are, with a key of eight bytes.
+        if let Some([state_cell, words @ .., key]) = m.at::<[PmU64; 4]>(offset) {
+            let state = LeafState(m.load(state_cell));
+            // Acquire: the state is loaded again after the word.
+            let word = m.load(&words[state.current()]);
+            let is_plain = state.0 & (LeafState::MARK | (LeafState::MARK - 1)) == 8;
+            if is_plain && m.load(state_cell) == state.0 {
+                pairs.push(&m.load_relaxed(key).to_le_bytes(), word);
+                return Ok(leaf_bytes(8));
+            }
+        }
+        let leaf = LeafRef::at(m, offset)?;
+        leaf.append_to(m, leaf.word(m), pairs);
+        Ok(leaf.bytes())
     }
 
     /// Appends the key to `out`.
@@ -313,12 +358,14 @@ pub fn fill_page<M: Medium>(
 ) -> Result<()> {
     // One more, to see where the last one belongs, unless a short scan will end with it.
     let wanted = if most < usual { most } else { most + 1 };
-    let mut leaves = Vec::with_capacity(wanted);
+    let mut leaves = std::mem::take(&mut page.places);
+    leaves.clear();
+    let bytes = page.leaf_bytes;
     let mut ended = false;
     while leaves.len() < wanted && !ended {
         match next()? {
             Some(leaf) => {
-                prefetch(m, leaf);
+                prefetch_of(m, leaf, bytes);
                 leaves.push(leaf);
             }
             None => ended = true,
@@ -328,18 +375,18 @@ pub fn fill_page<M: Medium>(
     page.clear();
     page.pairs.reserve(leaves.len());
     // Each leaf is somewhere else, so they are read when the memory has been asked for all of them.
-    let push = |offset: u64| -> Result<()> {
-        let leaf = match LeafRef::at(m, offset) {
-            Ok(leaf) => leaf,
+    let push = |offset: &u64| -> Result<()> {
+        match LeafRef::copy(m, *offset, &mut page.pairs) {
+            Ok(bytes) => page.leaf_bytes = bytes,
             Err(error) => return page.pass_over_damage(error),
-        };
-        page.pairs.push_with(leaf.word(m), |bytes| leaf.append_key(m, bytes));
+        }
         Ok(())
     };
     match direction {
-        Direction::Ascending => leaves.into_iter().try_for_each(push)?,
-        Direction::Descending => leaves.into_iter().rev().try_for_each(push)?,
+        Direction::Ascending => leaves.iter().try_for_each(push)?,
+        Direction::Descending => leaves.iter().rev().try_for_each(push)?,
     }
+    page.places = leaves;
     page.keep_ordered(from, direction, most);
     if !ended {
         page.continue_beyond_pairs(from, direction);
@@ -350,6 +397,17 @@ pub fn fill_page<M: Medium>(
 /// Prefetches a leaf whose key has up to 24 bytes.
 pub fn prefetch<M: Medium>(m: &M, leaf: u64) {
     m.prefetch_bytes(leaf, leaf_bytes(24));
+}
+
+/// Prefetches a leaf that probably has this number of bytes: few lines more than are needed, of
+/// many leaves at a time, would keep the memory busy.
+#[inline]
+pub fn prefetch_of<M: Medium>(m: &M, leaf: u64, bytes: u64) {
+    const LINE: u64 = 64;
+    m.prefetch(leaf);
+    if leaf % LINE + bytes > LINE {
+        m.prefetch(leaf.wrapping_add(LINE));
+    }
 }
 
 /// Returns the size in bytes of a leaf whose key has this length.

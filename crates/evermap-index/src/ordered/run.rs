@@ -5,6 +5,7 @@ use std::ops::{Bound, Range};
 use evermap_pm::{Error, ErrorKind, Result};
 
 use super::Direction;
+use super::leaf::leaf_bytes;
 
 /// A list of pairs of keys and words, packed: 16 bytes a pair in addition to the bytes of the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,7 @@ impl Run {
     }
 
     /// Appends a pair. Amortised O(bytes of the key).
+    #[inline]
     pub fn push(&mut self, key: &[u8], word: u64) {
         self.push_with(word, |bytes| bytes.extend_from_slice(key));
     }
@@ -85,10 +87,15 @@ impl Run {
         self.pairs.clear();
     }
 
-    /// Keeps the first pairs.
-    fn truncate(&mut self, pairs: usize) {
+    /// Keeps the first `pairs` pairs.
+    pub fn truncate(&mut self, pairs: usize) {
         self.pairs.truncate(pairs);
         self.bytes.truncate(self.pairs.last().map_or(0, |pair| pair.end));
+    }
+
+    /// Returns the number of bytes of memory that it has allocated.
+    fn capacity_bytes(&self) -> usize {
+        self.bytes.capacity() + self.pairs.capacity() * size_of::<Pair>()
     }
 
     /// Keeps the pairs at these ascending indices.
@@ -116,7 +123,7 @@ impl Run {
 
 /// The result of [`OrderedIndex::page`](super::OrderedIndex::page): some pairs, and where the next
 /// page begins.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Page {
     /// The pairs, in ascending order.
     pub pairs: Run,
@@ -129,6 +136,27 @@ pub struct Page {
     misplaced: u64,
     /// Where something is that could not be read, and was passed over.
     unreadable: Option<u64>,
+    /// Memory for a list of the places of the pairs, while a page is read. It means nothing between
+    /// two pages, but need not be allocated for each.
+    pub places: Vec<u64>,
+    /// The bytes of the last leaf that was read: others probably have as many.
+    pub leaf_bytes: u64,
+}
+
+impl Default for Page {
+    fn default() -> Self {
+        const KEY: usize = 24;
+        Page {
+            pairs: Run::new(),
+            edge: Vec::new(),
+            more: false,
+            expected: None,
+            misplaced: 0,
+            unreadable: None,
+            places: Vec::new(),
+            leaf_bytes: leaf_bytes(KEY),
+        }
+    }
 }
 
 impl Page {
@@ -138,6 +166,20 @@ impl Page {
         self.more = false;
         self.misplaced = 0;
         self.unreadable = None;
+    }
+
+    /// Makes the page one that was never used, but for the memory that it has allocated.
+    pub(super) fn reset(&mut self) {
+        self.clear();
+        self.edge.clear();
+        self.expected = None;
+    }
+
+    /// Returns the number of bytes of memory that it has allocated.
+    pub(super) fn capacity_bytes(&self) -> usize {
+        self.pairs.capacity_bytes()
+            + self.edge.capacity()
+            + size_of::<u64>() * self.places.capacity()
     }
 
     /// Leaves out pairs that are not beyond `from` or not in order, as few as possible, which are
@@ -155,7 +197,7 @@ impl Page {
             Direction::Ascending => 0,
             Direction::Descending => pairs.len().saturating_sub(1),
         };
-        let in_order = (1..pairs.len()).all(|at| pairs.key(at - 1) < pairs.key(at))
+        let in_order = (1..pairs.len()).all(|at| is_before(pairs.key(at - 1), pairs.key(at)))
             && (pairs.is_empty() || is_within(pairs.key(nearest)));
         match direction {
             _ if in_order && pairs.len() <= most => return,
@@ -219,7 +261,7 @@ impl Page {
 
     /// Records that all other pairs are beyond those in the page. If there are none, the next page
     /// would be the same, beginning at `from`, which a [`Cursor`](super::Cursor) reports.
-    pub(super) fn continue_beyond_pairs(&mut self, from: Bound<&[u8]>, direction: Direction) {
+    pub fn continue_beyond_pairs(&mut self, from: Bound<&[u8]>, direction: Direction) {
         let (pairs, edge) = (&self.pairs, &mut self.edge);
         edge.clear();
         match direction {
@@ -251,6 +293,16 @@ impl Page {
     /// Returns the beginning of the next page, or `None` if this page is the last.
     pub fn next(&self, direction: Direction) -> Option<std::ops::Bound<&[u8]>> {
         self.more.then(|| direction.next_bound(&self.edge[..]))
+    }
+}
+
+/// Returns `true` if a key is less than another one.
+#[inline]
+fn is_before(key: &[u8], other: &[u8]) -> bool {
+    match (key.try_into(), other.try_into()) {
+        // Without a call.
+        (Ok(key), Ok(other)) => u64::from_be_bytes(key) < u64::from_be_bytes(other),
+        _ => key < other,
     }
 }
 

@@ -4,6 +4,9 @@ use evermap_index::ordered::art::{Art, MUTANTS};
 use evermap_index::ordered::tree::PersistentTree;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex, PersistentOrdered};
 use evermap_index::testkit::crash::battery;
+use evermap_index::testkit::ordered::overtaken::{
+    changes_that_are_overtaken_are_seen, pages_that_are_overtaken_are_of_one_moment,
+};
 use evermap_index::testkit::ordered::trees::{
     Costs, Make, SOUND, in_memory, nodes_stay_stale, pages_have_what_is_expected,
 };
@@ -133,4 +136,14 @@ fn inserts_flush_a_leaf_and_a_reference() {
 #[test]
 fn pages_are_as_long_as_the_caller_expects() {
     pages_have_what_is_expected::<Art<Sim>>(1);
+}
+
+#[test]
+fn pages_are_of_one_moment() {
+    pages_that_are_overtaken_are_of_one_moment::<Art<Sim>>();
+}
+
+#[test]
+fn changes_that_are_overtaken_are_shown() {
+    changes_that_are_overtaken_are_seen::<Art<Sim>>();
 }

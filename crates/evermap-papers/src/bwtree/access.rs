@@ -9,6 +9,7 @@ use evermap_pm::sync::Backoff;
 use evermap_pm::{Error, Medium, PmU64, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::copies::CopiesRef;
 use super::layout::{Child, IDS, Intent, Link, Part, RECORD_HEADER, Record, TREE_MARK};
 use super::node::{BaseRef, Entry, known_deltas};
 use super::{BwTree, mistakes};
@@ -95,6 +96,16 @@ impl Node<'_> {
     pub(super) fn level(&self) -> u8 {
         self.base.level
     }
+}
+
+/// What a lookup has found.
+pub(super) enum Found<'m> {
+    /// The key is absent.
+    Nothing,
+    /// The word that it is bound to.
+    Copy(u64),
+    /// Its record, which may be removed.
+    Record(LeafRef<'m>),
 }
 
 /// Where a search ended.
@@ -342,10 +353,8 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// Returns the right neighbour of a node. It begins where that ends; otherwise damaged
     /// references could lead a search round and round.
     pub(super) fn next_node(&self, node: &Node<'_>) -> Result<Node<'_>> {
-        let m = self.medium();
         let next = self.node(node.base.sibling, Some(node.level()))?;
-        let low = next.base.low(m);
-        if node.base.high(m).is_some_and(|high| high == low) && node.base.low(m) < low {
+        if next.base.follows(self.medium(), &node.base) {
             return Ok(next);
         }
         let what = "a node of a tree is not where the one before it ends";
@@ -432,25 +441,53 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     }
 
     /// Returns the newest record of a key in the leaf node where the search for it ended.
-    #[inline(always)]
+    #[inline]
     pub(super) fn find<'m>(&'m self, end: &End<'m>, key: &[u8]) -> Result<Option<LeafRef<'m>>> {
+        match self.find_with(end, key, None)? {
+            Found::Record(leaf) => Ok(Some(leaf)),
+            Found::Nothing | Found::Copy(_) => Ok(None),
+        }
+    }
+
+    /// Returns the same, or the word of the key if the node has a copy of that.
+    #[inline]
+    pub(super) fn find_to_read<'m>(&'m self, end: &End<'m>, key: &[u8]) -> Result<Found<'m>> {
+        // A writer that finds a node frozen leaves its copies as they are.
+        let is_usable = end.frozen.is_none() && !end.node.is_frozen();
+        let copies = if is_usable { self.copies_of(&end.node.base) } else { None };
+        self.find_with(end, key, copies)
+    }
+
+    #[inline(always)]
+    fn find_with<'m>(
+        &'m self,
+        end: &End<'m>,
+        key: &[u8],
+        copies: Option<CopiesRef<'m>>,
+    ) -> Result<Found<'m>> {
         let m = self.medium();
         for node in end.parts().filter(|node| node.word.depth() > 0) {
             if let Some(leaf) = self.find_delta(node, key)? {
-                return Ok(Some(leaf));
+                return Ok(Found::Record(leaf));
             }
         }
         let base = &end.target().base;
-        let position = self.count_before(base, &Search::before(key))?;
-        if position == base.len() {
-            return Ok(None);
+        // Few keys of a node have the same head.
+        for position in base.with_head(m, base.head(key, 0)) {
+            match copies.and_then(|copies| copies.get(m, position)) {
+                Some((copied, word)) if key == copied.to_be_bytes() => {
+                    return Ok(Found::Copy(word));
+                }
+                Some(_) => {}
+                None => {
+                    let leaf = self.record(base.entry(m, position).at)?;
+                    if leaf.is_of(m, key) {
+                        return Ok(Found::Record(leaf));
+                    }
+                }
+            }
         }
-        let entry = base.entry(m, position);
-        if entry.head != base.head(key, 0) {
-            return Ok(None);
-        }
-        let leaf = self.record(entry.at)?;
-        Ok(leaf.is_of(m, key).then_some(leaf))
+        Ok(Found::Nothing)
     }
 
     /// Returns the newest record of a key among the deltas of a leaf node.

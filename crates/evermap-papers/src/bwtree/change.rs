@@ -41,13 +41,18 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// # Errors
     /// `Poisoned`: a thread has panicked while it held the lock.
     pub(super) fn lock_key(&self, key: &[u8]) -> Result<MutexGuard<'_, ()>> {
-        match self.locks.0[self.hash(key) as usize % LOCKS].lock() {
+        match self.lock_of(key).lock() {
             Ok(lock) => Ok(lock),
             Err(poisoned) => {
                 self.memory.region.ensure_sound()?;
                 Ok(poisoned.into_inner())
             }
         }
+    }
+
+    /// Returns the lock of a key.
+    pub(super) fn lock_of(&self, key: &[u8]) -> &Mutex<()> {
+        &self.locks.0[self.hash(key) as usize % LOCKS]
     }
 
     /// Returns the word of a leaf, unless its key is not bound any more.
@@ -70,7 +75,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if let Some(leaf) = self.find(&end, key)?
             && let Some(old) = self.binding(&leaf)
         {
-            return Ok(self.change_leaf(&end, &leaf, old, decide));
+            return self.change_leaf(&end, key, &leaf, old, decide);
         }
         if mode == MutateMode::ExistingOnly {
             return Ok((Change::default(), unfinished(&end)));
@@ -82,26 +87,29 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     fn change_leaf(
         &self,
         end: &End<'_>,
+        key: &[u8],
         leaf: &LeafRef<'_>,
         old: u64,
         decide: &mut dyn FnMut(Option<u64>) -> Action,
-    ) -> (Change, Vec<Work>) {
+    ) -> Result<(Change, Vec<Work>)> {
         let m = self.medium();
         let mut todo = unfinished(end);
         let new = match decide(Some(old)) {
             Action::Keep => Some(old),
             Action::Put(word) => {
+                self.forget_copy(end, key, leaf)?;
                 leaf.put(m, word);
                 Some(word)
             }
             Action::Remove => {
+                self.forget_copy(end, key, leaf)?;
                 m.note(Note::Harmless("torn, it is one bit that means something"));
                 leaf.remove(m);
                 todo.extend(self.count_removed(end));
                 None
             }
         };
-        (Change { old: Some(old), new }, todo)
+        Ok((Change { old: Some(old), new }, todo))
     }
 
     /// Counts a key that was removed from a node. Returns what is to be done.

@@ -36,6 +36,9 @@ const WORK_MAX: usize = 256;
 /// are chosen.
 const MANY_BITS: u64 = 6;
 
+/// The bytes of a record that are prefetched: all of the leaf of a key of eight bytes.
+const KNOWN_BYTES: u64 = 32;
+
 /// The contents of a node.
 pub(super) struct Contents {
     /// In the order of their keys, which differ.
@@ -90,10 +93,19 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         for base in bases {
             let first = entries.len();
             entries.extend(base.entries(m).filter(|entry| Some(entry.child) != without));
+            if base.level == 0 {
+                let numbered = (1..).zip(&mut entries[first..]);
+                numbered.for_each(|(number, entry)| entry.child = number);
+            }
             if base.level == 0 && base.skip != bounds.skip {
                 self.set_heads(&mut entries[first..], bounds)?;
             }
         }
+        let nodes = nodes.into_iter().inspect(|node| {
+            let depth = node.word.depth() as usize;
+            let known = (0..depth).map(|number| node.base.record_of_delta(m, number));
+            known.for_each(|at| m.prefetch_bytes(at + RECORD_HEADER, KNOWN_BYTES));
+        });
         let mut has_others = false;
         let (mut inserted, mut gone) = (Vec::with_capacity(Self::chain(0) as usize), Vec::new());
         let mut inserts = Vec::with_capacity(Self::chain(0) as usize);
@@ -112,18 +124,57 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
                 inserts.push((Entry { head, at, child, base: 0 }, leaf));
             }
         }
-        // The oldest first.
-        for (entry, leaf) in inserts.into_iter().rev() {
-            let order = |other: &Entry| self.compare_entries(other, &entry, &leaf);
-            let (position, is_present) = find(&entries, order)?;
+        let inserts = self.sort_inserts(inserts, &mut gone)?;
+        let entries = self.merge_inserts(entries, &inserts, &mut gone)?;
+        Ok(Contents { entries, inserted, has_others, gone })
+    }
+
+    /// Puts deltas, the newest of which is first, into the order of their keys. Adds the records to
+    /// `gone` for whose keys there are newer ones.
+    fn sort_inserts<'m>(
+        &'m self,
+        inserts: Vec<(Entry, LeafRef<'m>)>,
+        gone: &mut Vec<u64>,
+    ) -> Result<Vec<(Entry, LeafRef<'m>)>> {
+        let mut sorted: Vec<(Entry, LeafRef<'_>)> = Vec::with_capacity(inserts.len());
+        for (entry, leaf) in inserts {
+            let (position, is_present) =
+                find(&sorted, |(other, _)| self.compare_entries(other, &entry, &leaf))?;
             if is_present {
-                gone.push(entries[position].at);
-                entries[position] = entry;
+                gone.push(entry.at);
             } else {
-                entries.insert(position, entry);
+                sorted.insert(position, (entry, leaf));
             }
         }
-        Ok(Contents { entries, inserted, has_others, gone })
+        Ok(sorted)
+    }
+
+    /// Merges the entries of deltas, which are in order, into those of base nodes. Adds the records
+    /// of the latter for whose keys there are deltas to `gone`.
+    fn merge_inserts(
+        &self,
+        entries: Vec<Entry>,
+        inserts: &[(Entry, LeafRef<'_>)],
+        gone: &mut Vec<u64>,
+    ) -> Result<Vec<Entry>> {
+        if inserts.is_empty() {
+            return Ok(entries);
+        }
+        let (mut left, mut merged) =
+            (&entries[..], Vec::with_capacity(entries.len() + inserts.len()));
+        for (entry, leaf) in inserts {
+            let (position, is_present) =
+                find(left, |other| self.compare_entries(other, entry, leaf))?;
+            merged.extend_from_slice(&left[..position]);
+            merged.push(*entry);
+            left = &left[position..];
+            if is_present {
+                gone.push(left[0].at);
+                left = &left[1..];
+            }
+        }
+        merged.extend_from_slice(left);
+        Ok(merged)
     }
 
     /// Makes the heads of entries those of a leaf node with these bounds.
@@ -181,6 +232,18 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         guard: &Guard<'_>,
         todo: &mut Vec<Work>,
     ) -> Result<bool> {
+        self.consolidate_with(level, id, false, guard, todo)
+    }
+
+    /// Does so, with space for copies if `wants_copies` or if there was some before.
+    pub(super) fn consolidate_with(
+        &self,
+        level: u8,
+        id: u64,
+        wants_copies: bool,
+        guard: &Guard<'_>,
+        todo: &mut Vec<Work>,
+    ) -> Result<bool> {
         let m = self.medium();
         let node = self.node(id, Some(level))?;
         // Its neighbour takes it over.
@@ -192,6 +255,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             Some((_, child)) => Some(child),
             None => None,
         };
+        self.copies_of(&node.base).inspect(|copies| copies.prefetch(m, 0..node.base.len()));
         let frozen = self.frozen_sibling(&node)?;
         let nodes = || std::iter::once(&node).chain(&frozen);
         let counted: u64 = nodes().map(|node| node.base.removed(m)).sum();
@@ -209,7 +273,10 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         if level == 0 {
             self.drop_removed(&mut contents, counted > 0)?;
         }
-        let replaced = self.replace(&node, bounds, &mut contents.entries)?;
+        // Otherwise the numbers of entries are those of two base nodes.
+        let carries = level == 0 && frozen.is_none();
+        let has_copies = wants_copies || nodes().any(|node| node.base.has_copies);
+        let replaced = self.replace(&node, (bounds, has_copies), &mut contents.entries, carries)?;
         let Some((block, new)) = replaced else { return Ok(false) };
         self.retire_parts(nodes(), guard);
         contents.gone.iter().for_each(|&at| self.retire_record(at, guard));
@@ -260,38 +327,50 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     }
 
     /// Replaces a node by a base node with these entries, or by two. Returns the offset of the
-    /// first one and the id of the second, or `None` if another thread was faster.
+    /// first one and the id of the second, or `None` if another thread was faster. `carries` says
+    /// whether copies are taken over from the base node that is replaced.
     fn replace(
         &self,
         node: &Node<'_>,
-        mut bounds: Bounds,
+        (mut bounds, has_copies): (Bounds, bool),
         entries: &mut [Entry],
+        carries: bool,
     ) -> Result<Option<(u64, Option<u64>)>> {
         let (m, level) = (self.medium(), node.level());
         let mut blocks = Fresh::new(&self.memory.pool);
         let (mut left, mut new) = (entries, None);
+        let (mut right, mut split_at) = (None, 0);
+        let (mut copying, old) = (Vec::with_capacity(2), carries.then_some(&node.base));
         if left.len() > Self::capacity(level) {
-            let right;
-            (left, right) = left.split_at_mut(left.len() / 2);
+            let half;
+            (left, half) = left.split_at_mut(left.len() / 2);
+            right = Some(half);
+            let right = right.as_deref_mut().expect("just made");
             let low = self.separator(level, left, right)?;
             let mut beyond = Bounds { low: low.clone(), ..bounds.clone() };
             if level == 0 {
                 self.choose_heads(right, &mut beyond)?;
             }
-            let split_off = self.split_off(level, &beyond, right, &mut blocks)?;
+            let split_off = self.split_off(level, (&beyond, has_copies), right, &mut blocks)?;
+            split_at = split_off.word.offset();
             bounds = Bounds { high: low, sibling: split_off.id, ..bounds };
             new = Some(split_off);
         }
         let chosen = if level == 0 { self.choose_heads(left, &mut bounds) } else { Ok(()) };
-        let bytes = base_bytes(level, left.len(), &bounds);
-        let block = match chosen.and_then(|()| self.node_block(bytes, &mut blocks)) {
-            Ok(block) => block,
+        let space = chosen
+            .and_then(|()| self.space_for(level, left.len(), (&bounds, has_copies), &mut blocks));
+        let (block, has_copies) = match space {
+            Ok(space) => space,
             Err(error) => {
                 new.iter().for_each(|new| self.discard(new));
                 return Err(error);
             }
         };
-        BaseRef::write(m, block, level, &bounds, left);
+        BaseRef::write(m, block, level, (&bounds, has_copies), left);
+        copying.extend(self.begin_copying(block, left, old));
+        if let Some(right) = &right {
+            copying.extend(self.begin_copying(split_at, right, old));
+        }
         m.fence();
         let word = Link::base(block).0;
         m.note(Note::Harmless(
@@ -303,6 +382,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             return Ok(None);
         }
         blocks.keep();
+        copying.into_iter().for_each(|copying| self.end_copying(node, copying));
         if let Some(new) = &new {
             self.clear_new(new.cell, new.word);
             self.events.splits.fetch_add(1, Ordering::Relaxed);
@@ -327,14 +407,15 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     fn split_off(
         &self,
         level: u8,
-        bounds: &Bounds,
+        (bounds, has_copies): (&Bounds, bool),
         entries: &[Entry],
         blocks: &mut Fresh<'_, M>,
     ) -> Result<NewNode<'_>> {
         let m = self.medium();
-        let block = self.node_block(base_bytes(level, entries.len(), bounds), blocks)?;
+        let (block, has_copies) =
+            self.space_for(level, entries.len(), (bounds, has_copies), blocks)?;
         m.note(Note::Harmless("late, it still comes before the fence: no node refers to it yet"));
-        BaseRef::write(m, block, level, bounds, entries);
+        BaseRef::write(m, block, level, (bounds, has_copies), entries);
         self.new_node(block)
     }
 
@@ -387,6 +468,25 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
     }
 
+    /// Allocates the block of a base node with this number of entries. Also returns whether it has
+    /// space for copies: not if there is only space without.
+    fn space_for(
+        &self,
+        level: u8,
+        entries: usize,
+        (bounds, has_copies): (&Bounds, bool),
+        blocks: &mut Fresh<'_, M>,
+    ) -> Result<(u64, bool)> {
+        if has_copies {
+            let bytes = base_bytes(level, entries, bounds, true);
+            if let Ok(block) = blocks.allocate_fixed(bytes.max(Self::NODE_BYTES)) {
+                return Ok((block, true));
+            }
+        }
+        let bytes = base_bytes(level, entries, bounds, false);
+        Ok((self.node_block(bytes, blocks)?, false))
+    }
+
     /// Allocates the block of a base node. If there is no space, takes the reserve.
     pub(super) fn node_block(&self, bytes: u64, blocks: &mut Fresh<'_, M>) -> Result<u64> {
         let usual = Self::NODE_BYTES;
@@ -436,10 +536,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
 }
 
 /// Returns the position of the first entry that is not less, and whether it is equal.
-fn find(
-    entries: &[Entry],
-    mut compare: impl FnMut(&Entry) -> Result<Order>,
-) -> Result<(usize, bool)> {
+fn find<E>(entries: &[E], mut compare: impl FnMut(&E) -> Result<Order>) -> Result<(usize, bool)> {
     let (mut low, mut high, mut is_present) = (0, entries.len(), false);
     while low < high {
         let middle = low.midpoint(high);

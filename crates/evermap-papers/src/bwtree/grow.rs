@@ -83,8 +83,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             Entry { head: 0, at: 0, child: root.id, base: root.base.offset },
             Entry { head: prefix(&low), at, child: sibling.id, base: sibling.base.offset },
         ];
-        let block = self.node_block(base_bytes(level, entries.len(), &bounds), &mut blocks)?;
-        BaseRef::write(m, block, level, &bounds, &entries);
+        let block =
+            self.node_block(base_bytes(level, entries.len(), &bounds, false), &mut blocks)?;
+        BaseRef::write(m, block, level, (&bounds, false), &entries);
         let new = self.new_node(block)?;
         m.fence();
         let cell = &self.root_block()?.tree;

@@ -197,7 +197,7 @@ pod! {
     ///
     /// ```text
     /// byte  0  meta         see `Meta`
-    /// byte  8  count        number of entries
+    /// byte  8  count        number of entries; bit 32: there is space for copies
     /// byte 16  sibling      id of the next node of the level, 0 if this is the last
     /// byte 24  lengths      bytes of the least key, and of the one at which the next node begins:
     ///                       32 bits each
@@ -205,18 +205,21 @@ pod! {
     /// byte 40  removed      how many keys were removed, roughly; never flushed
     /// byte 48  skip         number of bits that all keys of a leaf node have in common: see
     ///                       `LeafEntry`
+    /// byte 56  copied_by    the generation of the opener that has made the node's copies, or
+    ///                       another number if there are none; never flushed
     /// byte 64  deltas       which records are the deltas of the node, the oldest first:
     ///                       in leaf nodes, words: see `Delta`
     ///                       in others, pairs of words: the offset of the record, and its prefix
     ///                       0 if there is no such delta, or if only that can tell which comes next
     /// byte 192 entries      of leaf nodes: see `LeafEntry`; of others: see `INNER_ENTRY`
     ///          then the two keys, each padded to 8 bytes
+    ///          then in some leaf nodes, from the next multiple of 16 bytes on: see `copies`
     /// ```
     ///
     /// `deltas` is a copy of what the deltas say, so that a search need not walk from each to the
     /// next. A word of it is stored once, when the delta is durable, and is never flushed: one that
     /// a crash has taken back is 0, as it was when the base node became durable. All else but
-    /// `removed`, and what entries say of the base nodes of children, is immutable.
+    /// `removed`, the copies, and what entries say of the base nodes of children, is immutable.
     pub struct Base: 192 {
         /// What the node is.
         pub meta: PmU64,
@@ -232,7 +235,8 @@ pod! {
         pub removed: PmU64,
         /// The number of bits of a key before its head.
         pub skip: PmU64,
-        unused: PmU64,
+        /// The generation of the opener that has made the copies.
+        pub copied_by: PmU64,
         /// The deltas of the node.
         pub deltas: [PmU64; 16],
     }

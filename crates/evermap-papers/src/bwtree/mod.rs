@@ -16,9 +16,10 @@
 //! 3 ──▶ base  level 0  ┌ "kiwi" ─ "pear" ┐
 //! ```
 //!
-//! Lookups and scans take no lock and wait for no thread. Changes of one key are made one after the
-//! other; of changes of different keys that meet, one tries again. Only ids of new nodes are handed
-//! out under a lock, in ordinary memory.
+//! Lookups and scans wait for no thread, and take no lock but those of keys that nobody changes, to
+//! copy their words to the node that is scanned first (`copies`). Changes of one key are made one
+//! after the other; of changes of different keys that meet, one tries again. Only ids of new nodes
+//! are handed out under a lock, in ordinary memory.
 //!
 //! | change | the stores that commit it |
 //! |---|---|
@@ -53,6 +54,8 @@
 //!   the base node, by a counter that a crash takes back.
 //! * **Searches do not walk the deltas.** A base node knows its deltas, a delta its base node, and
 //!   the node above where the base node probably is: see `docs/design/p-bwtree.md`.
+//! * **A scan does not copy a node to read it.** The first one gives the node copies of keys of
+//!   eight bytes and their words, in order.
 //! * **Any byte string is a key.** Entries of leaf nodes have twenty bits of it that tell it apart,
 //!   others the first eight bytes.
 
@@ -70,9 +73,11 @@ use evermap_pm::sync::{Mutex, Rank};
 use evermap_pm::{Medium, PmU64, Result};
 
 mod access;
+mod ascend;
 mod change;
 mod check;
 mod consolidate;
+mod copies;
 mod grow;
 pub mod layout;
 mod merge;
@@ -84,7 +89,7 @@ mod table;
 mod tests;
 mod walk;
 
-use access::Search;
+use access::{Found, Search};
 use change::KeyLocks;
 use layout::{Base, INNER_ENTRY, KEY_SPACE, Link, Root};
 pub use mistakes::{MUTANTS, NOTICED_ELSEWHERE};
@@ -100,6 +105,8 @@ pub struct BwTree<M: Medium, const ITEMS: usize = 192> {
     /// Held by the thread that finds out which ids are free.
     finding: Mutex<()>,
     locks: KeyLocks,
+    /// Whether copies can be made: the generation tells which ones this opener has made.
+    copies: bool,
     events: Events,
 }
 
@@ -133,6 +140,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
     /// The bytes of a base node that are prefetched: as many as the usual one has.
     const PREFETCHED: u64 = (size_of::<Base>() + 8 * (ITEMS * 3 / 4)) as u64;
 
+    /// The least number of pairs without copies in a leaf node for which a page makes these.
+    const WORTH: usize = if ITEMS < 16 { 1 } else { ITEMS / 12 };
+
     /// Returns the most entries of a node after a split: as many as the usual block has space for.
     const fn capacity(level: u8) -> usize {
         match level {
@@ -165,7 +175,7 @@ impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
     /// Its seventh byte is the number of keys of a leaf node.
     const KIND: u64 = {
         assert!(8 <= ITEMS && ITEMS <= 254 && ITEMS.is_multiple_of(2));
-        u64::from_le_bytes(*b"BWTREE\0\x01") | (ITEMS as u64) << 48
+        u64::from_le_bytes(*b"BWTREE\0\x02") | (ITEMS as u64) << 48
     };
     const PAGE: usize = 2 * ITEMS;
 
@@ -175,6 +185,7 @@ impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
 
     fn assemble(memory: TreeMemory<M>) -> Result<Self> {
         Ok(BwTree {
+            copies: !memory.region.must_recover_all() && !memory.medium().is_read_only(),
             memory,
             ids: OnceLock::new(),
             finding: Mutex::ranked(Rank::TreeIds, ()),
@@ -189,7 +200,7 @@ impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
         let reserve = fresh.allocate_fixed(Self::NODE_BYTES)?;
         let segment = fresh.allocate_fixed(8 * table::segment_words(0))?;
         let bounds = Bounds { low: Vec::new(), high: Vec::new(), sibling: 0, skip: 0 };
-        BaseRef::write(m, node, 0, &bounds, &[]);
+        BaseRef::write(m, node, 0, (&bounds, false), &[]);
         table::write_segment(m, segment, 0);
         const FIRST: u64 = 1;
         let words: &[PmU64] = m.slice(segment, FIRST + 1).expect("just allocated");
@@ -211,8 +222,12 @@ impl<M: Medium, const ITEMS: usize> PersistentTree for BwTree<M, ITEMS> {
 
     /// Stores only to remove the mark of a word that it finds, and that is not durable yet.
     fn lookup(&self, key: &[u8]) -> Result<Option<u64>> {
-        let leaf = self.find(&self.descend(&Search::at(key), 0)?, key)?;
-        Ok(leaf.and_then(|leaf| self.binding(&leaf)))
+        let end = self.descend(&Search::at(key), 0)?;
+        Ok(match self.find_to_read(&end, key)? {
+            Found::Nothing => None,
+            Found::Copy(word) => Some(word),
+            Found::Record(leaf) => self.binding(&leaf),
+        })
     }
 
     fn change(

@@ -7,6 +7,7 @@ use evermap_index::ordered::leaf::{LeafRef, compare_key, prefix};
 use evermap_index::record::KEY_MAX;
 use evermap_pm::{Error, Medium, PmU64, Result};
 
+use super::copies::with_copies;
 use super::layout::{Base, Child, Delta, LeafEntry, Meta, entry_words};
 
 /// An entry of a base node.
@@ -17,7 +18,8 @@ pub(super) struct Entry {
     pub(super) head: u64,
     /// The offset of the record; 0 in the first entry of a level that is not the lowest.
     pub(super) at: u64,
-    /// The id of the child, in nodes that are not leaf nodes.
+    /// The id of the child, in nodes that are not leaf nodes. In others, while they are
+    /// consolidated, from 1 on the number of the entry in the base node; 0 for a delta.
     pub(super) child: u64,
     /// The offset at which its base node may be.
     pub(super) base: u64,
@@ -80,6 +82,8 @@ pub(super) struct BaseRef<'m> {
     pub(super) level: u8,
     pub(super) sibling: u64,
     pub(super) skip: u64,
+    /// Whether there is space for copies.
+    pub(super) has_copies: bool,
     /// The number of entries.
     count: usize,
     /// The words of the entries, and of the two keys behind them.
@@ -89,16 +93,24 @@ pub(super) struct BaseRef<'m> {
     high: usize,
 }
 
+/// The bit of [`Base::count`] that says whether there is space for copies.
+const HAS_COPIES: u64 = 1 << 32;
+
 /// Returns the number of words of a key with this number of bytes.
 fn key_words(bytes: usize) -> u64 {
     (bytes as u64).div_ceil(8)
 }
 
-/// Returns the size of a base node in bytes.
-pub(super) fn base_bytes(level: u8, entries: usize, bounds: &Bounds) -> u64 {
+/// Returns the size of a base node in bytes, without copies.
+fn durable_bytes(level: u8, entries: usize, bounds: &Bounds) -> u64 {
     let words = (entries * entry_words(level)) as u64;
     let keys = key_words(bounds.low.len()) + key_words(bounds.high.len());
     size_of::<Base>() as u64 + 8 * (words + keys)
+}
+
+/// Returns the size of a base node in bytes.
+pub(super) fn base_bytes(level: u8, entries: usize, bounds: &Bounds, has_copies: bool) -> u64 {
+    with_copies(has_copies, entries, durable_bytes(level, entries, bounds))
 }
 
 impl<'m> BaseRef<'m> {
@@ -123,9 +135,10 @@ impl<'m> BaseRef<'m> {
         let header = m.at::<Base>(offset).filter(|_| offset != 0)?;
         let level = Meta(m.load_relaxed(&header.meta)).level()?;
         let (count, skip) = (m.load_relaxed(&header.count), m.load_relaxed(&header.skip));
-        if skip > 8 * KEY_MAX as u64 {
+        if skip > 8 * KEY_MAX as u64 || count >= 2 * HAS_COPIES {
             return None;
         }
+        let (has_copies, count) = (count & HAS_COPIES != 0, count & (HAS_COPIES - 1));
         let lengths = m.load_relaxed(&header.lengths);
         let (low, high) = (lengths as u32 as usize, (lengths >> 32) as usize);
         let words = count.checked_mul(entry_words(level) as u64)?;
@@ -136,6 +149,7 @@ impl<'m> BaseRef<'m> {
             level,
             sibling: m.load_relaxed(&header.sibling),
             skip,
+            has_copies,
             count: count as usize,
             words: m.slice(offset + size_of::<Base>() as u64, words)?,
             low,
@@ -150,21 +164,23 @@ impl<'m> BaseRef<'m> {
         m: &M,
         block: u64,
         level: u8,
-        bounds: &Bounds,
+        (bounds, has_copies): (&Bounds, bool),
         entries: &[Entry],
     ) {
         let header = m.at::<Base>(block).expect("just allocated");
         m.store(&header.meta, Meta::new(level).0);
-        m.store(&header.count, entries.len() as u64);
+        let flag = if has_copies { HAS_COPIES } else { 0 };
+        m.store(&header.count, entries.len() as u64 | flag);
         m.store(&header.sibling, bounds.sibling);
         let lengths = bounds.low.len() as u64 | (bounds.high.len() as u64) << 32;
         m.store(&header.lengths, lengths);
         m.store(&header.high_prefix, prefix(&bounds.high));
         m.store(&header.skip, bounds.skip);
         m.store_transient(&header.removed, 0);
+        m.store_transient(&header.copied_by, 0);
         // Durable, unlike what is stored there later.
         header.deltas.iter().for_each(|cell| m.store(cell, 0));
-        let bytes = base_bytes(level, entries.len(), bounds);
+        let bytes = durable_bytes(level, entries.len(), bounds);
         let all: &[PmU64] = m.slice(block, bytes / 8).expect("just allocated");
         let (words, keys) =
             all[size_of::<Base>() / 8..].split_at(entries.len() * entry_words(level));
@@ -260,6 +276,18 @@ impl<'m> BaseRef<'m> {
         (self.sibling != 0).then(|| bytes(m, self.keys().1, self.high))
     }
 
+    /// Returns `true` if this node begins where `other` ends, and after that begins.
+    pub(super) fn follows<M: Medium>(&self, m: &M, other: &Self) -> bool {
+        let load = |cell: &PmU64| m.load_relaxed(cell).swap_bytes();
+        let (before, end) = other.keys();
+        let low = || self.keys().0.iter().map(load);
+        // The words are padded with zeros, which no byte is less than.
+        other.sibling != 0
+            && self.low == other.high
+            && low().eq(end.iter().map(load))
+            && before.iter().map(load).cmp(low()).then(other.low.cmp(&self.low)).is_lt()
+    }
+
     /// Compares the key at which the next node begins with another one, whose prefix is `prefix`.
     #[inline(always)]
     pub(super) fn compare_high<M: Medium>(&self, m: &M, key: &[u8], prefix: u64) -> Ordering {
@@ -327,9 +355,15 @@ impl<'m> BaseRef<'m> {
         Bounds { low: self.low(m), high, sibling: self.sibling, skip: self.skip }
     }
 
+    /// Returns the size of the node in bytes, without copies.
+    #[inline]
+    pub(super) fn durable_bytes(&self) -> u64 {
+        (size_of::<Base>() + size_of_val(self.words)) as u64
+    }
+
     /// Returns the size of the node in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        (size_of::<Base>() + size_of_val(self.words)) as u64
+        with_copies(self.has_copies, self.count, self.durable_bytes())
     }
 
     /// Returns the number of keys that were removed, roughly.

@@ -23,6 +23,11 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         most: usize,
         page: &mut Page,
     ) -> Result<bool> {
+        if direction == Direction::Ascending
+            && let Some(is_unchanged) = self.ascend(from, most, page)?
+        {
+            return Ok(is_unchanged);
+        }
         let m = self.medium();
         let search = match (direction, from) {
             (Direction::Ascending, Bound::Unbounded) => Search::at(&[]),

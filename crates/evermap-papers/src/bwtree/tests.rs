@@ -215,6 +215,64 @@ fn a_merge_that_ends_in_a_split_at_the_same_key_is_complete() {
     assert_no_leak(&pool, tree);
 }
 
+/// Keys of a node that is being merged are deltas of its left neighbour. A page of that ends where
+/// the other one begins.
+#[test]
+fn keys_of_a_node_that_is_merged_are_shown_once() {
+    let ((_sim, _pool, index), _, low, mut keys) = merging(Stage::Frozen);
+    for key in [1, 2, low + 1, low + 2] {
+        let put = &mut |_| Action::Put(key);
+        index.index.change_locked(&bytes(key), MutateMode::MayInsert, put).unwrap();
+        keys.insert(key);
+    }
+    assert_holds(&index.index, &keys);
+}
+
+/// Returns the number of entries whose copies may be used, and checks those.
+fn copies(tree: &Tiny<Sim>) -> usize {
+    let (m, mut count) = (tree.medium(), 0);
+    tree.each_node(&mut |shown| {
+        let base = shown.end.target().base;
+        let Some(copies) = tree.copies_of(&base) else { return Ok(true) };
+        for (position, entry) in base.entries(m).enumerate() {
+            if let Some((key, word)) = copies.get(m, position) {
+                let leaf = tree.record(entry.at)?;
+                assert_eq!((leaf.key(m), tree.binding(&leaf)), (bytes(key).to_vec(), Some(word)));
+                count += 1;
+            }
+        }
+        Ok(true)
+    })
+    .unwrap();
+    count
+}
+
+/// The first scan makes copies, consolidations take them over, changes forget them, and the next
+/// opener has none.
+#[test]
+fn copies_are_made_by_scans_and_forgotten_by_changes() {
+    let (sim, mut pool, mut index) = tree();
+    insert(&index.index, 0..100);
+    assert_eq!(copies(&index.index), 0, "a tree that is not scanned");
+    assert_holds(&index.index, &(0..100).collect());
+    let made = copies(&index.index);
+    assert!(made > 60, "{made}");
+    assert!(index.index.update(&bytes(50), 50).unwrap().new.is_some());
+    remove_only(&index.index, 20);
+    assert!(copies(&index.index) < made);
+    assert!(index.index.insert(&bytes(20), 20).unwrap().inserted());
+    // Splits and consolidations of all nodes.
+    insert(&index.index, 100..200);
+    assert!(copies(&index.index) > made / 2);
+    assert_holds(&index.index, &(0..200).collect());
+    drop((pool, index));
+    (pool, index) = reopened(&sim);
+    assert_eq!(copies(&index.index), 0, "those of an earlier opener");
+    assert_holds(&index.index, &(0..200).collect());
+    assert!(copies(&index.index) > made);
+    assert_no_leak(&pool, &index.index);
+}
+
 /// Every change of one thread is complete when it returns: there is no intent, and the level above
 /// of each level has all of its nodes.
 #[test]
@@ -546,7 +604,7 @@ fn a_crash_loses_no_ids() {
     insert(tree, 0..100);
     let block = pool.allocate_fixed(Tiny::<Sim>::NODE_BYTES).unwrap();
     let bounds = Bounds { low: bytes(50).to_vec(), high: bytes(51).to_vec(), sibling: 1, skip: 0 };
-    BaseRef::write(&sim, block, 0, &bounds, &[]);
+    BaseRef::write(&sim, block, 0, (&bounds, false), &[]);
     let (unlinked, used) = (tree.new_node(block).unwrap().id, tree.used_ids());
     drop((pool, index));
     let (pool, index): (_, Tree) = reopened(&sim);

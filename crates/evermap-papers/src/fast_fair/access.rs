@@ -105,7 +105,7 @@ impl<'m, F: Form> NodeRef<'m, F> {
     /// in a cache: no line behind the right one is waited for. The others mostly are, so all their
     /// lines are read, without a branch, which processors would often mispredict.
     #[inline(always)]
-    fn less<M: Medium>(&self, m: &M, prefix: u64) -> usize {
+    pub(super) fn less<M: Medium>(&self, m: &M, prefix: u64) -> usize {
         const LAST: usize = LINE_RECORDS - 1;
         if F::PLAIN {
             return self.less_one_by_one(m, prefix);
@@ -370,7 +370,17 @@ impl<M: Medium, F: Form> FastFair<M, F> {
 
     /// Returns an error unless `next` has a greater least key than `node`. Otherwise damaged
     /// references could lead a search round and round.
+    #[inline]
     pub(super) fn ensure_after(&self, node: &NodeRef<'_, F>, next: &NodeRef<'_, F>) -> Result<()> {
+        let m = self.medium();
+        let prefix = |node: &NodeRef<'_, F>| m.load(&node.node.low().prefix);
+        let has_low = m.load(&next.header().low_rest) != Rest::None.word();
+        if has_low && prefix(node) < prefix(next) { Ok(()) } else { self.compare_lows(node, next) }
+    }
+
+    /// Does the same if the prefixes do not tell.
+    #[cold]
+    fn compare_lows(&self, node: &NodeRef<'_, F>, next: &NodeRef<'_, F>) -> Result<()> {
         let low = self.low(next)?;
         let follows = low.as_deref().map(|low| self.compare_low(node, &Search::new(low)));
         match follows.transpose()? {
@@ -383,9 +393,20 @@ impl<M: Medium, F: Form> FastFair<M, F> {
     }
 
     /// Searches from the root down to a level.
-    #[inline(always)]
+    #[inline]
     pub(super) fn descend(&self, search: &Search<'_>, level: u8) -> Result<End<'_, F>> {
-        let (mut node, mut passed) = (self.root_node()?, None);
+        self.descend_from(self.root_node()?, search, level)
+    }
+
+    /// Searches from a node down to a level.
+    #[inline(always)]
+    pub(super) fn descend_from<'m>(
+        &'m self,
+        mut node: NodeRef<'m, F>,
+        search: &Search<'_>,
+        level: u8,
+    ) -> Result<End<'m, F>> {
+        let mut passed = None;
         loop {
             // Not by `read`, whose closure the compiler does not inline.
             let version = self.version(&node)?;

@@ -35,7 +35,7 @@ pub(super) struct CopiesRef<'m> {
 impl CopiesRef<'_> {
     /// Returns for which records there are copies.
     #[inline(always)]
-    fn copied<M: Medium>(&self, m: &M) -> u64 {
+    pub(super) fn copied<M: Medium>(&self, m: &M) -> u64 {
         m.load(self.copied)
     }
 
@@ -49,6 +49,12 @@ impl CopiesRef<'_> {
     pub(super) fn get<M: Medium>(&self, m: &M, position: usize) -> Option<u64> {
         let word = m.load(&self.words[position]);
         (self.copied(m) >> position & 1 == 1).then_some(word)
+    }
+
+    /// Does the same for a scan, which has read for which records there are copies.
+    #[inline]
+    pub(super) fn get_of<M: Medium>(&self, m: &M, copied: u64, position: usize) -> Option<u64> {
+        (copied >> position & 1 == 1).then(|| m.load(&self.words[position]))
     }
 
     /// Replaces the word of the record at `position`, if it is copied.

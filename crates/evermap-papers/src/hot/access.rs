@@ -12,7 +12,7 @@ use super::node::Node;
 use super::{Hot, mistakes};
 
 /// The number of bytes of a node that a search asks the memory for before it reads the first ones.
-const AHEAD: u64 = 320;
+pub(super) const AHEAD: u64 = 320;
 
 /// One step of a search: to a child of a node.
 #[derive(Clone, Copy)]

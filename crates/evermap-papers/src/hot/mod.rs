@@ -50,8 +50,8 @@
 //!   node with one entry.
 //! * **Keys can be removed**, and nodes that are left with few entries are put together.
 //! * **Any byte string is a key**, of up to 64 KiB, and a key may be the beginning of others.
-//! * **No vector instructions**: partial keys are compared eight bytes at a time. `pext` is used
-//!   where there is one.
+//! * **No wide vector instructions**: partial keys are compared eight bytes at a time, those of
+//!   eight bits sixteen at a time on x86. `pext` is used where there is one.
 //! * **Locks contain the generation**, so none is held after a crash.
 //!
 //! Scans read a page of pairs and validate the versions of the nodes that they have used.

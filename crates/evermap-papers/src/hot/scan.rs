@@ -8,6 +8,7 @@ use evermap_index::ordered::{Direction, Page};
 use evermap_pm::{Medium, Result};
 
 use super::Hot;
+use super::access::{AHEAD, Step};
 use super::bits::Search;
 use super::layout::Child;
 use super::node::Node;
@@ -15,6 +16,11 @@ use super::place::Place;
 
 /// The largest number of pairs in a page.
 pub(super) const PAGE: usize = 128;
+
+/// The number of children that are nodes, or leaves, and that are prefetched before a walk comes to
+/// them.
+const NODES_AHEAD: usize = 2;
+const LEAVES_AHEAD: usize = 12;
 
 /// A walk in one direction.
 pub(super) struct Walk<'m, const ENTRIES: usize, M: Medium> {
@@ -48,7 +54,9 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
         from: Bound<&[u8]>,
         direction: Direction,
     ) -> Result<Self> {
-        let mut walk = Walk { tree, direction, stack: Vec::new(), seen: Seen::default() };
+        // As many as most trees need.
+        let (stack, seen) = (Vec::with_capacity(12), Seen::default());
+        let mut walk = Walk { tree, direction, stack, seen };
         match from {
             Bound::Unbounded => walk.enter(tree.root_node()?),
             Bound::Included(key) => walk.seek(key, true)?,
@@ -74,6 +82,7 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
         let seen = &mut self.seen;
         let enter = |node: &Node<'m>| seen.add(node.lock, Lock(m.load(node.lock)));
         let path = self.tree.descend(&search, enter)?;
+        self.prefetch_beside(&path);
         let (depth, edge) = match self.tree.place(&search, &path)? {
             Place::Empty => (0, 0),
             Place::Gap(gap) => (gap.depth, if gap.after { gap.below.end } else { gap.below.start }),
@@ -87,6 +96,32 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
         self.stack.extend(path[..depth].iter().map(|step| (step.node, step.at + after)));
         self.stack.push((path[depth].node, edge));
         Ok(())
+    }
+
+    /// Prefetches what comes after the end of a path, beside the leaf to which that leads.
+    fn prefetch_beside(&self, path: &[Step<'m>]) {
+        let (m, Some(last)) = (self.tree.medium(), path.last()) else { return };
+        if !self.is_ascending() {
+            return;
+        }
+        let leaves = last.node.children[last.at..].iter().take(LEAVES_AHEAD);
+        let leaves = leaves.map(|cell| Child(m.load_relaxed(cell)));
+        leaves.filter(|child| child.is_leaf()).for_each(|child| m.prefetch(child.offset()));
+        if let Some(above) = path.len().checked_sub(2).map(|at| &path[at]) {
+            (1..=NODES_AHEAD).for_each(|ahead| self.prefetch_node(&above.node, above.at + ahead));
+        }
+    }
+
+    /// Prefetches the child at a position, if it is a node.
+    #[inline]
+    fn prefetch_node(&self, node: &Node<'m>, at: usize) {
+        let m = self.tree.medium();
+        if let Some(cell) = node.children.get(at) {
+            let child = Child(m.load_relaxed(cell));
+            if !child.is_leaf() {
+                m.prefetch_bytes(child.offset(), AHEAD);
+            }
+        }
     }
 
     /// Returns what comes next: a leaf, or a node, which is entered.
@@ -109,6 +144,10 @@ impl<'m, const ENTRIES: usize, M: Medium> Walk<'m, ENTRIES, M> {
                 return Err(node.damaged());
             }
             if !child.is_leaf() {
+                let node = *node;
+                if self.is_ascending() {
+                    self.prefetch_node(&node, at + NODES_AHEAD);
+                }
                 let next = self.tree.node(child, node.height)?;
                 self.enter(next);
             }

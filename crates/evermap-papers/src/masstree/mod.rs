@@ -68,6 +68,7 @@ mod layer;
 pub mod layout;
 pub mod mistakes;
 mod scan;
+mod short;
 mod split;
 #[cfg(test)]
 mod tests;

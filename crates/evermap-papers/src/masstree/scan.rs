@@ -14,7 +14,7 @@ use super::layout::{Below, SLICE, Slice};
 
 /// The number of pairs in a page, and of nodes that are read for it, if no other thread changes
 /// the tree meanwhile.
-pub(super) const PAGE: usize = 64;
+pub(super) const PAGE: usize = 128;
 
 /// A walk in one direction.
 struct Walk<'m, M: Medium> {
@@ -239,6 +239,11 @@ impl<M: Medium> Masstree<M> {
         most: usize,
         page: &mut Page,
     ) -> Result<Seen<'_>> {
+        if direction == Direction::Ascending
+            && let Some(seen) = self.read_short(from, most, page)?
+        {
+            return Ok(seen);
+        }
         let m = self.medium();
         let mut walk = Walk::new(self, from, direction)?;
         let (mut items, mut keys) = (Vec::with_capacity(most), Vec::new());

@@ -2,6 +2,9 @@
 
 use evermap_index::ordered::OrderedIndex;
 use evermap_index::testkit::crash::battery;
+use evermap_index::testkit::ordered::overtaken::{
+    changes_that_are_overtaken_are_seen, pages_that_are_overtaken_are_of_one_moment,
+};
 use evermap_index::testkit::ordered::trees::{
     Costs, Make, SOUND, in_memory, keys_with_equal_prefixes, pages_have_what_is_expected,
 };
@@ -90,4 +93,16 @@ fn inserts_flush_a_record_and_a_word() {
 #[test]
 fn pages_are_as_long_as_the_caller_expects() {
     pages_have_what_is_expected::<BwTree<Sim>>(1);
+}
+
+#[test]
+fn pages_are_of_one_moment() {
+    pages_that_are_overtaken_are_of_one_moment::<BwTree<Sim>>();
+    pages_that_are_overtaken_are_of_one_moment::<Tiny<Sim>>();
+}
+
+#[test]
+fn changes_that_are_overtaken_are_shown() {
+    changes_that_are_overtaken_are_seen::<BwTree<Sim>>();
+    changes_that_are_overtaken_are_seen::<Tiny<Sim>>();
 }

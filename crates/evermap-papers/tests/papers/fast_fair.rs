@@ -2,6 +2,9 @@
 
 use evermap_index::ordered::OrderedIndex;
 use evermap_index::testkit::crash::battery;
+use evermap_index::testkit::ordered::overtaken::{
+    changes_that_are_overtaken_are_seen, pages_that_are_overtaken_are_of_one_moment,
+};
 use evermap_index::testkit::ordered::trees::{
     Costs, Make, SOUND, in_memory, keys_with_equal_prefixes, nodes_stay_stale,
     pages_have_what_is_expected,
@@ -99,4 +102,14 @@ fn inserts_in_the_form_of_the_paper_shift_less() {
 #[test]
 fn pages_are_as_long_as_the_caller_expects() {
     pages_have_what_is_expected::<FastFair<Sim>>(40);
+}
+
+#[test]
+fn pages_are_of_one_moment() {
+    pages_that_are_overtaken_are_of_one_moment::<FastFair<Sim>>();
+}
+
+#[test]
+fn changes_that_are_overtaken_are_shown() {
+    changes_that_are_overtaken_are_seen::<FastFair<Sim>>();
 }

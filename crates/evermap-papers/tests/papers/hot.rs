@@ -3,6 +3,9 @@
 use evermap_index::ordered::tree::PersistentTree;
 use evermap_index::ordered::{Cursor, Direction, OrderedIndex};
 use evermap_index::testkit::crash::battery;
+use evermap_index::testkit::ordered::overtaken::{
+    changes_that_are_overtaken_are_seen, pages_that_are_overtaken_are_of_one_moment,
+};
 use evermap_index::testkit::ordered::trees::{
     Costs, Make, SOUND, in_memory, nodes_stay_stale, pages_have_what_is_expected,
 };
@@ -189,4 +192,14 @@ fn inserts_flush_a_node() {
 #[test]
 fn pages_are_as_long_as_the_caller_expects() {
     pages_have_what_is_expected::<Hot<Sim>>(1);
+}
+
+#[test]
+fn pages_are_of_one_moment() {
+    pages_that_are_overtaken_are_of_one_moment::<Hot<Sim>>();
+}
+
+#[test]
+fn changes_that_are_overtaken_are_shown() {
+    changes_that_are_overtaken_are_seen::<Hot<Sim>>();
 }

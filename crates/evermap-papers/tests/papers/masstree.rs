@@ -7,6 +7,9 @@ use std::sync::{Arc, OnceLock};
 
 use evermap_index::ordered::{Direction, OrderedIndex};
 use evermap_index::testkit::crash::battery;
+use evermap_index::testkit::ordered::overtaken::{
+    changes_that_are_overtaken_are_seen, pages_that_are_overtaken_are_of_one_moment,
+};
 use evermap_index::testkit::ordered::trees::{
     Costs, Make, SOUND, in_memory, keys, nodes_stay_stale, pages_have_what_is_expected, tree_in,
 };
@@ -328,4 +331,14 @@ fn changes_that_are_overtaken_take_effect_once() {
 #[test]
 fn pages_are_as_long_as_the_caller_expects() {
     pages_have_what_is_expected::<Masstree<Sim>>(16);
+}
+
+#[test]
+fn pages_are_of_one_moment() {
+    pages_that_are_overtaken_are_of_one_moment::<Masstree<Sim>>();
+}
+
+#[test]
+fn changes_that_are_overtaken_are_shown() {
+    changes_that_are_overtaken_are_seen::<Masstree<Sim>>();
 }

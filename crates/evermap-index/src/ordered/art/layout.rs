@@ -286,8 +286,15 @@ impl Prefix {
     #[inline(always)]
     pub fn admits(self, key: &[u8], level: usize) -> bool {
         let count = self.count().min(level);
-        let bytes = self.0.to_le_bytes();
-        bytes[1..=count] == key[level - count..level]
+        match key.first_chunk() {
+            // Without a call: most keys are this long, and most levels this low.
+            Some(first) if level <= 8 => {
+                let key = u64::from_le_bytes(*first).checked_shr(8 * (level - count) as u32);
+                let differ = self.0 >> 8 ^ key.unwrap_or(0);
+                differ & ((1 << (8 * count.min(7))) - 1) == 0
+            }
+            _ => self.0.to_le_bytes()[1..=count] == key[level - count..level],
+        }
     }
 
     /// Compares the last `skipped` bytes before the level of the node with `rest`, which is not

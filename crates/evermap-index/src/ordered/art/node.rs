@@ -221,6 +221,19 @@ impl<'m> Node<'m> {
         all.filter(|(_, _, child)| !child.is_none())
     }
 
+    /// Returns up to `most` children of a [`Node256`] from the rank `edge` on, as they are.
+    pub(super) fn next_children<M: Medium>(
+        &self,
+        m: &M,
+        edge: usize,
+        most: usize,
+    ) -> impl Iterator<Item = Child> {
+        let first = edge.saturating_sub(1);
+        let cells = (self.kind == Kind::N256).then(|| self.children.get(first..)).flatten();
+        let children = cells.unwrap_or_default().iter().map(|cell| Child(m.load_relaxed(cell)));
+        children.filter(|child| !child.is_none()).take(most)
+    }
+
     /// Returns the number of children.
     pub(super) fn len<M: Medium>(&self, m: &M) -> usize {
         self.all(m).count()
@@ -281,21 +294,26 @@ impl<'m> Node<'m> {
 
     /// Appends the children of a node of another kind that have these ranks, in their order.
     fn gather_all<M: Medium>(&self, m: &M, ranks: Range<u16>, out: &mut Vec<(&'m PmU64, Child)>) {
+        let end = Child(m.load(&self.header.end));
+        if !end.is_none() && ranks.contains(&0) {
+            out.push((&self.header.end, end));
+        }
         // Sorting by a table takes no branch that depends on the order of the children.
         let (mut present, mut positions) = ([0u64; 4], [0u8; 256]);
         let mut children = [Child(0); 48];
-        for (position, (cell, child)) in self.children.iter().zip(&mut children).enumerate() {
-            *child = Child(m.load(cell));
+        for (position, (cell, place)) in self.children.iter().zip(&mut children).enumerate() {
+            let child = Child(m.load(cell));
+            // The free places are mostly behind the others.
+            if child.is_none() {
+                continue;
+            }
+            *place = child;
             let symbol = child.symbol();
-            let wanted = !child.is_none() && ranks.contains(&rank(Some(symbol)));
+            let wanted = ranks.contains(&rank(Some(symbol)));
             present[usize::from(symbol) / 64] |= u64::from(wanted) << (symbol % 64);
             if wanted {
                 positions[usize::from(symbol)] = position as u8;
             }
-        }
-        let end = Child(m.load(&self.header.end));
-        if !end.is_none() && ranks.contains(&0) {
-            out.push((&self.header.end, end));
         }
         for (symbols, mut present) in (0..).step_by(64).zip(present) {
             while present != 0 {

@@ -15,8 +15,14 @@ use crate::ordered::{Direction, Page};
 /// The largest number of pairs in a page.
 pub(super) const PAGE: usize = 128;
 
-/// The number of children that are prefetched, if they are nodes, before a walk comes to them.
+/// The most children that are prefetched, if they are nodes, before a walk comes to them.
 const NODES_AHEAD: usize = 8;
+
+/// The number of leaves that a node is expected to have, for how many are worth to be prefetched.
+const USUAL: usize = 12;
+
+/// The number of leaves that are prefetched beside the one at which a walk begins.
+const LEAVES_AHEAD: usize = 16;
 
 /// A walk in one direction.
 pub(super) struct Walk<'m, M: Medium> {
@@ -29,6 +35,8 @@ pub(super) struct Walk<'m, M: Medium> {
     waiting: Vec<(&'m PmU64, Child)>,
     /// The locks of all nodes that were used.
     seen: Seen<'m>,
+    /// The number of children that are prefetched, at least 1.
+    ahead: usize,
     /// Whether it goes on beside what cannot be read.
     passes_over: bool,
     /// Where the first part is that it has passed over.
@@ -63,19 +71,27 @@ impl<'m, M: Medium> Walk<'m, M> {
     /// Begins a walk at a bound.
     pub(super) fn new(tree: &'m Art<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
         // As many as most pages need.
-        let (stack, seen) = (Vec::with_capacity(8), Seen::with_capacity(32));
+        let (stack, seen) = (Vec::with_capacity(8), Seen::default());
         let waiting = Vec::with_capacity(64);
         let (passes_over, unreadable) = (false, None);
-        let mut walk = Walk { tree, direction, stack, waiting, seen, passes_over, unreadable };
+        let ahead = NODES_AHEAD;
+        let mut walk =
+            Walk { tree, direction, stack, waiting, seen, ahead, passes_over, unreadable };
         walk.enter(tree.root_node()?);
         walk.start(from)?;
         Ok(walk)
     }
 
-    /// Begins a walk that goes on beside what cannot be read, and notes where that is.
-    fn passing_over(tree: &'m Art<M>, from: Bound<&[u8]>, direction: Direction) -> Result<Self> {
+    /// Begins a walk to about `most` leaves, that goes on beside what cannot be read, and notes
+    /// where that is.
+    fn passing_over(
+        tree: &'m Art<M>,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        most: usize,
+    ) -> Result<Self> {
         let mut walk = Walk::new(tree, Bound::Unbounded, direction)?;
-        walk.passes_over = true;
+        (walk.passes_over, walk.ahead) = (true, (most / USUAL + 1).min(NODES_AHEAD));
         walk.start(from)?;
         Ok(walk)
     }
@@ -122,9 +138,27 @@ impl<'m, M: Medium> Walk<'m, M> {
         let (m, from) = (self.tree.medium(), self.waiting.len());
         let entered = &mut self.stack[at];
         entered.edge = entered.node.gather(m, entered.edge, self.direction, &mut self.waiting);
-        let next = self.waiting[from..].iter().rev().take(NODES_AHEAD);
+        let next = self.waiting[from..].iter().rev().take(self.ahead);
         next.for_each(|(_, child)| self.tree.prefetch_node(*child));
         self.waiting.len() > from
+    }
+
+    /// Asks the memory for what comes next beside the place to which a search has come, and which
+    /// it has to wait for: the nodes beside the current one, and leaves of this.
+    fn prefetch_beside(&mut self) {
+        let (m, ascends) = (self.tree.medium(), self.direction == Direction::Ascending);
+        let [.., above, here] = &self.stack[..] else { return };
+        let edge = usize::from(above.edge);
+        if ascends && self.ahead > 1 {
+            let next = above.node.next_children(m, edge, self.ahead);
+            next.for_each(|child| self.tree.prefetch_node(child));
+        }
+        let is_ahead =
+            |child: &Child| child.is_leaf() && (rank(Some(child.symbol())) >= here.edge) == ascends;
+        let leaves = here.node.all(m).map(|(_, child)| child).filter(is_ahead);
+        leaves
+            .take(LEAVES_AHEAD.min(USUAL * self.ahead))
+            .for_each(|leaf| m.prefetch(leaf.offset()));
     }
 
     /// Makes the children of the node above the current one wait, so that the nodes beside it are
@@ -150,7 +184,10 @@ impl<'m, M: Medium> Walk<'m, M> {
             let order = match self.tree.child(m, &node, symbol) {
                 // Nothing is there, so any edge is right.
                 None => Ordering::Less,
-                Some((_, child)) if child.is_leaf() => self.tree.leaf(child)?.compare(m, key),
+                Some((_, child)) if child.is_leaf() => {
+                    self.prefetch_beside();
+                    self.tree.leaf(child)?.compare(m, key)
+                }
                 Some((_, child)) => {
                     let next = self.tree.node(child, Some(node.level))?;
                     let order = self.order(&node, (child, &next), key)?;
@@ -208,7 +245,7 @@ impl<'m, M: Medium> Walk<'m, M> {
             if let Some(entered) = self.stack.last_mut() {
                 entered.is_empty = false;
             }
-            if let Some((_, ahead)) = self.waiting[below..].iter().nth_back(NODES_AHEAD - 1) {
+            if let Some((_, ahead)) = self.waiting[below..].iter().nth_back(self.ahead - 1) {
                 self.tree.prefetch_node(*ahead);
             }
             let child = self.tree.settled(cell, child);
@@ -267,7 +304,7 @@ impl<M: Medium> Art<M> {
         most: usize,
         page: &mut Page,
     ) -> Result<Seen<'_>> {
-        let mut walk = Walk::passing_over(self, from, direction)?;
+        let mut walk = Walk::passing_over(self, from, direction, most)?;
         leaf::fill_page(self.medium(), page, (from, direction), (most, PAGE), || {
             while let Some(child) = walk.next()? {
                 if child.is_leaf() {

@@ -24,6 +24,7 @@ use encoded::MakeEncoded;
 
 pub mod encoded;
 pub mod model;
+pub mod overtaken;
 pub mod reference;
 pub mod scans;
 pub mod trees;
