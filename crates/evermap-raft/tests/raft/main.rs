@@ -1,0 +1,3 @@
+//! The storage of a node: openraft's own tests, and what kills leave.
+
+mod suite;
