@@ -60,6 +60,7 @@ impl From<Error> for AnyError {
 
 /// Tells openraft in which operation an error occurred: one of the constructors of
 /// [`StorageIOError`].
+#[expect(clippy::result_large_err, reason = "the type is openraft's")]
 pub(crate) trait During<T> {
     fn during<N: NodeId>(
         self,

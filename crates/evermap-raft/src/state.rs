@@ -24,6 +24,9 @@ const INSTALL_BYTES: usize = 32 << 20;
 type Membership<C> = StoredMembership<<C as RaftTypeConfig>::NodeId, <C as RaftTypeConfig>::Node>;
 type Applied<C> = (Option<LogId<<C as RaftTypeConfig>::NodeId>>, Membership<C>);
 
+/// A snapshot that is kept, and where.
+type CurrentSnapshot<C> = Option<(Meta<C>, PathBuf)>;
+
 /// What the entries of the log are applied to, for [`openraft::Raft::new`].
 pub struct StateMachine<C: RaftTypeConfig> {
     parts: Parts<C>,
@@ -54,7 +57,7 @@ struct Current {
 struct Parts<C: RaftTypeConfig> {
     state: State,
     folder: Arc<Folder>,
-    snapshot: Arc<Mutex<Option<(Meta<C>, PathBuf)>>>,
+    snapshot: Arc<Mutex<CurrentSnapshot<C>>>,
 }
 
 impl State {

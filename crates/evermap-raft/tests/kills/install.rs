@@ -1,0 +1,128 @@
+//! A state machine whose process is killed while it builds and installs snapshots.
+
+use std::path::Path;
+
+use evermap::{Evermap, Options};
+use evermap_raft::kv::{Kv, Request};
+use evermap_raft::{StateMachine, Storage};
+use openraft::storage::{RaftStateMachine, Snapshot};
+use openraft::{CommittedLeaderId, Entry, EntryPayload, LogId, RaftSnapshotBuilder};
+
+use crate::times;
+use crate::victim::{Random, Victim, lose_power};
+
+fn options() -> Options {
+    Options::new().capacity(1 << 30).log_in_memory(true).checkpoint_bytes(1 << 20)
+}
+
+fn open(folder: &Path, name: &str) -> StateMachine<Kv> {
+    let Storage { state_machine, .. } = evermap_raft::open(folder.join(name), options()).unwrap();
+    state_machine
+}
+
+/// The number of keys in a generation: each has other ones, so that mixtures are noticed.
+fn keys(generation: u64) -> std::ops::Range<u64> {
+    generation * 100..generation * 100 + 500 + generation % 7
+}
+
+fn entry(index: u64, request: Request) -> Entry<Kv> {
+    let log_id = LogId::new(CommittedLeaderId::new(1, 1), index);
+    Entry { log_id, payload: EntryPayload::Normal(request) }
+}
+
+/// Takes a leader's state to the next generation. The index of the last entry is a thousand times
+/// that.
+async fn advance(leader: &mut StateMachine<Kv>, generation: u64) {
+    let old = keys(generation - 1).map(|key| Request::Delete { key: key.to_be_bytes().into() });
+    let new = keys(generation).map(|key| {
+        let value = vec![generation as u8; (key % 300) as usize];
+        Request::Set { key: key.to_be_bytes().into(), value }
+    });
+    let requests: Vec<_> = old.chain(new).collect();
+    let start = generation * 1000 + 1 - requests.len() as u64;
+    let entries = (start..).zip(requests).map(|(index, request)| entry(index, request));
+    leader.apply(entries.collect::<Vec<_>>()).await.unwrap();
+}
+
+/// Installs snapshots of a leader until the process is killed.
+pub(crate) fn work(folder: &Path) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let mut follower = open(folder, "follower");
+        let applied = follower.applied_state().await.unwrap().0.map_or(0, |id| id.index);
+        let mut generation = applied / 1000;
+        // The leader is only the source.
+        let source = tempfile::tempdir().unwrap();
+        let mut leader = open(source.path(), "leader");
+        loop {
+            generation += 1;
+            advance(&mut leader, generation).await;
+            let Snapshot { meta, mut snapshot } =
+                leader.get_snapshot_builder().await.build_snapshot().await.unwrap();
+            let mut received = follower.begin_receiving_snapshot().await.unwrap();
+            tokio::io::copy(&mut snapshot, &mut received).await.unwrap();
+            println!("INSTALLS {generation}");
+            follower.install_snapshot(&meta, received).await.unwrap();
+            println!("INSTALLED {generation}");
+        }
+    });
+}
+
+/// Checks that a follower has one generation, wholly, and returns which.
+async fn check(folder: &Path, said: &str) -> u64 {
+    let last = |word: &str| {
+        let mut numbers = said.lines().filter_map(|line| line.strip_prefix(word)?.parse().ok());
+        numbers.next_back().unwrap_or(0_u64)
+    };
+    let mut follower = open(folder, "follower");
+    let (applied, _) = follower.applied_state().await.unwrap();
+    let generation = applied.map_or(0, |id| id.index) / 1000;
+    let (begun, ended) = (last("INSTALLS "), last("INSTALLED "));
+    assert!(generation >= ended, "generation {ended} was installed, {generation} is there");
+    assert!(begun == 0 || generation <= begun, "{generation} is there, {begun} was begun");
+    let map = follower.state().map();
+    let mut found = 0;
+    for pair in map.iter() {
+        let (key, value) = pair.unwrap();
+        let key = u64::from_be_bytes(key.try_into().unwrap());
+        assert!(keys(generation).contains(&key), "the key {key} in generation {generation}");
+        assert_eq!(value, vec![generation as u8; (key % 300) as usize]);
+        found += 1;
+    }
+    let expected = if generation == 0 { 0 } else { keys(generation).count() };
+    assert_eq!(found, expected, "records of generation {generation}");
+    let snapshot = follower.get_current_snapshot().await.unwrap();
+    assert!(snapshot.is_none_or(|snapshot| snapshot.meta.last_log_id <= applied));
+    generation
+}
+
+/// Checks that nothing is left of installations that were killed.
+fn check_rest(folder: &Path) {
+    let db = Evermap::open(folder.join("follower"), options().durability(evermap::Durability::Log));
+    let maps = db.unwrap().maps().unwrap();
+    let states = maps.iter().filter(|name| name.starts_with("raft.state.")).count();
+    assert_eq!(states, 1, "{maps:?}");
+    let files = std::fs::read_dir(folder.join("follower.snapshots")).unwrap().count();
+    assert!(files <= 1, "{files} snapshots");
+}
+
+pub(crate) fn test(random: &mut Random) {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let kills = times(10, 200);
+    let mut generation = 0;
+    for kill in 0..kills {
+        let victim = Victim::start(&["as-install", folder.path().to_str().unwrap()]);
+        std::thread::sleep(random.millis(700));
+        let said = victim.kill();
+        if kill % 2 == 1 {
+            lose_power(&folder.path().join("follower"));
+        }
+        let found = runtime.block_on(check(folder.path(), &said));
+        assert!(found >= generation, "generation {generation} was there, now {found}");
+        generation = found;
+        check_rest(folder.path());
+    }
+    println!("install: {kills} kills, {generation} snapshots");
+    assert!(generation > 0);
+}
