@@ -33,11 +33,15 @@ struct Node {
     state: State,
 }
 
+/// What the store of a node is opened with.
+pub(crate) fn options(in_memory: bool) -> Options {
+    Options::new().capacity(4 << 30).checkpoint_bytes(16 << 20).log_in_memory(in_memory)
+}
+
 /// Runs a node until the process ends.
 pub(crate) async fn run(settings: Settings) -> Result<(), Box<dyn Error>> {
     let Settings { id, file, addresses, snapshot_every, in_memory } = settings;
-    let options =
-        Options::new().capacity(4 << 30).checkpoint_bytes(16 << 20).log_in_memory(in_memory);
+    let options = options(in_memory);
     let storage = tokio::task::spawn_blocking(|| evermap_raft::open::<Kv>(file, options)).await??;
     let Storage { log, state_machine } = storage;
     let state = state_machine.state();
