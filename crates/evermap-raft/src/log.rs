@@ -5,6 +5,11 @@
 //! in the map is unreachable, is removed at the next opening, and is next to that range, because
 //! entries are added, and removed, from there on.
 //!
+//! A snapshot that is installed takes the place of the log before its end. openraft asks for that
+//! purge while the snapshot is still being installed, and a kill in between would leave neither. So
+//! the installation itself notes what is purged, in the batch that makes the new state the current
+//! one; until then the purge is known in ordinary memory only, and what changes the log waits.
+//!
 //! Nothing but appended entries and votes is waited for. What becomes durable is always the state
 //! of the file at one instant, and the log and the state are in one file: so a purge is durable
 //! only with the state that makes it allowed, and a truncation at the latest with the entries that
@@ -12,19 +17,19 @@
 
 use std::fmt::{self, Debug};
 use std::marker::PhantomData;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use evermap::Map;
 use openraft::storage::{LogFlushed, LogState, RaftLogStorage};
 use openraft::{
-    LogId, OptionalSend, RaftLogId, RaftLogReader, RaftTypeConfig, StorageError, StorageIOError,
-    Vote,
+    LogId, NodeId, OptionalSend, RaftLogId, RaftLogReader, RaftTypeConfig, StorageError,
+    StorageIOError, Vote,
 };
 
 use crate::error::During;
 use crate::store::{Shared, keys};
-use crate::{Result, codec};
+use crate::{Error, Result, codec};
 
 /// How many bytes of entries a replication reads at once, but for the last one of them.
 const READ_BYTES: usize = 1 << 20;
@@ -32,6 +37,14 @@ const READ_BYTES: usize = 1 << 20;
 /// The log of a node, for [`openraft::Raft::new`].
 pub struct LogStore<C: RaftTypeConfig> {
     reader: LogReader<C>,
+    /// A purge that waits for a snapshot to be installed.
+    waiting: Option<Waiting<C>>,
+}
+
+struct Waiting<C: RaftTypeConfig> {
+    id: LogId<C::NodeId>,
+    /// The entries to be removed then.
+    entries: Range<u64>,
 }
 
 /// A handle that reads the log of a node.
@@ -88,7 +101,7 @@ impl<C: RaftTypeConfig> LogStore<C> {
         remove_run(&shared.log, stale, |index| index.checked_sub(1))?;
         remove_run(&shared.log, Some(ends.end()), |index| index.checked_add(1))?;
         let ends = Arc::new(RwLock::new(ends));
-        Ok(LogStore { reader: LogReader { shared, ends } })
+        Ok(LogStore { reader: LogReader { shared, ends }, waiting: None })
     }
 
     /// Stores entries, visible for readers when it returns, and durable after the next sync.
@@ -128,23 +141,73 @@ impl<C: RaftTypeConfig> LogStore<C> {
     }
 
     /// Removes the entries up to `id`, and that one.
-    fn purge_to(&self, id: LogId<C::NodeId>) -> Result<()> {
+    fn purge_to(&mut self, id: LogId<C::NodeId>) -> Result<()> {
+        let waits = self.awaits_snapshot(&id)?;
         let LogReader { shared, ends } = &self.reader;
         let mut ends = ends.write().unwrap_or_else(PoisonError::into_inner);
-        let (first, end) = (ends.first(), ends.end().min(id.index + 1));
-        if id.index < first && ends.purged.is_some() {
+        let entries = ends.first()..ends.end().min(id.index + 1);
+        if id.index < entries.start && ends.purged.is_some() {
             return Ok(());
         }
-        shared.meta.put(keys::PURGED, codec::encode(&id)?)?;
+        if !waits {
+            shared.meta.put(keys::PURGED, codec::encode(&id)?)?;
+        }
         if ends.last.as_ref().is_some_and(|last| last.index <= id.index) {
             ends.last = None;
         }
-        ends.purged = Some(id);
-        for index in first..end {
-            shared.log.delete(key(index))?;
+        ends.purged = Some(id.clone());
+        if waits {
+            self.waiting = Some(Waiting { id, entries });
+            return Ok(());
         }
+        remove(&shared.log, entries)
+    }
+
+    /// Returns whether a purge has to wait until a snapshot that goes as far is installed.
+    fn awaits_snapshot(&self, id: &LogId<C::NodeId>) -> Result<bool> {
+        // Looked at before the state: who installs changes that first.
+        let installs = *self.reader.shared.installs.borrow();
+        if self.is_applied(id)? {
+            return Ok(false);
+        }
+        if installs.has_failed { Err(not_installed(id)) } else { Ok(installs.files > 0) }
+    }
+
+    fn is_applied(&self, id: &LogId<C::NodeId>) -> Result<bool> {
+        let applied: Option<LogId<_>> = codec::read(&self.reader.shared.meta, keys::APPLIED)?;
+        Ok(applied.as_ref() >= Some(id))
+    }
+
+    /// Ends a purge that waits for a snapshot.
+    async fn settle(&mut self) -> Result<()> {
+        let Some(Waiting { id, entries }) = &self.waiting else { return Ok(()) };
+        let mut changes = self.reader.shared.installs.subscribe();
+        loop {
+            // As in `awaits_snapshot`.
+            let installs = *changes.borrow_and_update();
+            if self.is_applied(id)? {
+                break;
+            }
+            if installs.has_failed || installs.files == 0 {
+                return Err(not_installed(id));
+            }
+            changes.changed().await.expect("the sender is ours");
+        }
+        remove(&self.reader.shared.log, entries.clone())?;
+        self.waiting = None;
         Ok(())
     }
+}
+
+fn not_installed<N: NodeId>(id: &LogId<N>) -> Error {
+    Error::Damaged(format!("the snapshot up to {id} was not installed"))
+}
+
+fn remove(log: &Map, entries: Range<u64>) -> Result<()> {
+    for index in entries {
+        log.delete(key(index))?;
+    }
+    Ok(())
 }
 
 impl<C: RaftTypeConfig> LogReader<C> {
@@ -283,16 +346,19 @@ impl<C: RaftTypeConfig> RaftLogStorage<C> for LogStore<C> {
         I: IntoIterator<Item = C::Entry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
+        self.settle().await.during(StorageIOError::write_logs)?;
         self.store(entries).during(StorageIOError::write_logs)?;
         self.reader.shared.flusher.then(move |result| callback.log_io_completed(result));
         Ok(())
     }
 
     async fn truncate(&mut self, id: LogId<C::NodeId>) -> Result<(), StorageError<C::NodeId>> {
+        self.settle().await.during(StorageIOError::write_logs)?;
         self.truncate_from(id.index).during(StorageIOError::write_logs)
     }
 
     async fn purge(&mut self, id: LogId<C::NodeId>) -> Result<(), StorageError<C::NodeId>> {
+        self.settle().await.during(StorageIOError::write_logs)?;
         self.purge_to(id).during(StorageIOError::write_logs)
     }
 }

@@ -20,7 +20,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use openraft::{RaftTypeConfig, SnapshotMeta};
 use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
 
+use crate::store::Installs;
 use crate::{Error, Result, codec};
 
 const MAGIC: &[u8; 8] = b"EVRAFTS1";
@@ -38,17 +40,22 @@ pub struct SnapshotFile {
     path: PathBuf,
     /// Whether the file is removed with this.
     is_temporary: bool,
+    /// Who counts those that are not installed yet, if this is one.
+    counted_by: Option<watch::Sender<Installs>>,
 }
 
 impl SnapshotFile {
-    pub(crate) fn create(path: PathBuf) -> Result<Self> {
+    /// Creates a file for a snapshot that is received.
+    pub(crate) fn create(path: PathBuf, installs: &watch::Sender<Installs>) -> Result<Self> {
         let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-        Ok(SnapshotFile { file: tokio::fs::File::from_std(file), path, is_temporary: true })
+        let file = tokio::fs::File::from_std(file);
+        installs.send_modify(|installs| installs.files += 1);
+        Ok(SnapshotFile { file, path, is_temporary: true, counted_by: Some(installs.clone()) })
     }
 
     pub(crate) fn open(path: PathBuf) -> Result<Self> {
         let file = tokio::fs::File::from_std(File::open(&path)?);
-        Ok(SnapshotFile { file, path, is_temporary: false })
+        Ok(SnapshotFile { file, path, is_temporary: false, counted_by: None })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -82,6 +89,9 @@ impl Drop for SnapshotFile {
         if self.is_temporary {
             // The next opening removes what is left.
             let _ = std::fs::remove_file(&self.path);
+        }
+        if let Some(installs) = &self.counted_by {
+            installs.send_modify(|installs| installs.files -= 1);
         }
     }
 }

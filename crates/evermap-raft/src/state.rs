@@ -228,26 +228,38 @@ where
     /// and one batch makes that the current one. A kill before that leaves the old state, a later
     /// one the new state.
     fn install(&self, meta: &Meta<C>, file: SnapshotFile) -> Result<()> {
+        self.switch(meta, &file).inspect_err(|_| {
+            let installs = &self.state.shared.installs;
+            installs.send_modify(|installs| installs.has_failed = true);
+        })?;
+        self.keep(meta.clone(), &file.into_part(&self.folder)?)?;
+        Ok(())
+    }
+
+    fn switch(&self, meta: &Meta<C>, file: &SnapshotFile) -> Result<()> {
         let shared = &self.state.shared;
         let old = self.state.current.read().unwrap_or_else(PoisonError::into_inner).number;
         let number = old + 1;
         shared.drop_other_states(old)?;
-        let map = self.fill(meta, &file, number).inspect_err(|_| {
+        let map = self.fill(meta, file, number).inspect_err(|_| {
             // Otherwise the next installation does it.
             let _ = shared.drop_other_states(old);
         })?;
         let mut batch = Batch::new();
         note::<C>(&mut batch, &meta.last_log_id, Some(&meta.last_membership))?;
         batch.put(keys::STATE, codec::encode(&number)?);
+        // The log before it is purged, and must not be gone sooner.
+        let purged: Option<LogId<C::NodeId>> = codec::read(&shared.meta, keys::PURGED)?;
+        if let Some(last) = meta.last_log_id.as_ref().filter(|last| purged.as_ref() < Some(last)) {
+            batch.put(keys::PURGED, codec::encode(last)?);
+        }
         // There are no conditions that could be refused.
         let _ = shared.db.apply(&batch)?;
         let current = Current { number, map };
         *self.state.current.write().unwrap_or_else(PoisonError::into_inner) = current;
         // The leader is told that this node has it all.
         shared.db.sync()?;
-        shared.drop_other_states(number)?;
-        self.keep(meta.clone(), &file.into_part(&self.folder)?)?;
-        Ok(())
+        shared.drop_other_states(number)
     }
 
     /// Makes a map with the records of a snapshot.
@@ -307,7 +319,8 @@ where
     async fn begin_receiving_snapshot(
         &mut self,
     ) -> Result<Box<SnapshotFile>, StorageError<C::NodeId>> {
-        SnapshotFile::create(self.parts.folder.unfinished())
+        let Parts { folder, state, .. } = &self.parts;
+        SnapshotFile::create(folder.unfinished(), &state.shared.installs)
             .map(Box::new)
             .during(|error| StorageIOError::write_snapshot(None, error))
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use evermap::{Durability, Evermap, Map, MapOptions, Options};
 use openraft::{Entry, RaftTypeConfig};
+use tokio::sync::watch;
 
 use crate::flush::Flusher;
 use crate::snapshot::Folder;
@@ -56,6 +57,16 @@ pub(crate) struct Shared {
     pub(crate) db: Evermap,
     pub(crate) log: Map,
     pub(crate) meta: Map,
+    pub(crate) installs: watch::Sender<Installs>,
+}
+
+/// What the log has to know of snapshots that are being received or installed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Installs {
+    /// Files that are not installed yet.
+    pub(crate) files: usize,
+    /// An installation has failed, so the node has to end.
+    pub(crate) has_failed: bool,
 }
 
 /// Opens the storage of a node, or creates it: the file at `path`, its redo log (the folder
@@ -103,7 +114,7 @@ where
             return Err(Error::Damaged(what));
         }
     }
-    let shared = Arc::new(Shared { flusher, db, log, meta });
+    let shared = Arc::new(Shared { flusher, db, log, meta, installs: watch::Sender::default() });
     let folder = Arc::new(Folder::open(snapshots.into())?);
     Ok(Storage {
         log: LogStore::open(Arc::clone(&shared))?,

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use evermap::{Evermap, Options};
+use evermap::{Evermap, MapOptions, Options};
 use evermap_raft::kv::{Kv, Request};
 use evermap_raft::{StateMachine, Storage};
-use openraft::storage::{RaftStateMachine, Snapshot};
-use openraft::{CommittedLeaderId, Entry, EntryPayload, LogId, RaftSnapshotBuilder};
+use openraft::storage::{RaftLogStorage, RaftLogStorageExt, RaftStateMachine, Snapshot};
+use openraft::{CommittedLeaderId, Entry, EntryPayload, LogId, RaftLogReader, RaftSnapshotBuilder};
 
 use crate::times;
 use crate::victim::{Random, Victim, lose_power};
@@ -15,9 +15,8 @@ fn options() -> Options {
     Options::new().capacity(1 << 30).log_in_memory(true).checkpoint_bytes(1 << 20)
 }
 
-fn open(folder: &Path, name: &str) -> StateMachine<Kv> {
-    let Storage { state_machine, .. } = evermap_raft::open(folder.join(name), options()).unwrap();
-    state_machine
+fn open(folder: &Path, name: &str) -> Storage<Kv> {
+    evermap_raft::open(folder.join(name), options()).unwrap()
 }
 
 /// The number of keys in a generation: each has other ones, so that mixtures are noticed.
@@ -48,12 +47,13 @@ async fn advance(leader: &mut StateMachine<Kv>, generation: u64) {
 pub(crate) fn work(folder: &Path) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let mut follower = open(folder, "follower");
+        let Storage { log: mut follower_log, state_machine: mut follower } =
+            open(folder, "follower");
         let applied = follower.applied_state().await.unwrap().0.map_or(0, |id| id.index);
         let mut generation = applied / 1000;
         // The leader is only the source.
         let source = tempfile::tempdir().unwrap();
-        let mut leader = open(source.path(), "leader");
+        let mut leader = open(source.path(), "leader").state_machine;
         loop {
             generation += 1;
             advance(&mut leader, generation).await;
@@ -62,8 +62,17 @@ pub(crate) fn work(folder: &Path) {
             let mut received = follower.begin_receiving_snapshot().await.unwrap();
             tokio::io::copy(&mut snapshot, &mut received).await.unwrap();
             println!("INSTALLS {generation}");
-            follower.install_snapshot(&meta, received).await.unwrap();
+            // As openraft does it: it does not wait before it purges.
+            let last = meta.last_log_id.unwrap();
+            let purges = async { follower_log.purge(last).await.unwrap() };
+            let installs = async { follower.install_snapshot(&meta, received).await.unwrap() };
+            tokio::join!(installs, purges);
+            let state = follower_log.get_log_state().await.unwrap();
+            assert_eq!(state.last_log_id, Some(last));
             println!("INSTALLED {generation}");
+            let next = last.index + 1;
+            let noise = (0..3).map(|more| entry(next + more, Request::Delete { key: vec![] }));
+            follower_log.blocking_append(noise.collect::<Vec<_>>()).await.unwrap();
         }
     });
 }
@@ -74,7 +83,7 @@ async fn check(folder: &Path, said: &str) -> u64 {
         let mut numbers = said.lines().filter_map(|line| line.strip_prefix(word)?.parse().ok());
         numbers.next_back().unwrap_or(0_u64)
     };
-    let mut follower = open(folder, "follower");
+    let Storage { mut log, state_machine: mut follower } = open(folder, "follower");
     let (applied, _) = follower.applied_state().await.unwrap();
     let generation = applied.map_or(0, |id| id.index) / 1000;
     let (begun, ended) = (last("INSTALLS "), last("INSTALLED "));
@@ -91,6 +100,10 @@ async fn check(folder: &Path, said: &str) -> u64 {
     }
     let expected = if generation == 0 { 0 } else { keys(generation).count() };
     assert_eq!(found, expected, "records of generation {generation}");
+    let state = log.get_log_state().await.unwrap();
+    assert_eq!(state.last_purged_log_id, applied, "what is purged, and what is applied");
+    let entries = log.try_get_log_entries(..).await.unwrap();
+    assert!(matches!(entries.len(), 0 | 3), "{} entries", entries.len());
     let snapshot = follower.get_current_snapshot().await.unwrap();
     assert!(snapshot.is_none_or(|snapshot| snapshot.meta.last_log_id <= applied));
     generation
@@ -99,9 +112,12 @@ async fn check(folder: &Path, said: &str) -> u64 {
 /// Checks that nothing is left of installations that were killed.
 fn check_rest(folder: &Path) {
     let db = Evermap::open(folder.join("follower"), options().durability(evermap::Durability::Log));
-    let maps = db.unwrap().maps().unwrap();
+    let db = db.unwrap();
+    let maps = db.maps().unwrap();
     let states = maps.iter().filter(|name| name.starts_with("raft.state.")).count();
     assert_eq!(states, 1, "{maps:?}");
+    let log = db.map("raft.log", MapOptions::new().create(false)).unwrap();
+    assert!(log.keys().count() <= 3, "{} entries", log.keys().count());
     let files = std::fs::read_dir(folder.join("follower.snapshots")).unwrap().count();
     assert!(files <= 1, "{files} snapshots");
 }
