@@ -88,8 +88,26 @@ fn remove_run(log: &Map, index: Option<u64>, next: impl Fn(u64) -> Option<u64>) 
     Ok(())
 }
 
+/// Makes the node vote again before it leads again.
+///
+/// openraft lets a leader that was restarted go on in its term without an election, and takes for
+/// committed what it has applied. After loss of power that may be less than what it has answered
+/// before, because nobody waits until the state is durable, so its first reads would be stale. With
+/// a vote for itself that is not known to have won it is elected in a new term, and reads wait
+/// until everything before that is applied: that is how leaders are restarted in Raft as published.
+fn resign<C: RaftTypeConfig>(meta: &Map) -> Result<()> {
+    if let Some(mut vote) = codec::read::<Vote<C::NodeId>>(meta, keys::VOTE)?
+        && vote.committed
+    {
+        vote.committed = false;
+        meta.put(keys::VOTE, codec::encode(&vote)?)?;
+    }
+    Ok(())
+}
+
 impl<C: RaftTypeConfig> LogStore<C> {
     pub(crate) fn open(shared: Arc<Shared>) -> Result<Self> {
+        resign::<C>(&shared.meta)?;
         let purged: Option<LogId<C::NodeId>> = codec::read(&shared.meta, keys::PURGED)?;
         let last = codec::read::<LogId<C::NodeId>>(&shared.meta, keys::LAST)?;
         let purged_end = purged.as_ref().map(|id| id.index);

@@ -20,7 +20,7 @@ use crate::times;
 use crate::victim::{Random, Victim, lose_power};
 
 /// Small, so that a node that was away needs a snapshot.
-const SNAPSHOT_EVERY: u64 = 200;
+const SNAPSHOT_EVERY: u64 = 100;
 /// The cluster has to go on after so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 const COUNTER: &[u8] = b"counter";
@@ -256,7 +256,7 @@ async fn attack(
             // Away until it needs a snapshot.
             1 => {
                 cluster.kill(follower, loses_power);
-                progress(history, SNAPSHOT_EVERY).await;
+                progress(history, 2 * SNAPSHOT_EVERY).await;
                 cluster.restart(follower);
             }
             _ => {
