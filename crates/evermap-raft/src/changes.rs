@@ -19,14 +19,14 @@ use evermap::{Batch, Error, KEY_MAX, Map, VALUE_MAX};
 ///         let mut value = state.get(&self.key)?.unwrap_or_default();
 ///         value.extend_from_slice(self.text.as_bytes());
 ///         let len = value.len() as u64;
-///         state.put(&self.key, value)?;
+///         state.put(self.key, value)?;
 ///         Ok(Some(len))
 ///     }
 /// }
 /// ```
 pub trait Command {
-    /// What whoever has made the request is answered. The default answers entries of the log that
-    /// have no request in them.
+    /// What the client that has made the request is answered. The default answers entries of the
+    /// log that have no request in them.
     type Reply: Default;
 
     /// Changes the state. What it does may depend on nothing but the request and the state: not on
@@ -49,7 +49,7 @@ pub struct Changes<'m> {
     bytes: usize,
 }
 
-/// From so many keys on, or so many bytes, changes are applied before the next command, so that a
+/// From this number of keys on, or of bytes, changes are applied before the next command, so that a
 /// long run of entries does not become a batch that is too long.
 const MANY_KEYS: usize = 4096;
 const MANY_BYTES: usize = 8 << 20;

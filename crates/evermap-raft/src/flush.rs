@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// Is told whether everything that was changed before it was handed over is durable.
 type Waiter = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// A thread that syncs the store. Whoever waits while it does shares the next sync.
+/// A thread that syncs the store. Those that wait while it does share the next sync.
 pub(crate) struct Flusher {
     /// `None` while it is dropped.
     waiters: Option<Sender<Waiter>>,

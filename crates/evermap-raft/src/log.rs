@@ -28,7 +28,7 @@ use openraft::{
 };
 
 use crate::error::During;
-use crate::store::{Shared, keys};
+use crate::shared::{Shared, keys};
 use crate::{Error, Result, codec};
 
 /// How many bytes of entries a replication reads at once, but for the last one of them.

@@ -22,11 +22,11 @@ use openraft::{RaftTypeConfig, SnapshotMeta};
 use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 
-use crate::store::Installs;
+use crate::shared::Installs;
 use crate::{Error, Result, codec};
 
 const MAGIC: &[u8; 8] = b"EVRAFTS1";
-/// A block is written when it has so many bytes.
+/// The length from which on a block is written, bytes.
 const BLOCK: usize = 64 << 10;
 /// How the names of complete snapshots end; whatever else is in the folder was left by a kill.
 const COMPLETE: &str = "snapshot";
@@ -69,8 +69,8 @@ impl SnapshotFile {
         Ok(file)
     }
 
-    /// Returns the path of an unfinished file with this content, durable, that is the caller's: this
-    /// one if it was received, or a copy.
+    /// Returns the path of an unfinished file with this content, durable, that is the caller's:
+    /// this one if it was received, or a copy.
     pub(crate) fn into_part(mut self, folder: &Folder) -> Result<PathBuf> {
         if !self.is_temporary {
             let copy = folder.unfinished();

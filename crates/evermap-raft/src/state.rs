@@ -14,8 +14,8 @@ use tokio::io::AsyncWriteExt;
 
 use crate::error::During;
 use crate::flush::blocking;
+use crate::shared::{META, Shared, keys, state_name};
 use crate::snapshot::{Folder, Meta, SnapshotReader, SnapshotWriter};
-use crate::store::{META, Shared, keys, state_name};
 use crate::{Changes, Command, Error, Result, SnapshotFile, codec};
 
 /// How many bytes of an installed snapshot become durable at once.
