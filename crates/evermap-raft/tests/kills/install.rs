@@ -1,6 +1,7 @@
 //! A state machine whose process is killed while it builds and installs snapshots.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use evermap::{Evermap, MapOptions, Options};
 use evermap_raft::kv::{Kv, Request};
@@ -8,8 +9,8 @@ use evermap_raft::{StateMachine, Storage};
 use openraft::storage::{RaftLogStorage, RaftLogStorageExt, RaftStateMachine, Snapshot};
 use openraft::{CommittedLeaderId, Entry, EntryPayload, LogId, RaftLogReader, RaftSnapshotBuilder};
 
-use crate::times;
 use crate::victim::{Random, Victim, lose_power};
+use crate::{instants, times};
 
 fn options() -> Options {
     Options::new().capacity(1 << 30).log_in_memory(true).checkpoint_bytes(1 << 20)
@@ -46,44 +47,47 @@ async fn advance(leader: &mut StateMachine<Kv>, generation: u64) {
 /// Installs snapshots of a leader until the process is killed.
 pub(crate) fn work(folder: &Path) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async {
-        let Storage { log: mut follower_log, state_machine: mut follower } =
-            open(folder, "follower");
-        let applied = follower.applied_state().await.unwrap().0.map_or(0, |id| id.index);
-        let mut generation = applied / 1000;
-        // The leader is only the source.
-        let source = tempfile::tempdir().unwrap();
-        let mut leader = open(source.path(), "leader").state_machine;
-        loop {
-            generation += 1;
-            advance(&mut leader, generation).await;
-            let Snapshot { meta, mut snapshot } =
-                leader.get_snapshot_builder().await.build_snapshot().await.unwrap();
-            let mut received = follower.begin_receiving_snapshot().await.unwrap();
-            tokio::io::copy(&mut snapshot, &mut received).await.unwrap();
-            println!("INSTALLS {generation}");
-            // As openraft does it: it does not wait before it purges.
-            let last = meta.last_log_id.unwrap();
-            let purges = async { follower_log.purge(last).await.unwrap() };
-            let installs = async { follower.install_snapshot(&meta, received).await.unwrap() };
-            tokio::join!(installs, purges);
-            let state = follower_log.get_log_state().await.unwrap();
-            assert_eq!(state.last_log_id, Some(last));
-            println!("INSTALLED {generation}");
-            let next = last.index + 1;
-            let noise = (0..3).map(|more| entry(next + more, Request::Delete { key: vec![] }));
-            follower_log.blocking_append(noise.collect::<Vec<_>>()).await.unwrap();
-        }
-    });
+    let storage = open(folder, "follower");
+    runtime.block_on(install(storage, || false, |word, number| println!("{word} {number}")));
+}
+
+/// Installs snapshots of a leader.
+async fn install(storage: Storage<Kv>, has_ended: impl Fn() -> bool, say: impl Fn(&str, u64)) {
+    let Storage { log: mut follower_log, state_machine: mut follower } = storage;
+    let applied = follower.applied_state().await.unwrap().0.map_or(0, |id| id.index);
+    let mut generation = applied / 1000;
+    // The leader is only the source.
+    let source = tempfile::tempdir().unwrap();
+    let mut leader = open(source.path(), "leader").state_machine;
+    while !has_ended() {
+        generation += 1;
+        advance(&mut leader, generation).await;
+        let Snapshot { meta, mut snapshot } =
+            leader.get_snapshot_builder().await.build_snapshot().await.unwrap();
+        let mut received = follower.begin_receiving_snapshot().await.unwrap();
+        tokio::io::copy(&mut snapshot, &mut received).await.unwrap();
+        say("INSTALLS", generation);
+        // As openraft does it: it does not wait before it purges.
+        let last = meta.last_log_id.unwrap();
+        let purges = async { follower_log.purge(last).await.unwrap() };
+        let installs = async { follower.install_snapshot(&meta, received).await.unwrap() };
+        tokio::join!(installs, purges);
+        let state = follower_log.get_log_state().await.unwrap();
+        assert_eq!(state.last_log_id, Some(last));
+        say("INSTALLED", generation);
+        let next = last.index + 1;
+        let noise = (0..3).map(|more| entry(next + more, Request::Delete { key: vec![] }));
+        follower_log.blocking_append(noise.collect::<Vec<_>>()).await.unwrap();
+    }
 }
 
 /// Checks that a follower has one generation, wholly, and returns which.
-async fn check(folder: &Path, said: &str) -> u64 {
+async fn check(follower: Storage<Kv>, said: &str) -> u64 {
     let last = |word: &str| {
         let mut numbers = said.lines().filter_map(|line| line.strip_prefix(word)?.parse().ok());
         numbers.next_back().unwrap_or(0_u64)
     };
-    let Storage { mut log, state_machine: mut follower } = open(folder, "follower");
+    let Storage { mut log, state_machine: mut follower } = follower;
     let (applied, _) = follower.applied_state().await.unwrap();
     let generation = applied.map_or(0, |id| id.index) / 1000;
     let (begun, ended) = (last("INSTALLS "), last("INSTALLED "));
@@ -122,19 +126,41 @@ fn check_rest(folder: &Path) {
     assert!(files <= 1, "{files} snapshots");
 }
 
+/// A state is one generation at every instant.
+pub(crate) fn instants(_: &mut Random) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mut last = 0;
+    instants::take(
+        times(60, 3000),
+        |storage, has_ended| {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let has_ended = || has_ended.load(Ordering::Relaxed);
+            runtime.block_on(install(storage, has_ended, |_, _| {}));
+        },
+        |path| {
+            let generation = runtime.block_on(check(instants::open(&path).1, ""));
+            assert!(generation >= last, "generation {last} was there, now {generation}");
+            last = generation;
+        },
+    );
+    println!("install at instants: {last} snapshots");
+    assert!(last > 0);
+}
+
 pub(crate) fn test(random: &mut Random) {
     let folder = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let kills = times(10, 200);
     let mut generation = 0;
     for kill in 0..kills {
-        let victim = Victim::start(&["as-install", folder.path().to_str().unwrap()]);
-        std::thread::sleep(random.millis(700));
+        let mut victim = Victim::start(&["as-install", folder.path().to_str().unwrap()]);
+        victim.wait_for("INSTALLS");
+        std::thread::sleep(random.millis(400));
         let said = victim.kill();
         if kill % 2 == 1 {
             lose_power(&folder.path().join("follower"));
         }
-        let found = runtime.block_on(check(folder.path(), &said));
+        let found = runtime.block_on(check(open(folder.path(), "follower"), &said));
         assert!(found >= generation, "generation {generation} was there, now {found}");
         generation = found;
         check_rest(folder.path());

@@ -1,7 +1,9 @@
 //! A log whose process is killed while it appends, truncates, purges and votes.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use evermap::{Durability, Evermap, MapOptions, Options};
 use evermap_raft::kv::{Kv, Request};
@@ -9,8 +11,8 @@ use evermap_raft::{LogStore, Storage};
 use openraft::storage::{RaftLogStorage, RaftLogStorageExt};
 use openraft::{CommittedLeaderId, Entry, EntryPayload, LogId, RaftLogReader, Vote};
 
-use crate::times;
 use crate::victim::{Random, Victim, lose_power};
+use crate::{instants, times};
 
 fn options() -> Options {
     // Small, so that there are checkpoints all the time.
@@ -44,25 +46,26 @@ pub(crate) fn work(file: &Path, seed: u64) {
         log.save_vote(&Vote::new_committed(term, 1)).await.unwrap();
         println!("VOTED {term}");
         loop {
-            step(&mut log, term, &mut random).await;
+            step(&mut log, term, &mut random, |word, number| println!("{word} {number}")).await;
         }
     });
 }
 
-async fn step(log: &mut LogStore<Kv>, term: u64, random: &mut Random) {
+/// Changes a log once.
+async fn step(log: &mut LogStore<Kv>, term: u64, random: &mut Random, say: impl Fn(&str, u64)) {
     let state = log.get_log_state().await.unwrap();
     let first = state.last_purged_log_id.map_or(0, |id| id.index + 1);
     let end = state.last_log_id.map_or(0, |id| id.index + 1);
     match random.below(12) {
         0 if end > first => {
             let from = end - 1 - random.below((end - first).min(40));
-            println!("TRUNCATES {from}");
+            say("TRUNCATES", from);
             // Only the index matters.
             log.truncate(id(term, from)).await.unwrap();
         }
         1 if end > first + 300 => {
             let to = first + random.below(end - first);
-            println!("PURGES {to}");
+            say("PURGES", to);
             let purged = log.try_get_log_entries(to..=to).await.unwrap()[0].log_id;
             log.purge(purged).await.unwrap();
         }
@@ -70,9 +73,9 @@ async fn step(log: &mut LogStore<Kv>, term: u64, random: &mut Random) {
             let entries = (end..=end + random.below(20)).map(|index| entry(term, index));
             let entries: Vec<_> = entries.collect();
             let last = entries.last().unwrap().log_id.index;
-            println!("APPENDS {last}");
+            say("APPENDS", last);
             log.blocking_append(entries).await.unwrap();
-            println!("APPENDED {last}");
+            say("APPENDED", last);
         }
     }
 }
@@ -117,23 +120,61 @@ impl Known {
         let state = log.get_log_state().await.unwrap();
         let purged = state.last_purged_log_id.map(|id| id.index);
         assert!(purged <= self.purged, "purged {purged:?}, and not {:?}", self.purged);
-        let (first, end) =
-            (purged.map_or(0, |index| index + 1), state.last_log_id.map_or(0, |id| id.index + 1));
+        let (first, end) = ends(&mut log).await;
         assert!(self.end <= end && end <= self.begun_end, "end {}: {end}", self.end);
-        let entries = log.try_get_log_entries(..).await.unwrap();
-        assert_eq!(entries.len() as u64, end - first, "entries of {first}..{end}");
-        let mut term = 0;
-        for (found, index) in entries.iter().zip(first..) {
-            assert!(found.log_id.leader_id.term >= term, "terms go back at {index}");
-            term = found.log_id.leader_id.term;
-            assert_eq!(*found, entry(term, index));
-        }
-        // What was left of interrupted operations is gone.
-        let map = db.map("raft.log", MapOptions::new().create(false)).unwrap();
-        let keys: HashSet<_> = map.keys().collect::<evermap::Result<_>>().unwrap();
-        assert_eq!(keys.len(), entries.len(), "unreachable entries");
+        check_entries(&db, &mut log, first..end).await;
         *self = Known { vote, end, purged, begun_vote: vote, begun_end: end };
     }
+}
+
+/// Checks that a log has exactly these entries, and nothing that is unreachable.
+async fn check_entries(db: &Evermap, log: &mut LogStore<Kv>, range: Range<u64>) {
+    let entries = log.try_get_log_entries(..).await.unwrap();
+    assert_eq!(entries.len() as u64, range.end - range.start, "entries of {range:?}");
+    let mut term = 0;
+    for (found, index) in entries.iter().zip(range) {
+        assert!(found.log_id.leader_id.term >= term, "terms go back at {index}");
+        term = found.log_id.leader_id.term;
+        assert_eq!(*found, entry(term, index));
+    }
+    // What was left of interrupted operations is gone.
+    let map = db.map("raft.log", MapOptions::new().create(false)).unwrap();
+    let keys: HashSet<_> = map.keys().collect::<evermap::Result<_>>().unwrap();
+    assert_eq!(keys.len(), entries.len(), "unreachable entries");
+}
+
+/// Returns the index behind the last entry that is purged, and that behind the last one.
+async fn ends(log: &mut LogStore<Kv>) -> (u64, u64) {
+    let state = log.get_log_state().await.unwrap();
+    let behind = |id: Option<LogId<u64>>| id.map_or(0, |id| id.index + 1);
+    (behind(state.last_purged_log_id), behind(state.last_log_id))
+}
+
+/// A log is whole at every instant.
+pub(crate) fn instants(random: &mut Random) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mut decisions = Random::new(random.below(u64::MAX));
+    let mut most = 0;
+    instants::take(
+        times(100, 5000),
+        |storage, has_ended| {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let mut log = storage.log;
+            while !has_ended.load(Ordering::Relaxed) {
+                runtime.block_on(step(&mut log, 1, &mut decisions, |_, _| {}));
+            }
+        },
+        |path| {
+            let (db, Storage { mut log, .. }) = instants::open(&path);
+            runtime.block_on(async {
+                let (first, end) = ends(&mut log).await;
+                check_entries(&db, &mut log, first..end).await;
+                most = most.max(end);
+            });
+        },
+    );
+    println!("log at instants: up to {most} entries");
+    assert!(most > 100);
 }
 
 pub(crate) fn test(random: &mut Random) {
@@ -143,9 +184,10 @@ pub(crate) fn test(random: &mut Random) {
     let mut known = Known::default();
     let kills = times(10, 200);
     for kill in 0..kills {
-        let victim =
+        let mut victim =
             Victim::start(&["as-log", file.to_str().unwrap(), &random.below(1 << 30).to_string()]);
-        std::thread::sleep(random.millis(500));
+        victim.wait_for("VOTES");
+        std::thread::sleep(random.millis(300));
         known.hear(&victim.kill());
         if kill % 2 == 1 {
             lose_power(&file);

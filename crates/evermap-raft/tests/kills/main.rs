@@ -15,6 +15,7 @@ mod protocol;
 mod cluster;
 mod history;
 mod install;
+mod instants;
 mod log;
 mod victim;
 
@@ -50,8 +51,13 @@ fn run(filter: &str) {
     };
     println!("EVERMAP_TEST_SEED={seed}");
     type Test = fn(&mut Random);
-    let tests: [(&str, Test); 3] =
-        [("log", log::test), ("install", install::test), ("cluster", cluster::test)];
+    let tests: [(&str, Test); 5] = [
+        ("log", log::test),
+        ("log_at_instants", log::instants),
+        ("install", install::test),
+        ("install_at_instants", install::instants),
+        ("cluster", cluster::test),
+    ];
     let mut passed = 0;
     for (name, test) in tests {
         if name.contains(filter) {

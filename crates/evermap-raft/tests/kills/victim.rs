@@ -1,7 +1,7 @@
 //! Starting this program as a process that is killed.
 
 use std::fs::File;
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -56,11 +56,24 @@ impl Victim {
         self.said()
     }
 
-    fn said(&mut self) -> String {
-        let mut text = String::new();
-        std::io::Seek::rewind(&mut self.said).unwrap();
-        self.said.read_to_string(&mut text).unwrap();
-        text
+    /// Waits until the process has said a word.
+    pub(crate) fn wait_for(&mut self, word: &str) {
+        for _ in 0..6000 {
+            if self.said().contains(word) {
+                return;
+            }
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "a process has ended by itself: {ended:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("a process has not said {word}: {}", self.said());
+    }
+
+    fn said(&self) -> String {
+        let mut bytes = vec![0; self.said.metadata().unwrap().len() as usize];
+        // The process writes at the position that both have.
+        self.said.read_exact_at(&mut bytes, 0).unwrap();
+        String::from_utf8(bytes).unwrap()
     }
 }
 
