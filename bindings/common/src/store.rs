@@ -203,6 +203,15 @@ impl Store {
         Ok(self.db().check(deep)?)
     }
 
+    /// Recovers after an unclean shutdown, and counts records: see [`Evermap::recover`].
+    ///
+    /// # Errors
+    /// `Held`; those of [`Evermap::recover`].
+    pub fn recover(&self) -> Result<()> {
+        self.ensure_none_held("counting records")?;
+        Ok(self.db().recover()?)
+    }
+
     /// Moves records out of sparse extents, and returns the bytes that were given back: see
     /// [`Evermap::compact`].
     ///
