@@ -39,6 +39,31 @@ expect() {
     grep -q "$1" "$work/out" || { echo "no '$1' in:" >&2; cat "$work/out" >&2; exit 1; }
 }
 
+# What docs/use/c.md shows: the first program counts on after a kill, and the one in C++ runs.
+python3 - "$work" <<'PYTHON'
+import re, sys
+page = open("../../docs/use/c.md").read()
+for language, name in ("c", "first.c"), ("cpp", "fruit.cpp"):
+    program = re.search(rf"^```{language}\n(#include.*?)^```", page, re.M | re.S)[1]
+    open(f"{sys.argv[1]}/{name}", "w").write(program)
+PYTHON
+# shellcheck disable=SC2086
+(
+    cd "$work"
+    cc $warnings first.c -o first $flags
+    c++ -std=c++17 $warnings fruit.cpp -o fruit $flags
+)
+for started in 1 2; do
+    (cd "$work" && exec ./first) >"$work/out" & process=$!
+    sleep 1.5
+    kill -9 "$process"
+    wait "$process" 2>/dev/null || true
+    process=
+    expect "visit $((started * 2))"
+done
+(cd "$work" && ./fruit) >"$work/out"
+expect "banana=yellow"
+
 file=$work/visits.map
 "$work/visits" "$file" ann >"$work/out"
 expect "ann: 1 of 1 visits"

@@ -4,9 +4,10 @@
     python benchmark.py [--records 100000] [--rounds 7] [--folder /dev/shm]
 
 All files are in one folder, in memory unless another is given, and nobody syncs anything: what
-survives is the death of the process, except for dict. Every subject does a round before the next
-round begins, the figures are processor time, and the best round counts, so that other programs on
-the machine disturb as little as possible. Needs the packages lmdb and diskcache.
+survives is the death of the process, except for dict. Keys are drawn at random, and are new objects
+each time, as those of requests are. Every subject does a round before the next round begins, the
+figures are processor time, and the best round counts, so that other programs on the machine disturb
+as little as possible. Needs the packages lmdb and diskcache.
 """
 
 import argparse
@@ -222,9 +223,9 @@ def main():
             groups = [keys[at : at + 1000] for at in range(0, len(keys), 1000)]
             opened[name][0].set_many(groups, value)
         for _ in range(settings.rounds):
-            drawn = chance.choices(every, k=settings.operations)
+            drawn = chance.choices(range(len(every)), k=settings.operations)
             for name, (subject, part) in opened.items():
-                keys = drawn[: len(drawn) // part]
+                keys = [b"user:%012d" % number for number in drawn[: len(drawn) // part]]
                 if isinstance(subject, Shelve):
                     keys = [key.decode() for key in keys]
                 groups = [keys[at : at + 100] for at in range(0, len(keys), 100)]

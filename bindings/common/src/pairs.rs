@@ -39,7 +39,7 @@ pub struct Pairs {
 enum Source {
     All(Iter<'static>),
     Keys(Keys<'static>),
-    Scan(Scan<'static>),
+    Scan(Box<Scan<'static>>),
 }
 
 /// Pairs, one behind the other.
@@ -129,7 +129,7 @@ impl StoreMap {
             Walk::Keys => Source::Keys(map.keys()),
             Walk::Scan { range, reverse, limit } => {
                 let scan = map.scan(range)?.limit(limit);
-                Source::Scan(if reverse { scan.reverse() } else { scan })
+                Source::Scan(Box::new(if reverse { scan.reverse() } else { scan }))
             }
         };
         Ok(Pairs { from: ManuallyDrop::new(from), is_over: false, map: self.clone() })

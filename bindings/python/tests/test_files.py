@@ -1,6 +1,7 @@
 """Kills, snapshots, backups, and processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -227,3 +228,18 @@ def test_a_closed_store_can_be_opened_again_whoever_refers_to_it(path):
             use()
     with evermap.open(path) as again:
         assert again.map("users")[b"ann"] == b"1"
+
+
+def test_the_first_program_of_the_guide_goes_on_after_a_kill(folder):
+    guide = os.path.join(os.path.dirname(__file__), "..", "..", "..", "docs", "use", "python.md")
+    with open(guide) as file:
+        program = re.search(r"^```python\n(import time.*?)^```", file.read(), re.M | re.S)[1]
+    shown = b""
+    for _ in range(2):
+        child = subprocess.Popen(
+            [sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE
+        )
+        shown += child.stdout.readline()
+        child.kill()
+        child.communicate()
+    assert shown == b"visit 1\nvisit 2\n"
