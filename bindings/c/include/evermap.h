@@ -426,8 +426,8 @@ enum evermap_status evermap_cursor_next(struct evermap_cursor *cursor,
 void evermap_cursor_free(struct evermap_cursor *cursor);
 
 /**
- * Reads the value of a key, without copying it if the store lends its values (a store in memory, a
- * file that this process has created, or the option `exclusive`), and stores it to `*value`: to be
+ * Reads the value of a key, without copying it if the store lends its values (a store in memory,
+ * or a file that was opened with the option `exclusive`), and stores it to `*value`: to be
  * released with evermap_value_release(), also if it is a copy. What `*value` was before is not
  * released.
  *
@@ -502,9 +502,9 @@ enum evermap_status evermap_put_with(const struct evermap_map *map,
                                      uint64_t *cas);
 
 /**
- * Binds a key to a value if its record is still the one that `expected` identifies, as evermap_get()
- * has stored it; flags and expiry as for evermap_put_with(). Stores what identifies the record that
- * is there then to `*cas`, which may be NULL; 0 if there is none.
+ * Binds a key to a value if its record is still the one that `expected` identifies, as
+ * evermap_get() has stored it; flags and expiry as for evermap_put_with(). Stores what identifies
+ * the record that is there then to `*cas`, which may be NULL; 0 if there is none.
  *
  * Returns EVERMAP_KEPT if the key has another record, EVERMAP_ABSENT if it has none.
  */
@@ -610,8 +610,8 @@ struct evermap_options *evermap_options_new(void);
  *     lock_wait         a time: how long to wait for a process that is dying
  *     verify_reads      true (default) or false
  *     exclusive         true or false: a promise that no other program writes to the file while
- *                       it is open, so that evermap_get() lends values of files that existed
- *                       before. Breaking it is undefined behaviour
+ *                       it is open, so that evermap_get() lends values instead of copying them.
+ *                       Breaking it is undefined behaviour
  *     index             dash-eh (default) or another kind, for a new file
  *
  * A size is a number of bytes, or has K, M, G or T behind it; a time is a number of seconds, or
@@ -646,8 +646,8 @@ const char *evermap_status_name(int32_t status);
  * evermap_close(). `options` may be NULL. Takes about a millisecond, whatever the size of the
  * file, and however the process ended that had it open before.
  *
- * Errors: IN_USE if a process has the file open, SUSPECT after a crash of the machine, NOT_A_STORE,
- * NOT_FOUND, NO_SPACE, DAMAGED, CONFIG, FILE_SYSTEM, IO. `*db` is NULL then.
+ * Errors: IN_USE if a process has the file open, SUSPECT after a crash of the machine,
+ * NOT_A_STORE, NOT_FOUND, NO_SPACE, DAMAGED, CONFIG, FILE_SYSTEM, IO. `*db` is NULL then.
  */
 enum evermap_status evermap_open(const char *path,
                                  const struct evermap_options *options,

@@ -33,9 +33,10 @@ unsafe fn map_and_key<'a>(
     unsafe { Ok((object(map, "map")?, bytes(key, key_len, "key")?)) }
 }
 
-/// Reads the value of a key, without copying it if the store lends its values (a store in memory, or
-/// a file that was opened with the option `exclusive`), and stores it to `*value`: to be released
-/// with evermap_value_release(), also if it is a copy. What `*value` was before is not released.
+/// Reads the value of a key, without copying it if the store lends its values (a store in memory,
+/// or a file that was opened with the option `exclusive`), and stores it to `*value`: to be
+/// released with evermap_value_release(), also if it is a copy. What `*value` was before is not
+/// released.
 ///
 /// Returns EVERMAP_ABSENT if there is no such key; then, and after an error, `*value` is all zeros,
 /// and need not be released.
@@ -270,9 +271,9 @@ fn expiry(map: &Map, seconds: u64) -> Expiry {
     at.unwrap_or(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33)).into()
 }
 
-/// Binds a key to a value if its record is still the one that `expected` identifies, as evermap_get()
-/// has stored it; flags and expiry as for evermap_put_with(). Stores what identifies the record that
-/// is there then to `*cas`, which may be NULL; 0 if there is none.
+/// Binds a key to a value if its record is still the one that `expected` identifies, as
+/// evermap_get() has stored it; flags and expiry as for evermap_put_with(). Stores what identifies
+/// the record that is there then to `*cas`, which may be NULL; 0 if there is none.
 ///
 /// Returns EVERMAP_KEPT if the key has another record, EVERMAP_ABSENT if it has none.
 ///

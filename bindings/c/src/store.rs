@@ -30,8 +30,8 @@ fn db_of(store: Arc<Store>) -> Result<*mut evermap_db> {
 /// evermap_close(). `options` may be NULL. Takes about a millisecond, whatever the size of the
 /// file, and however the process ended that had it open before.
 ///
-/// Errors: IN_USE if a process has the file open, SUSPECT after a crash of the machine, NOT_A_STORE,
-/// NOT_FOUND, NO_SPACE, DAMAGED, CONFIG, FILE_SYSTEM, IO. `*db` is NULL then.
+/// Errors: IN_USE if a process has the file open, SUSPECT after a crash of the machine,
+/// NOT_A_STORE, NOT_FOUND, NO_SPACE, DAMAGED, CONFIG, FILE_SYSTEM, IO. `*db` is NULL then.
 ///
 /// # Safety
 /// The pointers are NULL, or as described at the top of the header.

@@ -264,6 +264,9 @@ fn conditions_counters_and_expiry_say_what_was_there() {
         assert_eq!((read, len, buffer), (EVERMAP_OK, 9, [255; 4]));
         assert_eq!(evermap_delete(map, key, 3), EVERMAP_OK);
         assert_eq!(evermap_delete(map, key, 3), EVERMAP_ABSENT);
+        assert_eq!(put(EVERMAP_IF_ABSENT_, null_mut()), EVERMAP_OK);
+        assert_eq!(evermap_clear(map), EVERMAP_OK);
+        assert_eq!(evermap_contains(map, key, 3), EVERMAP_ABSENT);
     }
 }
 

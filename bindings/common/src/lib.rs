@@ -6,7 +6,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `settings` | options by name and as text, as a program in another language writes them |
-//! | `store` | the handles of a file and of its maps, and what must not happen while values are held |
+//! | `store` | handles of a file and its maps, and what must not happen while values are held |
 //! | `held` | a value where it is stored, without a copy, for as long as it is wanted |
 //! | `pairs` | walks and scans, a page of pairs at a time |
 

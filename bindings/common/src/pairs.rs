@@ -21,7 +21,7 @@ pub enum Walk {
         range: KeyRange,
         /// Whether the last one comes first.
         reverse: bool,
-        /// At most so many.
+        /// How many at most.
         limit: u64,
     },
 }
@@ -137,7 +137,7 @@ impl StoreMap {
 }
 
 impl Pairs {
-    /// Replaces what is in `page` by the next pairs: about so many of them and so many bytes, and
+    /// Replaces what is in `page` by the next pairs: about `pairs` of them, or `bytes` bytes, and
     /// none if there are no more. What is damaged ends a page, which [tells](Page::take_fault).
     ///
     /// # Errors

@@ -54,7 +54,7 @@ impl Cursor {
             Ok(state) => state,
             Err(_) => {
                 py.detach(|| drop(self.state.lock()));
-                // Whoever comes in between keeps the interpreter's lock only for an object.
+                // A thread that comes in between keeps the interpreter's lock only for an object.
                 self.state.lock().unwrap_or_else(PoisonError::into_inner)
             }
         }

@@ -152,12 +152,12 @@ fn two<'py>(pair: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Bound<'py,
     }
 }
 
-/// Returns what is stored beside a value that lives for so many seconds.
+/// Returns what is stored beside a value that lives for `ttl` seconds.
 pub(crate) fn meta(map: &evermap::Map, ttl: Option<f64>, flags: u32) -> PyResult<Meta> {
     Ok(Meta::new().with_flags(flags).with_expiry(expiry(map, ttl)?))
 }
 
-/// Returns when something expires that lives for so many seconds by the clock of the store.
+/// Returns when something expires that lives for `ttl` seconds by the clock of the store.
 fn expiry(map: &evermap::Map, ttl: Option<f64>) -> PyResult<Expiry> {
     let Some(ttl) = ttl else { return Ok(Expiry::NEVER) };
     if ttl.is_nan() {
@@ -298,8 +298,8 @@ impl Map {
         PyList::new(py, values.into_iter().map(|value| value.unwrap_or_else(|| default.clone())))
     }
 
-    /// Returns a `memoryview` of the value where it is stored, if the store lends its values, and of
-    /// a copy otherwise; `None` if the key is absent.
+    /// Returns a `memoryview` of the value where it is stored, if the store lends its values, and
+    /// of a copy otherwise; `None` if the key is absent.
     fn view<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyMemoryView>>> {
         let py = key.py();
         let map = self.open(py)?;

@@ -14,7 +14,7 @@ use crate::errors::raised;
 
 /// An open file, or a store in memory.
 ///
-/// What Python has closed must be closed, whoever still has a reference to it: the file can be
+/// What Python has closed must be closed, although other objects may refer to it: the file can be
 /// opened again only when nobody in the process has it. So everything that Python refers to has a
 /// [`Slot`], which closing empties.
 #[pyclass(frozen, module = "evermap")]
