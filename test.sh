@@ -64,7 +64,11 @@ lints() {
     # In the workspace, the command turns on features of the library that are off by default.
     cargo clippy -p evermap -- -D warnings
     # They are a workspace of their own.
-    if $full; then cargo check --manifest-path fuzz/Cargo.toml --quiet; fi
+    if $full; then
+        cargo check --manifest-path fuzz/Cargo.toml --quiet
+        cargo clippy --manifest-path bindings/python/Cargo.toml --quiet -- -D warnings
+        cargo fmt --manifest-path bindings/python/Cargo.toml --check
+    fi
     step "documentation"
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 }
@@ -89,6 +93,8 @@ programs() {
     tests/examples/run.sh
     step "files, read by the offsets of docs/file-format.md"
     tests/file-format/run.sh
+    step "libevermap: programs in C and C++, killed and run again, and under sanitizers"
+    bindings/c/test.sh
     step "a killed server, a real client"
     tests/churn/run.sh --short
     step "a killed server, clients of all protocols, with and without eviction"
@@ -128,6 +134,8 @@ long_campaigns() {
     step "mistakes in the source"
     tests/source-edits/run.py --only-for 10
     tests/source-edits/run.py --table
+    step "the package for Python"
+    bindings/python/test.sh
     step "fuzzing"
     fuzz
 }
