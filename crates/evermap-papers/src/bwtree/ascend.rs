@@ -95,7 +95,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
         let mut nodes = [None; NODES_MAX];
         let mut bound = from;
-        for place in 0..NODES_MAX {
+        for (place, slot) in nodes.iter_mut().enumerate() {
             let left = most - page.pairs.len();
             let copies = match is_worth(&node, left) && node.base.has_copies {
                 true => self.make_copies(&node.base),
@@ -103,7 +103,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
             };
             let usable = copies.map_or(Bits::default(), |copies| copies.bits(self.medium()));
             let (cell, word, used) = (node.cell, node.word, Bits::default());
-            let here = nodes[place].insert(Used { cell, word, copies, usable, used });
+            let here = slot.insert(Used { cell, word, copies, usable, used });
             let start = self.start(&node, here, bound)?;
             let deltas = self.ask_for(&node, here, start..start + left, page.leaf_bytes)?;
             // The next node is on its way while this one is copied.
@@ -181,7 +181,9 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         }
         let without = positions.filter(|&position| !has(&here.usable, position));
         let entries_at = without.map(|position| node.base.entry(m, position).at);
-        deltas_at.chain(entries_at).for_each(|at| prefetch_of(m, at + RECORD_HEADER, bytes));
+        deltas_at
+            .chain(entries_at)
+            .for_each(|at| prefetch_of(m, at.wrapping_add(RECORD_HEADER), bytes));
         Ok(deltas)
     }
 

@@ -104,7 +104,7 @@ impl<M: Medium, const ITEMS: usize> BwTree<M, ITEMS> {
         let nodes = nodes.into_iter().inspect(|node| {
             let depth = node.word.depth() as usize;
             let known = (0..depth).map(|number| node.base.record_of_delta(m, number));
-            known.for_each(|at| m.prefetch_bytes(at + RECORD_HEADER, KNOWN_BYTES));
+            known.for_each(|at| m.prefetch_bytes(at.wrapping_add(RECORD_HEADER), KNOWN_BYTES));
         });
         let mut has_others = false;
         let (mut inserted, mut gone) = (Vec::with_capacity(Self::chain(0) as usize), Vec::new());

@@ -50,7 +50,7 @@ fn prefetch_node<M: Medium, F: Form>(m: &M, offset: u64) {
     let (node, copies) = (size_of::<F::Node>() as u64, size_of::<Copies>() as u64);
     if !F::PLAIN {
         m.prefetch_bytes(offset, node * 3 / 4);
-        m.prefetch_bytes(offset + node, copies * 3 / 4);
+        m.prefetch_bytes(offset.wrapping_add(node), copies * 3 / 4);
     }
 }
 

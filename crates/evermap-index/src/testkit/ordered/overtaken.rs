@@ -14,7 +14,7 @@ use super::trees::{SOUND, memory, tree_in};
 use crate::ordered::{Cursor, Direction, OrderedIndex, Page, PersistentOrdered};
 
 /// The time after which a change that waits for the reader is left to itself.
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_millis(40);
 
 /// Lets another thread do something, once, before a load that was chosen.
 #[derive(Default)]
@@ -139,7 +139,7 @@ fn overtaken<T: PersistentOrdered<Sim> + 'static>(
 fn each_load(mut each: impl FnMut(u64) -> bool) -> u64 {
     let mut load = 1;
     while each(load) {
-        load += 1 + load / 40;
+        load += 1 + load / 15;
     }
     load
 }
