@@ -138,6 +138,9 @@ impl Map {
     }
 }
 
+/// A value, its version, its flags, and the seconds that it has to live.
+type ItemParts<'py> = (Bound<'py, PyAny>, u64, u32, Option<f64>);
+
 /// Returns the key and the value of a pair of any kind.
 fn two<'py>(pair: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     if let Ok(pair) = pair.cast::<PyTuple>()
@@ -311,10 +314,7 @@ impl Map {
     }
 
     /// Returns the value, its version, its flags, and the seconds that it has to live.
-    fn _item<'py>(
-        &self,
-        key: &Bound<'py, PyAny>,
-    ) -> PyResult<Option<(Bound<'py, PyAny>, u64, u32, Option<f64>)>> {
+    fn _item<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Option<ItemParts<'py>>> {
         let py = key.py();
         let key = self.encode_key(key)?;
         let map = self.open(py)?;
