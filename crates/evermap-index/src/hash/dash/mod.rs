@@ -29,7 +29,7 @@ use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use evermap_pm::medium::prefetch;
+use evermap_pm::medium::{LINE, prefetch};
 use evermap_pm::{ErrorKind, Guard, Medium, Pool, Result, region};
 
 use crate::hash::mistakes;
@@ -268,7 +268,10 @@ where
             let slot = (meta.allocated().trailing_ones() as usize).min(G::BUCKET_SLOTS - 1);
             prefetch(std::ptr::from_ref(&segment.normal()[at].slots[slot]).cast());
         } else {
-            self.prefetch_match(segment, hash);
+            // The record is in one of the other lines of the bucket, most likely: which one is
+            // known only once the header was read.
+            let bucket = offset + Self::bucket_offset(at);
+            (1..4).for_each(|line| m.prefetch(bucket + line * LINE));
         }
         match try_lock(m, &segment.normal()[at], self.core.generation) {
             // While one of its buckets is locked, a segment is neither split nor merged.

@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use evermap_pm::medium::prefetch;
 use evermap_pm::{Guard, Medium, Result};
 
 use super::Dash;
@@ -420,11 +421,7 @@ where
         let (here, there) = (meta_of(m, home.bucket), meta_of(m, next.bucket));
         let choice = match self.roomier(here, there) {
             Some((slot, kind)) => Some((Room { slot, vacated: false }, kind)),
-            None => {
-                let right = self.displace_right(segment, Self::next_of(at), &mut next, Self::STEPS);
-                let left = || self.displace_left(segment, at, home, Self::STEPS);
-                right.map(|room| (room, Kind::Next)).or_else(|| Some((left()?, Kind::Home)))
-            }
+            None => self.displace(segment, at, home, &mut next),
         };
         if let Some((Room { slot, vacated }, kind)) = choice {
             let bucket = if kind == Kind::Home { home.bucket } else { next.bucket };
@@ -449,6 +446,37 @@ where
             (Some(slot), None) => Some((slot, Kind::Home)),
             (None, None) => None,
         }
+    }
+
+    /// Frees a slot of the full home bucket `at` or of the full bucket after it, both of which are
+    /// locked, by moving other records.
+    fn displace<'a>(
+        &'a self,
+        segment: &'a G::Segment,
+        at: usize,
+        home: &mut Held<'a>,
+        next: &mut Held<'a>,
+    ) -> Option<(Room, Kind)> {
+        // Most attempts find no room, so all headers that may show some are read first, and their
+        // cache misses overlap.
+        for step in 1..=Self::STEPS + 1 {
+            for beyond in [at + 1 + step, at + G::BUCKETS - step] {
+                prefetch(std::ptr::from_ref(&segment.normal()[beyond % G::BUCKETS]).cast());
+            }
+        }
+        segment.stash().iter().for_each(|bucket| prefetch(std::ptr::from_ref(bucket).cast()));
+        let (after, steps) = (Self::next_of(at), Self::STEPS);
+        // Without locks, so these are only guesses.
+        let has_room = |at: usize| self.room_in(&segment.normal()[at % G::BUCKETS]).is_some();
+        if (1..=steps + 1).any(|step| has_room(after + step))
+            && let Some(room) = self.displace_right(segment, after, next, steps)
+        {
+            return Some((room, Kind::Next));
+        }
+        if !(1..=steps + 1).any(|step| has_room(at + G::BUCKETS - step)) {
+            return None;
+        }
+        Some((self.displace_left(segment, at, home, steps)?, Kind::Home))
     }
 
     /// Frees a slot of the locked bucket `at` by moving a record that belongs there to the bucket
