@@ -275,6 +275,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         if let Some(slot) = free_slot::<N>(&keys_of(m, other)) {
             return Ok(FreeSlot::Free(Spot::Away(other, slot), locks));
         }
+        // All lines that a record could be moved to, so that their cache misses overlap.
+        self.prefetch_others(segment, at);
+        self.prefetch_others(segment, beside);
         if let Some((slot, beyond)) = self.displace(segment, at) {
             locks.beyond = Some(beyond);
             return Ok(FreeSlot::Free(Spot::Home(home, slot), locks));
@@ -293,6 +296,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         Ok(FreeSlot::Full)
     }
 
+    /// Prefetches the second lines of the records in line `at`.
+    fn prefetch_others(&self, segment: &Segment<L>, at: usize) {
+        let keys = keys_of(self.medium(), &segment.lines[at]);
+        for &key in &keys[..N] {
+            prefetch_line(&segment.lines[Geometry::<L, N>::other(at, tag_of(key))]);
+        }
+    }
+
     /// Frees a slot of the full, locked line `at` by moving a record to its second line. Returns
     /// the slot, and the second line, locked.
     ///
@@ -306,8 +317,6 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let keys = keys_of(m, from);
         let top = self.top_of(segment);
         let to = |slot: usize| &segment.lines[Geometry::<L, N>::other(at, tag_of(keys[slot]))];
-        // Prefetches all of them first, so that their cache misses overlap.
-        (0..N).for_each(|slot| prefetch_line(to(slot)));
         (0..N).find_map(|slot| {
             let to = to(slot);
             // Checked before locking, because most lines are full.
