@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use evermap_index::index::{BATCH_KEYS, Change};
 use evermap_index::{Index, Key, Result};
 use evermap_pm::medium::Note;
 use evermap_pm::{Guard, Medium, Pool};
@@ -80,6 +81,26 @@ impl<M: Medium, I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = u64>> Table for 
     fn get_many(&self, keys: &[u64], out: &mut [Option<u64>], guard: &Guard<'_>) -> Result<()> {
         self.begin();
         self.end(self.index.get_many(keys, out, guard))
+    }
+
+    fn insert_many(
+        &self,
+        keys: &[u64],
+        words: &[u64],
+        out: &mut [Found],
+        guard: &Guard<'_>,
+    ) -> Result<()> {
+        let groups = keys.chunks(BATCH_KEYS).zip(words.chunks(BATCH_KEYS));
+        for ((keys, words), out) in groups.zip(out.chunks_mut(BATCH_KEYS)) {
+            let mut changes: [Result<Change>; BATCH_KEYS] =
+                std::array::from_fn(|_| Ok(Change::default()));
+            self.begin();
+            self.end(self.index.insert_many(keys, words, guard, &mut changes));
+            for (out, change) in out.iter_mut().zip(changes).take(keys.len()) {
+                *out = change?.old.into();
+            }
+        }
+        Ok(())
     }
 
     #[inline(always)]

@@ -446,7 +446,7 @@ impl<S: Store> Subject for Stored<S> {
         match work.phase {
             Phase::Insert if work.bulk => self.load_all(&work, version),
             Phase::Update if work.bulk => self.load_all(&work, version + 1),
-            Phase::Insert => self.put_all(&work, version, absent),
+            Phase::Insert | Phase::InsertMany => self.put_all(&work, version, absent),
             Phase::Positive => self.look_up(&work, bound),
             Phase::Negative => self.look_up(&work, absent),
             Phase::GetMany => self.look_up_many(&work),

@@ -61,6 +61,29 @@ pub trait Table: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Binds each of `keys` to its word if it is absent, and stores what `keys[i]` was bound to
+    /// before in `out[i]`. The default does it one by one.
+    ///
+    /// # Errors
+    ///
+    /// The table's own.
+    ///
+    /// # Panics
+    ///
+    /// If `words` or `out` is shorter than `keys`.
+    fn insert_many(
+        &self,
+        keys: &[u64],
+        words: &[u64],
+        out: &mut [Found],
+        guard: &Self::Guard<'_>,
+    ) -> Result<()> {
+        for ((key, word), out) in keys.iter().zip(&words[..keys.len()]).zip(out) {
+            *out = self.insert(*key, *word, guard)?;
+        }
+        Ok(())
+    }
+
     /// Binds `key` to `word` if it is present. Returns what the key was bound to before.
     ///
     /// # Errors
@@ -218,6 +241,28 @@ impl<T: Table> Measured<T> {
     }
 
     #[inline(never)]
+    fn insert_in_batches(&self, work: &Work<'_>) -> Result<(), LabError> {
+        let batch = work.batch.max(1);
+        let (mut words, mut out) = (Vec::with_capacity(batch), vec![Found::Unsaid; batch]);
+        let calls_per_guard = self.guards.operations().div_ceil(batch);
+        for calls in work.keys.chunks(batch.saturating_mul(calls_per_guard)) {
+            let guard = self.table.guard();
+            for keys in calls.chunks(batch) {
+                words.clear();
+                words.extend(keys.iter().map(|&key| word(key, work.version)));
+                let inserted = self.table.insert_many(keys, &words, &mut out, &guard);
+                inserted.map_err(|error| self.failed(error))?;
+                for (&key, found) in keys.iter().zip(&out) {
+                    if !found.agrees(None) {
+                        return Err(self.wrong(work, key, None, *found));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
     fn mix(&self, work: &Work<'_>) -> Result<(), LabError> {
         let operations = self.guards.operations();
         let all = work.keys.chunks(operations).zip(work.ops.chunks(operations));
@@ -319,6 +364,7 @@ impl<T: Table> Subject for Measured<T> {
             Phase::Update => self.update_all(&work),
             Phase::Mixed => self.mix(&work),
             Phase::Delete => self.remove_all(&work),
+            Phase::InsertMany => self.insert_in_batches(&work),
         }
     }
 

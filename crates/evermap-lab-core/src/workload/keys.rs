@@ -24,11 +24,13 @@ pub enum Phase {
     Mixed,
     /// Every key is removed, except those that `Mixed` added.
     Delete,
+    /// As many new keys are inserted, a batch at a time.
+    InsertMany,
 }
 
 impl Phase {
     /// All phases, in the order in which they run.
-    pub const ALL: [Phase; 7] = [
+    pub const ALL: [Phase; 8] = [
         Phase::Insert,
         Phase::Positive,
         Phase::Negative,
@@ -36,6 +38,7 @@ impl Phase {
         Phase::Update,
         Phase::Mixed,
         Phase::Delete,
+        Phase::InsertMany,
     ];
 
     /// Returns the name used in reports.
@@ -48,12 +51,13 @@ impl Phase {
             Phase::Update => "update",
             Phase::Mixed => "mixed",
             Phase::Delete => "delete",
+            Phase::InsertMany => "insert_many",
         }
     }
 
     /// Returns `true` if the phase changes the number of pairs.
     pub fn resizes(self) -> bool {
-        matches!(self, Phase::Insert | Phase::Mixed | Phase::Delete)
+        matches!(self, Phase::Insert | Phase::Mixed | Phase::Delete | Phase::InsertMany)
     }
 }
 

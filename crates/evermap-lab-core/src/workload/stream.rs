@@ -23,6 +23,9 @@ impl Stream {
         let order = Permutation::new(workload.keys, workload.seed ^ ((phase as u64) << 32));
         match phase {
             Phase::Insert => self.keys.extend(share.map(|i| workload.key(i))),
+            Phase::InsertMany => {
+                self.keys.extend(share.map(|i| workload.key(3 * workload.keys + i)));
+            }
             Phase::Negative => self.keys.extend(share.map(|i| workload.key(workload.keys + i))),
             Phase::Positive | Phase::GetMany | Phase::Update | Phase::Delete => {
                 self.keys.extend(share.map(|i| workload.key(order.at(i))));
@@ -92,7 +95,7 @@ mod tests {
         assert_eq!(version_of(2, word(2, 1)), 1);
     }
 
-    const GOLDEN_FIRST: [u64; 7] = [
+    const GOLDEN_FIRST: [u64; 8] = [
         0x97ea_87f7_e45c_00a5,
         0xea05_9242_a5ad_3422,
         0xfb16_b4ac_08c7_b90a,
@@ -100,6 +103,7 @@ mod tests {
         0xb362_d3c7_cafb_8e56,
         0x7736_e721_cb57_6560,
         0x17b4_244f_8b9f_1823,
+        0,
     ];
     const GOLDEN_INSERTS: [usize; 4] = [0, 9, 11, 17];
 
@@ -119,6 +123,10 @@ mod tests {
         let absent: HashSet<_> = keys(&workload, Phase::Negative).into_iter().collect();
         assert_eq!(absent.len(), 20_003);
         assert!(absent.is_disjoint(&present));
+        let new: HashSet<_> = keys(&workload, Phase::InsertMany).into_iter().collect();
+        assert_eq!(new.len(), 20_003);
+        assert!(new.is_disjoint(&present) && new.is_disjoint(&absent));
+        assert!(new.is_disjoint(&keys(&workload, Phase::Mixed).into_iter().collect()));
     }
 
     #[test]

@@ -57,7 +57,8 @@ pub(crate) fn sample(
     clock: Duration,
 ) -> Result<Histogram<u64>, LabError> {
     let mut histogram = histogram();
-    let unit = if work.phase == Phase::GetMany { work.batch } else { 1 };
+    let batched = matches!(work.phase, Phase::GetMany | Phase::InsertMany);
+    let unit = if batched { work.batch } else { 1 };
     let (len, mut at) = (work.keys.len(), 0);
     while at < len {
         let timed = (at + unit * (SAMPLE_EVERY - 1)).min(len);

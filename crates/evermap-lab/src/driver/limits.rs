@@ -102,7 +102,9 @@ impl Limits {
         let mops = figures.mops?;
         match figures.phase.parse().ok()? {
             Phase::GetMany => Some(mops / self.mlines(figures.threads)?),
-            Phase::Insert | Phase::Update | Phase::Delete if figures.flush_kind.is_some() => {
+            Phase::Insert | Phase::Update | Phase::Delete | Phase::InsertMany
+                if figures.flush_kind.is_some() =>
+            {
                 Some(mops * self.persist_ns? / (1000.0 * figures.threads as f64))
             }
             _ => None,

@@ -29,6 +29,8 @@ pub(super) struct Run<'a> {
     pub(super) version: u64,
     pub(super) mixed: bool,
     pub(super) deleted: bool,
+    /// Whether new keys were inserted a batch at a time.
+    pub(super) grouped: bool,
 }
 
 impl<'a> Run<'a> {
@@ -49,9 +51,20 @@ impl<'a> Run<'a> {
         let (before, allocated) = (machine::resident(), machine::allocated());
         let subject: Arc<dyn Subject> = Arc::from(entry.build(&setup)?);
         let name = entry.name;
-        let (version, mixed, deleted) = (0, false, false);
+        let (version, mixed, deleted, grouped) = (0, false, false, false);
         let speller = subject.speller().map(Arc::new);
-        Ok(Run { driver, name, subject, speller, before, allocated, version, mixed, deleted })
+        Ok(Run {
+            driver,
+            name,
+            subject,
+            speller,
+            before,
+            allocated,
+            version,
+            mixed,
+            deleted,
+            grouped,
+        })
     }
 
     /// Calls `each` with every step, whose keys are written beforehand.
@@ -71,6 +84,7 @@ impl<'a> Run<'a> {
                 Phase::Update => self.version += 1,
                 Phase::Mixed => self.mixed = true,
                 Phase::Delete => self.deleted = true,
+                Phase::InsertMany => self.grouped = true,
                 _ => {}
             }
         }

@@ -37,7 +37,14 @@ impl Run<'_> {
         if self.mixed {
             self.look_up(Phase::Positive, Stream::fill_added)?;
         }
-        Ok(if self.mixed { self.driver.workload.added() } else { 0 })
+        if self.grouped {
+            self.look_up(Phase::Positive, |stream, workload, thread| {
+                stream.fill(workload, Phase::InsertMany, thread);
+            })?;
+        }
+        let workload = &self.driver.workload;
+        let mixed = if self.mixed { workload.added() } else { 0 };
+        Ok(mixed + if self.grouped { workload.keys } else { 0 })
     }
 
     /// After parts, keys that were written have their new words, and absent keys are still absent.

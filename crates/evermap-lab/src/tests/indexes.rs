@@ -135,6 +135,10 @@ fn counters_of_dash_are_in_their_bounds() {
                 assert!(flushes >= 1.0 && fences >= 1.0 && written >= 1.0, "{}", phase.name);
                 assert!(flushes < 8.0 && fences < 4.0, "{}: {flushes} {fences}", phase.name);
             }
+            Phase::InsertMany => {
+                assert!(flushes >= 1.0 && written >= 1.0, "{}", phase.name);
+                assert!(flushes < 8.0 && fences < 1.0, "{}: {flushes} {fences}", phase.name);
+            }
             Phase::Mixed => assert!(flushes > 0.2 && flushes < 2.0, "{flushes}"),
         }
     }
