@@ -222,7 +222,11 @@ class Map:
         """Returns what the slots of the index contain."""
         block = self.file.word(self.root)
         kind = self.file.data[block : block + 8]
-        readers = {b"DASHEf@\x02": self.dash_words, b"P-CLHT\x02\0": self.clht_words}
+        readers = {
+            b"DASHEf@\x02": self.dash_words,
+            b"DASHEf@\x82": self.dash_words,
+            b"P-CLHT\x02\0": self.clht_words,
+        }
         require(kind in readers, f"the kind of index {kind}")
         return list(readers[kind](block))
 
@@ -230,7 +234,8 @@ class Map:
         file, directory = self.file, self.file.word(block + 8)
         at, depth = directory & OFFSET, directory >> 48 & 0xFF
         for segment in dict.fromkeys(file.words(at, 1 << depth)):
-            require(file.data[segment : segment + 8] == b"DASHSEG\x01", f"a segment at {segment}")
+            magic = file.data[segment : segment + 8]
+            require(magic in (b"DASHSEG\x01", b"DASHSEG\x02"), f"a segment at {segment}")
             buckets = [segment + 256 + 256 * i for i in range(66)]
             chain = file.word(segment + 24)
             while chain:

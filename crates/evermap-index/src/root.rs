@@ -39,6 +39,17 @@ pub fn block_of<M: Medium>(pool: &Pool<M>, root: &PmU64, kind: u64) -> Result<u6
     }
 }
 
+/// Replaces the first word of the block that the root cell `root` refers to, durably.
+pub fn convert<M: Medium>(pool: &Pool<M>, root: &PmU64, from: u64, to: u64) -> Result<()> {
+    let block = block_of(pool, root, from)?;
+    let m = pool.medium();
+    if let Some(first) = m.at::<PmU64>(block) {
+        m.store(first, to);
+        m.persist(first);
+    }
+    Ok(())
+}
+
 /// Commits the creation of an index: stores `kind` in the first word of the block at `block`, whose
 /// other words are flushed, and then the offset of the block in the root cell `root`, durably.
 pub fn publish<M: Medium>(pool: &Pool<M>, root: &PmU64, block: u64, kind: u64) {

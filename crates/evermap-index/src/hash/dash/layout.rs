@@ -75,6 +75,10 @@ pod! {
     }
 }
 
+/// The bit of the first word of a root block that distinguishes indexes in which fingerprints tell
+/// which records are whole: see [`Header::EARLIER`].
+pub const TOLD_BY_FINGERPRINTS: u64 = 1 << 63;
+
 impl Header {
     /// The magic word of a segment in which an allocated slot holds its record whatever its
     /// fingerprint is. Such a segment gets the present magic word when it is recovered.

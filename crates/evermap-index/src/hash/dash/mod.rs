@@ -529,7 +529,14 @@ where
         let () = Self::GEOMETRY_IS_POSSIBLE;
         let geometry = (G::BUCKETS as u64) << 8 | (G::STASHES as u64) << 4 | G::BUCKET_SLOTS as u64;
         let [dash, map] = [*b"DASH", E::NAME].map(|name| u64::from(u32::from_le_bytes(name)));
-        dash ^ map << 32 ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
+        dash ^ map << 32
+            ^ u64::from(K::FORMAT) << 56
+            ^ geometry << 40
+            ^ layout::TOLD_BY_FINGERPRINTS
+    }
+
+    fn earlier_kind() -> Option<u64> {
+        Some(Self::kind() ^ layout::TOLD_BY_FINGERPRINTS)
     }
 
     fn initial_depth(config: &Config) -> Result<u32> {

@@ -25,6 +25,13 @@ pub trait SegmentedIndex: Segmented + Send + Sync {
     /// and the geometry.
     fn kind() -> u64;
 
+    /// Returns the first word of the root block of an index whose segments an earlier version may
+    /// have written, if this one can use them. It becomes [`kind`](Self::kind) when such an index
+    /// is opened, because that version could not use what this one writes.
+    fn earlier_kind() -> Option<u64> {
+        None
+    }
+
     /// Returns the depth of the segments of a new index.
     ///
     /// # Errors
@@ -190,10 +197,16 @@ impl<M: Medium, T: SegmentedIndex<Medium = M>> Persistent<M> for T {
     }
 
     fn is_at(pool: &Pool<M>, root: &PmU64) -> bool {
-        root::is_of(pool, root, T::kind())
+        let is_of = |kind| root::is_of(pool, root, kind);
+        is_of(T::kind()) || T::earlier_kind().is_some_and(is_of)
     }
 
     fn open(pool: Arc<Pool<M>>, root: &PmU64) -> Result<T> {
+        if let Some(earlier) = T::earlier_kind()
+            && root::is_of(&pool, root, earlier)
+        {
+            root::convert(&pool, root, earlier, T::kind())?;
+        }
         let block = root::block_of(&pool, root, T::kind())?;
         let map = T::Map::open(&pool, block)?;
         let index = T::assemble(Core::new(pool, block), map, None)?;

@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use evermap_pm::medium::Note;
 use evermap_pm::sim::{self, ImageConfig, Sim};
-use evermap_pm::{ErrorKind, Medium, Pool};
+use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
 
 use super::{DashEh, Tiny};
-use crate::hash::dash::bucket::{Record, free_slot, meta_of};
-use crate::hash::dash::layout::{BUCKET_BYTES, Bucket, Buckets, HashPrefix, Header, Root, Version};
+use crate::hash::dash::bucket::{Record, allocate, free_slot, meta_of};
+use crate::hash::dash::layout::{
+    BUCKET_BYTES, Bucket, Buckets, HEADER_LINE_SLOTS, HashPrefix, Header, Root, Version,
+};
 use crate::hash::dash::{Config, Geometry, Paper, Sizes};
-use crate::hash::segmented::{Segmented, prefix_at};
+use crate::hash::segmented::index::SegmentedIndex;
+use crate::hash::segmented::{SegmentHeader, Segmented, prefix_at};
 use crate::testkit::crash_states::{
     Number, created, for_each_image, is_durable_once_served, is_kept, record, reopened, word_in,
 };
@@ -309,6 +312,54 @@ fn the_paper_balances_two_buckets() {
     assert_eq!(usual, 0);
     // With buckets that are equally full, the home bucket is used.
     assert!((64..128).contains(&paper), "{paper} of 256 records");
+}
+
+/// Marks a free slot of the bucket of key 0 as if an insertion had stored its header, but not the
+/// record: the slot holds what an earlier record has left, with key 9.
+fn tear_insertion(sim: &Sim, index: &Tiny<Plain, Sim>) {
+    let segment = index.segment(index.map.directory.locate(0)).unwrap();
+    let bucket = &segment.normal[0];
+    let slot = free_slot(meta_of(sim, bucket), 4).unwrap();
+    assert!(slot >= HEADER_LINE_SLOTS);
+    sim.store(&bucket.slots[slot].key, 9);
+    sim.store(&bucket.slots[slot].word, 9);
+    allocate(sim, bucket, slot, 7, false);
+}
+
+/// An insertion makes its slot and the header durable in any order. If a crash comes between them,
+/// the slot still holds what was there before.
+#[test]
+fn a_slot_without_its_record_is_free_after_a_crash() {
+    let (sim, pool, index) = filled::<Plain>(0..3);
+    tear_insertion(&sim, &index);
+    drop((index, pool));
+    let (pool, index) = reopened::<Tiny<Plain, Sim>>(&sim);
+    for key in 0..10 {
+        assert_eq!(index.get(key, &pool.pin()).unwrap(), (key < 3).then_some(key));
+    }
+    assert_eq!(index.check(), Vec::<String>::new());
+}
+
+/// An earlier version left fingerprints that were not those of their records, if it was interrupted
+/// in a split. The first use of such a segment corrects them, and what it finds there stays.
+#[test]
+fn an_index_of_an_earlier_version_is_converted() {
+    let (sim, pool, index) = filled::<Plain>(0..3);
+    tear_insertion(&sim, &index);
+    let offsets = [0, 1 << 63].map(|hash| index.map.directory.locate(hash));
+    let magic = |offset| &sim.at::<Header>(offset).unwrap().magic;
+    offsets.map(|offset| sim.store(magic(offset), Header::EARLIER));
+    let kind = sim.at::<PmU64>(index.core.root).unwrap();
+    sim.store(kind, Tiny::<Plain, Sim>::earlier_kind().unwrap());
+    drop((index, pool));
+    for _ in 0..2 {
+        let (pool, index) = reopened::<Tiny<Plain, Sim>>(&sim);
+        assert_eq!(sim.load(kind), Tiny::<Plain, Sim>::kind());
+        assert_eq!(index.get(9, &pool.pin()).unwrap(), Some(9));
+        assert_eq!(index.get(2, &pool.pin()).unwrap(), Some(2));
+        assert_eq!(index.check(), Vec::<String>::new());
+        assert!(offsets.iter().all(|&offset| sim.load(magic(offset)) == Header::MAGIC));
+    }
 }
 
 /// Recovery drops a record from a bucket to which it does not belong. This is durable before the
