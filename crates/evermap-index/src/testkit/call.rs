@@ -384,10 +384,14 @@ impl<'a, K: Numbered> Driver<'a, K> {
                 Err(error) if error.is_no_space() => (0, None),
                 Err(error) => return Err(format!("{call}: {error}")),
             };
-            if seen != allowed {
+            let (times, passed) = seen;
+            if times != allowed.0 {
+                return Err(format!("{call}: the closure was called {times} times"));
+            }
+            if passed != allowed.1 {
+                let (told, passed) = (InWords(allowed.1), InWords(passed));
                 return Err(format!(
-                    "{call}: the closure was called {} times: {:?}",
-                    seen.0, seen.1
+                    "{call}: told {told} as the old word, must return what it passed: {passed}"
                 ));
             }
             changes.push(out.as_ref().ok().copied().map(in_numbers));

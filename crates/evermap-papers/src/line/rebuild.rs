@@ -37,7 +37,10 @@ struct HomeMove {
 
 impl<const L: usize, const N: usize> SegmentBuffer<L, N> {
     pub(super) fn empty() -> Self {
-        SegmentBuffer { lines: Box::new([LineBuffer::default(); L]) }
+        // Not `Box::new`, which would make the array on the stack and copy it.
+        let lines: Box<[LineBuffer]> = vec![LineBuffer::default(); L].into();
+        let Ok(lines) = lines.try_into() else { unreachable!("it has this length") };
+        SegmentBuffer { lines }
     }
 
     fn put(&mut self, at: usize, slot: usize, record: Record, mark: u64) {
