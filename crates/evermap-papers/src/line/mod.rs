@@ -560,10 +560,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
         decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
         out: &mut [Result<Change>],
     ) {
-        let probe = |at: usize| Probe::new(keys[at.min(keys.len() - 1)], self.core.seed);
-        if !keys.is_empty() {
-            let probes: [Probe<'_, K>; BATCH_KEYS] = std::array::from_fn(probe);
-            group::apply_batch(self, &probes[..keys.len()], mode, guard, decide, out);
-        }
+        let probes = keys.iter().map(|&key| Probe::new(key, self.core.seed));
+        group::apply_batch(self, probes, mode, guard, decide, out);
     }
 }

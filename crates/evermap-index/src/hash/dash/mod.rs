@@ -633,10 +633,9 @@ where
             for (at, (&key, out)) in keys.iter().zip(out).enumerate() {
                 *out = self.apply(key, mode, guard, |old| decide(at, old));
             }
-        } else if !keys.is_empty() {
-            let probe = |at: usize| Probe::new(keys[at.min(keys.len() - 1)], self.core.seed);
-            let probes: [Probe<'_, K>; BATCH_KEYS] = std::array::from_fn(probe);
-            group::apply_batch(self, &probes[..keys.len()], mode, guard, decide, out);
+            return;
         }
+        let probes = keys.iter().map(|&key| Probe::new(key, self.core.seed));
+        group::apply_batch(self, probes, mode, guard, decide, out);
     }
 }

@@ -24,6 +24,9 @@ struct Member<'a, T: BucketLocked + 'a> {
     staged: Option<Staged<'a, T>>,
 }
 
+/// The keys of a group.
+type Probes<'k, T> = [Option<<T as BucketLocked>::Probe<'k>>; BATCH_KEYS];
+
 /// Keys by their places in a group.
 #[derive(Clone, Copy, Default)]
 struct Places(u32);
@@ -46,15 +49,21 @@ impl Places {
 
 /// Makes the changes that `decide` chooses for at most [`BATCH_KEYS`] keys. Implements
 /// [`Index::mutate_batch`](crate::Index::mutate_batch).
-pub fn apply_batch<T: BucketLocked>(
+///
+/// # Panics
+/// If there are more keys.
+pub fn apply_batch<'k, T: BucketLocked>(
     index: &T,
-    probes: &[T::Probe<'_>],
+    keys: impl ExactSizeIterator<Item = T::Probe<'k>>,
     mode: MutateMode,
     guard: &Guard<'_>,
     decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
     out: &mut [Result<Change>],
 ) {
-    assert!(probes.len() <= BATCH_KEYS);
+    let count = keys.len();
+    let mut probes: Probes<'k, T> = [const { None }; BATCH_KEYS];
+    let probes = &mut probes[..count];
+    probes.iter_mut().zip(keys).for_each(|(probe, key)| *probe = Some(key));
     let later = match index.core().begin_change(guard) {
         Ok(poison) => {
             let later = apply_together(index, probes, mode, guard, decide, out);
@@ -62,17 +71,18 @@ pub fn apply_batch<T: BucketLocked>(
             later
         }
         // Each of them returns the error.
-        Err(_) => Places(((1u64 << probes.len()) - 1) as u32),
+        Err(_) => Places(((1u64 << count) - 1) as u32),
     };
     for at in later.iter() {
-        out[at] = apply::apply(index, &probes[at], mode, guard, |old| decide(at, old));
+        let Some(probe) = &probes[at] else { continue };
+        out[at] = apply::apply(index, probe, mode, guard, |old| decide(at, old));
     }
 }
 
 /// Makes those changes that can be made together. Returns the places of the other keys.
 fn apply_together<T: BucketLocked>(
     index: &T,
-    probes: &[T::Probe<'_>],
+    probes: &[Option<T::Probe<'_>>],
     mode: MutateMode,
     guard: &Guard<'_>,
     decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
@@ -82,9 +92,9 @@ fn apply_together<T: BucketLocked>(
     let mut members: [Option<Member<'_, T>>; BATCH_KEYS] = [const { None }; BATCH_KEYS];
     let mut later = lock_homes(index, probes, mode, &mut members);
     let mut flushes = false;
-    for (at, member) in members.iter_mut().enumerate() {
-        let Some(Member { home, staged }) = member else { continue };
-        let operation = Operation { probe: &probes[at], mode, guard };
+    for (at, (member, probe)) in members.iter_mut().zip(probes).enumerate() {
+        let (Some(Member { home, staged }), Some(probe)) = (member, probe) else { continue };
+        let operation = Operation { probe, mode, guard };
         *staged = index.stage(home, operation, &mut |old| decide(at, old));
         match staged {
             Some(staged) => flushes |= staged.unflushed[0].is_some(),
@@ -111,9 +121,9 @@ fn apply_together<T: BucketLocked>(
         locks.release(m, change.changed());
         if change.changed() { home.held.release_changed(m) } else { home.held.release(m) }
     }
-    for (at, segment) in sparse.iter().enumerate() {
-        let Some(segment) = segment else { continue };
-        if let Err(error) = T::Map::emptied(index, segment, T::rank(&probes[at]), guard) {
+    for (at, (segment, probe)) in sparse.into_iter().zip(probes).enumerate() {
+        let (Some(segment), Some(probe)) = (segment, probe) else { continue };
+        if let Err(error) = T::Map::emptied(index, segment, T::rank(probe), guard) {
             out[at] = Err(error);
         }
     }
@@ -123,15 +133,15 @@ fn apply_together<T: BucketLocked>(
 /// Locks the home buckets of a group that are not locked. Returns the places of the other keys.
 fn lock_homes<'a, T: BucketLocked>(
     index: &'a T,
-    probes: &[T::Probe<'_>],
+    probes: &[Option<T::Probe<'_>>],
     mode: MutateMode,
     members: &mut [Option<Member<'a, T>>; BATCH_KEYS],
 ) -> Places {
-    probes.iter().for_each(|probe| index.prefetch_for_change(probe, mode));
+    probes.iter().flatten().for_each(|probe| index.prefetch_for_change(probe, mode));
     // A key that occurs twice must not overtake itself, so no key is locked whose rank looks like
     // that of one that comes later. Its first occurrence holds the lock, or is among these.
     let (mut later, mut ranks) = (Places::default(), 0u64);
-    for (at, probe) in probes.iter().enumerate() {
+    for (at, probe) in probes.iter().flatten().enumerate() {
         let rank = T::rank(probe).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
         if ranks >> rank & 1 == 0
             && let Ok(LockingHome::Held(home)) = index.try_lock_home(probe, mode, false)
