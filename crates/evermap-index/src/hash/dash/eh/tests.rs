@@ -348,7 +348,7 @@ fn an_index_of_an_earlier_version_is_converted() {
     tear_insertion(&sim, &index);
     let offsets = [0, 1 << 63].map(|hash| index.map.directory.locate(hash));
     let magic = |offset| &sim.at::<Header>(offset).unwrap().magic;
-    offsets.map(|offset| sim.store(magic(offset), Header::EARLIER));
+    offsets.iter().for_each(|&offset| sim.store(magic(offset), Header::EARLIER));
     let kind = sim.at::<PmU64>(index.core.root).unwrap();
     sim.store(kind, Tiny::<Plain, Sim>::earlier_kind().unwrap());
     drop((index, pool));
