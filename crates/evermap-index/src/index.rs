@@ -68,7 +68,8 @@ impl Change {
     }
 }
 
-/// The number of keys for which [`Index::get_many`] and [`Index::mutate_many`] overlap cache misses.
+/// The number of keys for which [`Index::get_many`] and [`Index::mutate_many`] overlap cache
+/// misses.
 ///
 /// A batch that is longer is processed in chunks of this size, so callers that divide a longer list
 /// of keys should use chunks of this size too. It is large enough to use all line-fill buffers of a

@@ -289,13 +289,13 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn prefetch_for_change(&self, probe: &Probe<'_, K>, _mode: MutateMode) {
         let entry = self.map.directory.find(probe.image).segment;
         self.medium().prefetch(Self::home_offset(entry, probe.image));
     }
 
-    #[inline(always)]
+    #[inline]
     fn stage<'a>(
         &'a self,
         home: &mut Home<'a, Self>,

@@ -15,7 +15,7 @@ use super::segment::{Locks, Spot, may_be_elsewhere};
 impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
     /// Stores the change that `decide` chooses for a key whose home line is locked. See
     /// [`BucketLocked::stage`](evermap_index::hash::segmented::apply::BucketLocked::stage).
-    #[inline(always)]
+    #[inline]
     pub(super) fn stage_in<'a>(
         &'a self,
         segment: &'a Segment<L>,
@@ -59,7 +59,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// Stores what an action changes in the record with this word, in a slot of a locked line.
-    #[inline(always)]
+    #[inline]
     fn stage_at<'a>(
         &'a self,
         line: &'a Line,
@@ -79,7 +79,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 
     /// Stores a record for an absent key in a free slot of a locked line, if `decide` puts one.
-    #[inline(always)]
+    #[inline]
     fn stage_new<'a>(
         &'a self,
         line: &'a Line,

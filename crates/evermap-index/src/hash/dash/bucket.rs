@@ -131,7 +131,7 @@ pub(super) fn free_slot(meta: Meta, slots: usize) -> Option<usize> {
 
 /// Stores which record a slot of a locked bucket holds: the commit of an insertion, once the
 /// header is durable.
-#[inline(always)]
+#[inline]
 pub(super) fn allocate<M: Medium>(
     m: &M,
     bucket: &Bucket,
@@ -145,7 +145,7 @@ pub(super) fn allocate<M: Medium>(
 }
 
 /// Returns the fingerprint that the header has for a slot, allocated or not.
-#[inline(always)]
+#[inline]
 pub(super) fn fingerprint_in<M: Medium>(m: &M, bucket: &Bucket, slot: usize) -> u8 {
     (m.load_relaxed(&bucket.fingerprints[slot / 8]) >> (slot % 8 * 8)) as u8
 }
@@ -159,7 +159,7 @@ pub(super) fn overwrite<M: Medium>(m: &M, bucket: &Bucket, slot: usize, word: u6
 }
 
 /// Removes the record in a slot of a locked bucket. Durable once the header is flushed.
-#[inline(always)]
+#[inline]
 pub(super) fn vacate<M: Medium>(m: &M, bucket: &Bucket, slot: usize) {
     m.note(Note::Harmless(
         "torn, one of the slot's two bits is cleared first: recovery reads only the allocated bit",

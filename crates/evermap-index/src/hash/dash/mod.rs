@@ -328,7 +328,7 @@ where
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn prefetch_for_change(&self, probe: &Probe<'_, K>, _mode: MutateMode) {
         let m = self.medium();
         if let Ok((segment, _)) = self.map.find(m, probe.hash) {
@@ -337,7 +337,7 @@ where
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn stage<'a>(
         &'a self,
         home: &mut Home<'a, Self>,

@@ -259,7 +259,7 @@ where
     }
 
     /// Writes a record, without flushing it.
-    #[inline(always)]
+    #[inline]
     fn write_slot(&self, bucket: &Bucket, slot: usize, record: Record) {
         let (m, cells) = (self.medium(), &bucket.slots[slot]);
         m.store(&cells.word, record.word);

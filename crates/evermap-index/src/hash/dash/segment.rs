@@ -577,14 +577,14 @@ where
 
     /// Stores a record in a free slot of a locked bucket, durably. If it is a `member`, it belongs
     /// to the bucket before.
-    #[inline(always)]
+    #[inline]
     pub fn store_record(&self, bucket: &Bucket, slot: usize, record: Record, member: bool) {
         self.place_in_room(bucket, Room { slot, vacated: false }, record, member);
     }
 
     /// Prepares a free slot for a record with this fingerprint. Returns whether the header may
     /// become durable before the slot.
-    #[inline(always)]
+    #[inline]
     fn prepare_slot(&self, bucket: &Bucket, room: Room, fingerprint: u8) -> bool {
         let noticed = self.is_noticed(bucket, room.slot, fingerprint);
         if room.vacated {
@@ -595,7 +595,7 @@ where
 
     /// Returns whether recovery notices that a free slot does not hold a record with this
     /// fingerprint yet.
-    #[inline(always)]
+    #[inline]
     pub(super) fn is_noticed(&self, bucket: &Bucket, slot: usize, fingerprint: u8) -> bool {
         let before = self.medium().load_relaxed(&bucket.slots[slot].key);
         !G::PAPER && fingerprint_of(K::slot_hash(before, self.core.seed)) != fingerprint

@@ -21,7 +21,7 @@ where
 {
     /// Stores the change that `decide` chooses for a key whose home bucket is locked. See
     /// [`BucketLocked::stage`](crate::hash::segmented::apply::BucketLocked::stage).
-    #[inline(always)]
+    #[inline]
     pub(super) fn stage_in<'a>(
         &'a self,
         segment: &'a G::Segment,
@@ -54,7 +54,7 @@ where
     }
 
     /// Stores what an action changes in the record with this word.
-    #[inline(always)]
+    #[inline]
     fn stage_at<'a>(
         &'a self,
         spot: Spot<'a>,
@@ -80,7 +80,8 @@ where
     }
 
     /// Finds a slot in the home bucket or the next one that a record with this hash can be stored
-    /// in without waiting: see [`store_record`](Self::store_record). Also returns the locks of the next bucket.
+    /// in without waiting: see [`store_record`](Self::store_record). Also returns the locks of the
+    /// next bucket.
     fn room_to_stage<'a>(
         &'a self,
         segment: &'a G::Segment,
@@ -113,7 +114,7 @@ where
     }
 
     /// Stores a record in a free slot. Returns words in the lines that must be flushed.
-    #[inline(always)]
+    #[inline]
     fn stage_new<'a>(&self, spot: &Spot<'a>, record: Record) -> [Option<&'a PmU64>; 2] {
         let (m, cells) = (self.medium(), &spot.bucket.slots[spot.slot]);
         m.store(&cells.word, record.word);

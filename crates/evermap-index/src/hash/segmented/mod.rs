@@ -61,7 +61,7 @@ pub trait SegmentHeader: Pod {
 
     /// Returns whether this is the magic word of a segment of this kind, or of an earlier version
     /// of it that can be used as it is.
-    #[inline(always)]
+    #[inline]
     fn is_magic(word: u64) -> bool {
         word == Self::MAGIC
     }
