@@ -94,7 +94,7 @@ pub(super) fn free_slot<const N: usize>(keys: &Keys) -> Option<usize> {
 }
 
 /// Does what [`free_slot`] does for key words that were loaded together.
-#[inline(always)]
+#[inline]
 pub(super) fn free_slot_seen<const N: usize>(seen: &Quad) -> Option<usize> {
     let slot = seen.matching(VALID, VALID).trailing_ones() as usize;
     (slot < N).then_some(slot)

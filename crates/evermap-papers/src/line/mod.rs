@@ -126,7 +126,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Returns the offset of the home line of an image in the segment that a directory entry refers
     /// to, whether or not there is a segment.
-    #[inline(always)]
+    #[inline]
     fn home_offset(entry: u64, image: u64) -> u64 {
         let line = Geometry::<L, N>::home(image) as u64;
         (entry & OFFSET) + offset_of!(Segment<L>, lines) as u64 + line * LINE
