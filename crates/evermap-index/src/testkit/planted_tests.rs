@@ -279,7 +279,7 @@ fn the_model_finds_wrong_answers() {
         (ToldTheWrongOldWord, "must return"),
         (CountsWrong, "stats().len"),
         (DecidesTwice, "called 2 times"),
-        (DecidesForAbsentKeys, "must return"),
+        (DecidesForAbsentKeys, "absent became"),
         (ZeroIsNoKey, "(0"),
         (AllOnesIsNoWord, "18446744073709551615"),
         (PanicsNowAndThen, "a rare assertion"),
@@ -288,7 +288,8 @@ fn the_model_finds_wrong_answers() {
         assert!(report.contains(sign), "{mistake:?}: {report}");
     }
     let equal = must_find(model::model::<Coarse, _>, &EqualHashesAreEqualKeys);
-    assert!(equal.contains("2 steps fail"), "{equal}");
+    // Two changes, which may be one group.
+    assert!(["1 steps fail", "2 steps fail"].iter().any(|few| equal.contains(few)), "{equal}");
 }
 
 /// With bad hashes, `NoSpace` is a valid result, but only beyond the promised number of keys.
