@@ -103,7 +103,7 @@ mod tests {
         0xb362_d3c7_cafb_8e56,
         0x7736_e721_cb57_6560,
         0x17b4_244f_8b9f_1823,
-        0,
+        0x1838_aa91_7180_c470,
     ];
     const GOLDEN_INSERTS: [usize; 4] = [0, 9, 11, 17];
 
