@@ -95,7 +95,8 @@ impl<M: Medium, I: Index<K> + 'static, K: for<'k> Key<Ref<'k> = u64>> Table for 
             let mut changes: [Result<Change>; BATCH_KEYS] =
                 std::array::from_fn(|_| Ok(Change::default()));
             self.begin();
-            self.end(self.index.insert_many(keys, words, guard, &mut changes));
+            self.index.insert_many(keys, words, guard, &mut changes);
+            self.end(());
             for (out, change) in out.iter_mut().zip(changes).take(keys.len()) {
                 *out = change?.old.into();
             }
