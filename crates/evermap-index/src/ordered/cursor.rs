@@ -51,13 +51,12 @@ impl Direction {
 pub struct Cursor<'i> {
     index: &'i dyn OrderedIndex,
     direction: Direction,
-    page: Page,
+    /// The page, and where it begins.
+    buffers: Buffers,
     /// The pairs of the page that are still to be returned.
     left: Range<usize>,
     /// The pair of the page that was returned last.
     shown: Option<usize>,
-    /// The beginning of the page; before the first page was read, the beginning of the scan.
-    from: Bound<Vec<u8>>,
     /// The far end of the range.
     until: Bound<Vec<u8>>,
     /// Whether there is a page to read after this one.
@@ -73,9 +72,9 @@ pub struct Cursor<'i> {
 /// The most bytes of buffers that a thread keeps for its next cursor.
 const SPARE_BYTES: usize = 64 << 10;
 
-/// What a cursor has allocated.
+/// What cursors have allocated, without contents.
 #[derive(Default)]
-struct Buffers {
+struct Spare {
     page: Page,
     from: Vec<u8>,
 }
@@ -83,24 +82,37 @@ struct Buffers {
 thread_local! {
     /// The buffers of the last cursor of this thread that is gone, for its next one: a short scan
     /// would spend much of its time on allocating some.
-    static SPARE: Cell<Option<Buffers>> = const { Cell::new(None) };
+    static SPARE: Cell<Option<Spare>> = const { Cell::new(None) };
 }
 
-impl Buffers {
-    /// Returns buffers without contents.
-    fn get() -> Self {
+impl Spare {
+    fn take() -> Self {
         // Not while the thread ends.
         let spare = SPARE.try_with(Cell::take).ok().flatten();
         spare.unwrap_or_default()
     }
+}
 
-    /// Keeps the buffers for the next cursor.
-    fn keep(mut self) {
-        if self.page.capacity_bytes() + self.from.capacity() <= SPARE_BYTES {
-            self.page.reset();
-            self.from.clear();
+/// What a cursor has allocated. Dropping it keeps the memory for the next one. Apart from the
+/// cursor, so that this borrows nothing when it is dropped.
+struct Buffers {
+    page: Page,
+    /// The beginning of the page; before the first page was read, the beginning of the scan.
+    from: Bound<Vec<u8>>,
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        let mut page = std::mem::take(&mut self.page);
+        let mut from = match std::mem::replace(&mut self.from, Bound::Unbounded) {
+            Bound::Included(buffer) | Bound::Excluded(buffer) => buffer,
+            Bound::Unbounded => Vec::new(),
+        };
+        if page.capacity_bytes() + from.capacity() <= SPARE_BYTES {
+            page.reset();
+            from.clear();
             // Not while the thread ends.
-            let _ = SPARE.try_with(|spare| spare.set(Some(self)));
+            let _ = SPARE.try_with(|spare| spare.set(Some(Spare { page, from })));
         }
     }
 }
@@ -117,7 +129,7 @@ impl<'i> Cursor<'i> {
             Direction::Ascending => (range.start_bound(), range.end_bound()),
             Direction::Descending => (range.end_bound(), range.start_bound()),
         };
-        let Buffers { page, from: mut buffer } = Buffers::get();
+        let Spare { page, from: mut buffer } = Spare::take();
         let from = near.map(|key| {
             buffer.extend_from_slice(key);
             buffer
@@ -127,10 +139,9 @@ impl<'i> Cursor<'i> {
         Cursor {
             index,
             direction,
-            page,
+            buffers: Buffers { page, from },
             left,
             shown,
-            from,
             until,
             more,
             read,
@@ -160,7 +171,10 @@ impl<'i> Cursor<'i> {
             };
             if let Some(at) = next {
                 self.shown = Some(at);
-                return Ok(Some((self.page.pairs.key(at), self.page.pairs.word(at))));
+                return Ok(Some((
+                    self.buffers.page.pairs.key(at),
+                    self.buffers.page.pairs.word(at),
+                )));
             }
             if !self.more {
                 return Ok(None);
@@ -172,7 +186,7 @@ impl<'i> Cursor<'i> {
     /// Says how many more pairs the caller has use for, as far as it knows. Pages that are read
     /// from now on need not have more, so a short scan reads less. It may still return more.
     pub fn expect(&mut self, pairs: usize) {
-        self.page.expect(pairs);
+        self.buffers.page.expect(pairs);
     }
 
     /// Returns the number of pairs that were left out so far because they were not where they
@@ -191,8 +205,8 @@ impl<'i> Cursor<'i> {
     /// the key returned last, excluded, or an equivalent bound.
     pub fn position(&self) -> Bound<&[u8]> {
         match self.shown {
-            Some(at) => Bound::Excluded(self.page.pairs.key(at)),
-            None => borrowed(&self.from),
+            Some(at) => Bound::Excluded(self.buffers.page.pairs.key(at)),
+            None => borrowed(&self.buffers.from),
         }
     }
 
@@ -201,18 +215,18 @@ impl<'i> Cursor<'i> {
     fn read_next_page(&mut self) -> Result<()> {
         if self.read {
             // All pairs up to the edge have been returned.
-            let edge = std::mem::take(&mut self.page.edge);
-            let old = std::mem::replace(&mut self.from, self.direction.next_bound(edge));
+            let edge = std::mem::take(&mut self.buffers.page.edge);
+            let old = std::mem::replace(&mut self.buffers.from, self.direction.next_bound(edge));
             if let Bound::Included(buffer) | Bound::Excluded(buffer) = old {
-                self.page.edge = buffer;
+                self.buffers.page.edge = buffer;
             }
             (self.read, self.shown) = (false, None);
         }
-        self.page.clear();
-        self.index.page(borrowed(&self.from), self.direction, &mut self.page)?;
-        self.misplaced += self.page.misplaced();
-        self.unreadable = self.unreadable.or(self.page.unreadable());
-        if self.page.more && !self.advances() {
+        self.buffers.page.clear();
+        self.index.page(borrowed(&self.buffers.from), self.direction, &mut self.buffers.page)?;
+        self.misplaced += self.buffers.page.misplaced();
+        self.unreadable = self.unreadable.or(self.buffers.page.unreadable());
+        if self.buffers.page.more && !self.advances() {
             return Err(Error::damaged(0, "a scan of an ordered index does not advance"));
         }
         self.read = true;
@@ -223,8 +237,8 @@ impl<'i> Cursor<'i> {
     /// Returns `true` if the next page begins beyond the beginning of this one. Otherwise a scan of
     /// a damaged index might never end.
     fn advances(&self) -> bool {
-        let edge = &self.page.edge[..];
-        match (self.direction, borrowed(&self.from)) {
+        let edge = &self.buffers.page.edge[..];
+        match (self.direction, borrowed(&self.buffers.from)) {
             (_, Bound::Unbounded) => true,
             (Direction::Ascending, Bound::Included(from) | Bound::Excluded(from)) => edge > from,
             (Direction::Descending, Bound::Included(from)) => edge <= from,
@@ -234,7 +248,7 @@ impl<'i> Cursor<'i> {
 
     /// Drops the pairs beyond the far end of the range.
     fn restrict_to_range(&mut self) {
-        let (pairs, edge) = (&self.page.pairs, &self.page.edge[..]);
+        let (pairs, edge) = (&self.buffers.page.pairs, &self.buffers.page.edge[..]);
         let until = borrowed(&self.until);
         let (left, reached) = match (self.direction, until) {
             (_, Bound::Unbounded) => (0..pairs.len(), false),
@@ -253,18 +267,7 @@ impl<'i> Cursor<'i> {
             }
         };
         self.left = left;
-        self.more = self.page.more && !reached;
-    }
-}
-
-impl Drop for Cursor<'_> {
-    fn drop(&mut self) {
-        let page = std::mem::take(&mut self.page);
-        let from = match std::mem::replace(&mut self.from, Bound::Unbounded) {
-            Bound::Included(buffer) | Bound::Excluded(buffer) => buffer,
-            Bound::Unbounded => Vec::new(),
-        };
-        Buffers { page, from }.keep();
+        self.more = self.buffers.page.more && !reached;
     }
 }
 
