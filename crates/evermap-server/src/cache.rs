@@ -23,9 +23,10 @@ pub(crate) fn seconds_of(time: SystemTime) -> u32 {
 
 /// A collection of items that the protocols operate on.
 ///
-/// Keys are 1 to 250 bytes; values are any bytes. Times are absolute, in seconds since 1970. An
-/// expiry of 0 means that the item never expires; otherwise the item is live until that second. All
-/// methods treat an item that is not live as absent.
+/// Keys are 1 to 250 bytes, or more if [`Config::key_size_max`](crate::Config::key_size_max) says so;
+/// values are any bytes. Times are absolute, in seconds since 1970. An expiry of 0 means that the
+/// item never expires; otherwise the item is live until that second. All methods treat an item that
+/// is not live as absent.
 ///
 /// # Errors
 ///

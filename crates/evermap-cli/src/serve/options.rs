@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use evermap::{IndexKind, Order};
 use evermap_server::Config;
-use evermap_server::protocol::{Binding, Restricted};
+use evermap_server::protocol::{Binding, KEY_MAX, KEY_SIZE_LIMIT, Restricted};
 use evermap_server::server::{
     ClientCertificates, ITEM_SIZE_LIMIT, ITEM_SIZE_MIN, THREADS_MAX, TlsSettings, TlsVersion,
     WhenFull,
@@ -112,6 +112,9 @@ pub(crate) struct Arguments {
     /// Maximum size of an item, from 1K to 64M
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_item_size)]
     max_item_size: usize,
+    /// Maximum length of a key in bytes, from 250, which is memcached's limit, to 65535
+    #[arg(long, value_name = "N", default_value_t = KEY_MAX, value_parser = key_size())]
+    max_key_size: usize,
     /// Maximum number of open connections
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = number(usize::MAX))]
     max_connections: usize,
@@ -318,6 +321,7 @@ impl Arguments {
             idle_timeout: self.idle_timeout.map(|seconds| Duration::from_secs(seconds as u64)),
             backlog: self.backlog.try_into().unwrap_or(u32::MAX),
             item_size_max: self.max_item_size,
+            key_size_max: self.max_key_size,
             upload_limit,
             reply_limit,
             metrics: self.metrics,
@@ -359,6 +363,11 @@ impl Arguments {
 /// Returns a parser for a number from 1 to `max`.
 fn number(max: usize) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=max as u64)
+}
+
+/// Returns a parser for the maximum length of a key.
+fn key_size() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(KEY_MAX as u64..=KEY_SIZE_LIMIT as u64)
 }
 
 /// Parses the host and the port of the metrics.

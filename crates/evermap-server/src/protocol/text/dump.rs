@@ -4,7 +4,7 @@ use std::io::Write;
 
 use crate::cache::size_class::{class_of, item_bytes};
 use crate::cache::{CacheError, Item};
-use crate::protocol::{Context, KEY_MAX, meta};
+use crate::protocol::{Context, meta};
 
 /// The greatest number of a size class of memcached, whether or not it has items.
 pub(super) const CLASSES_MAX: usize = 63;
@@ -67,7 +67,7 @@ impl Dump {
             let bytes = item_bytes(key.len(), item.value.len(), item.flags);
             // Programs that use the store without a server may have longer keys, which no client
             // can ask for.
-            if key.len() > KEY_MAX || self.classes & 1 << class_of(bytes) == 0 {
+            if key.len() > context.key_size_max || self.classes & 1 << class_of(bytes) == 0 {
                 return;
             }
             match self.format {
@@ -145,7 +145,7 @@ pub(super) fn append_keys(
         next = context.cache.page(position, &mut |key, item| {
             let (len, expiry) = (item.value.len(), item.expiry);
             let bytes = item_bytes(key.len(), len, item.flags);
-            if count < limit && key.len() <= KEY_MAX && class_of(bytes) == class {
+            if count < limit && key.len() <= context.key_size_max && class_of(bytes) == class {
                 count += 1;
                 out.extend_from_slice(b"ITEM ");
                 out.extend_from_slice(key);
