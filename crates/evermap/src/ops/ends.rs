@@ -82,8 +82,8 @@ impl<M: Medium> Map<M> {
     /// overlapped.
     ///
     /// Counts what [`scan`](Map::scan) would show at this time: not what has expired or was
-    /// [cleared](Map::clear), even if it still takes space, and no snapshot. [`len`](Map::len) takes
-    /// O(1) for the whole map, and counts what has expired until that is removed.
+    /// [cleared](Map::clear), even if it still takes space, and no snapshot. [`len`](Map::len)
+    /// takes O(1) for the whole map, and counts what has expired until that is removed.
     ///
     /// ```
     /// use evermap::{Evermap, Options};
