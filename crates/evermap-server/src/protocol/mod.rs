@@ -44,8 +44,8 @@ pub const KEY_MAX: usize = 250;
 /// The maximum of [`Context::key_size_max`], in bytes: the longest key that a packet of the binary
 /// protocol can name.
 pub const KEY_SIZE_LIMIT: usize = u16::MAX as usize;
-/// The maximum length of a request line without its line feed, in bytes, as long as keys have at
-/// most [`KEY_MAX`] bytes; if they may have more, it is greater by the difference. The lines of get,
+/// The maximum length of a request line without its line feed, in bytes, if keys have at most
+/// [`KEY_MAX`] bytes; if they may have more, it is greater by the difference. The lines of get,
 /// gets, gat and gats may be longer.
 pub const LINE_MAX: usize = 2048;
 /// The maximum length of a line of get, gets, gat or gats without its line feed, in bytes.
@@ -179,7 +179,7 @@ pub trait Host {
 /// A command that the operator may refuse to all clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restricted {
-    /// `flush_all`, in both protocols.
+    /// `flush_all`, in both protocols, and `flush_namespace`.
     FlushAll,
     /// The lists of all items: `stats cachedump`, `lru_crawler metadump` and `mgdump`.
     Dump,

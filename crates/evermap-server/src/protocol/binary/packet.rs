@@ -159,9 +159,7 @@ impl Command {
         let (has_key, has_value) = (key > 0, value > 0);
         match self {
             Command::Get { .. } | Command::Delete => extras == 0 && has_key && !has_value,
-            Command::GetAndTouch { .. } | Command::Touch => {
-                extras == 4 && has_key && !has_value
-            }
+            Command::GetAndTouch { .. } | Command::Touch => extras == 4 && has_key && !has_value,
             Command::Store(Verb::Concat(_)) => extras == 0 && has_key,
             Command::Store(_) => extras == 8 && has_key,
             Command::Arithmetic { .. } => extras == 20 && has_key && !has_value,

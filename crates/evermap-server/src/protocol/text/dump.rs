@@ -18,7 +18,8 @@ pub(super) struct Dump {
     format: Format,
     /// The size classes whose items are listed, as a set of bits.
     classes: u64,
-    /// The next page.
+    /// The part that is listed, and its next page.
+    part: usize,
     position: u64,
     /// How often damage had been met when the list began.
     damage: u64,
@@ -38,7 +39,7 @@ pub(super) enum Format {
 
 impl Dump {
     pub(super) fn new(format: Format, classes: u64) -> Self {
-        Dump { format, classes, position: 0, damage: 0 }
+        Dump { format, classes, part: 0, position: 0, damage: 0 }
     }
 
     /// Returns the reply if the operator has refused lists of all items.
@@ -60,10 +61,10 @@ impl Dump {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Result<Option<Self>, CacheError> {
-        if self.position == 0 {
+        if (self.part, self.position) == (0, 0) {
             self.damage = context.cache.damage_met();
         }
-        let next = context.cache.page(self.position, &mut |key, item| {
+        let next = context.cache.page_of(self.part, self.position, &mut |key, item| {
             let bytes = item_bytes(key.len(), item.value.len(), item.flags);
             // Programs that use the store without a server may have longer keys, which no client
             // can ask for.
@@ -75,6 +76,11 @@ impl Dump {
                 Format::Get => append_get(key, out),
             }
         })?;
+        let next_part = self.part + 1;
+        let next = match next {
+            Some(position) => Some((self.part, position)),
+            None => (next_part < context.cache.parts()).then_some((next_part, 0)),
+        };
         if next.is_none() {
             out.extend_from_slice(match self.format {
                 _ if context.cache.damage_met() > self.damage => LACKS_ITEMS,
@@ -82,7 +88,7 @@ impl Dump {
                 Format::Get => b"EN\r\n",
             });
         }
-        Ok(next.map(|position| Dump { position, ..self }))
+        Ok(next.map(|(part, position)| Dump { part, position, ..self }))
     }
 }
 

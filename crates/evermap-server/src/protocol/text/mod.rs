@@ -236,6 +236,7 @@ impl<'a> Pass<'a, '_> {
             }
             Request::Touch { key, exptime, noreply } => self.touch(key, exptime, noreply),
             Request::FlushAll { delay, noreply } => self.flush_all(delay, noreply),
+            Request::FlushNamespace { prefix, noreply } => self.flush_namespace(prefix, noreply),
             Request::Version => {
                 let version = self.context.host.version();
                 for part in ["VERSION ", version, "\r\n"] {
@@ -557,6 +558,15 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
+    fn flush_namespace(&mut self, prefix: &[u8], noreply: bool) {
+        match self.context.flush_namespace(prefix) {
+            None => self.reply(b"CLIENT_ERROR flush_namespace not allowed\r\n", noreply),
+            Some(Ok(true)) => self.reply(b"OK\r\n", noreply),
+            Some(Ok(false)) => self.reply(b"NOT_FOUND\r\n", noreply),
+            Some(Err(error)) => self.failed(&error, noreply),
+        }
+    }
+
     fn stats(&mut self, which: Stats) {
         let host = self.context.host;
         let mut each = |name: &str, value: &dyn Display| reply::stat(name, value, self.out);
@@ -567,6 +577,7 @@ impl<'a> Pass<'a, '_> {
             Stats::Items => return self.stats_of(|cache, each| cache.item_stats(each)),
             Stats::Slabs => return self.stats_of(|cache, each| cache.slab_stats(each)),
             Stats::Cost => return self.stats_of(|cache, each| cache.cost_stats(each)),
+            Stats::Namespaces => self.context.cache.namespace_stats(&mut each),
             Stats::Keys { class, limit } => return self.keys_of_class(class, limit),
             Stats::Connections => host.connections(&mut each),
             Stats::Latency => host.latencies(&mut each),

@@ -56,6 +56,7 @@ pub(super) fn parse(line: &[u8], key_size_max: usize) -> Parsed<'_> {
         b"decr" => arithmetic(words, false),
         b"touch" => touch(words),
         b"flush_all" => flush_all(words),
+        b"flush_namespace" => flush_namespace(words),
         b"version" => Ok(Request::Version),
         b"verbosity" => verbosity(words),
         b"stats" => stats(words),
@@ -172,6 +173,16 @@ fn flush_all(mut words: Words<'_>) -> Parsed<'_> {
     Ok(Request::FlushAll { delay, noreply })
 }
 
+fn flush_namespace(mut words: Words<'_>) -> Parsed<'_> {
+    let prefix = words.next().ok_or(BAD_FORMAT)?;
+    match (words.next(), words.is_done()) {
+        (None, _) => Ok(Request::FlushNamespace { prefix, noreply: false }),
+        (Some(b"noreply"), true) => Ok(Request::FlushNamespace { prefix, noreply: true }),
+        // Perhaps a space in the prefix: another namespace must not be flushed.
+        _ => Err(BAD_FORMAT.into()),
+    }
+}
+
 fn verbosity(mut words: Words<'_>) -> Parsed<'_> {
     let noreply = words.ends_with_noreply();
     let level = words.next().ok_or(BAD_FORMAT)?;
@@ -209,6 +220,7 @@ fn stats(mut words: Words<'_>) -> Parsed<'_> {
         Some(b"items") => Stats::Items,
         Some(b"slabs") => Stats::Slabs,
         Some(b"cost") => Stats::Cost,
+        Some(b"namespaces") => Stats::Namespaces,
         Some(b"cachedump") => return keys_of_class(words),
         Some(b"conns") => Stats::Connections,
         Some(b"latency") => Stats::Latency,
