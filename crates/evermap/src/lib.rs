@@ -45,6 +45,7 @@ mod new_file;
 mod options;
 mod record;
 mod repair;
+mod trace;
 mod transaction;
 
 pub use batch::{Applied, BATCH_MAX, Batch};

@@ -32,6 +32,7 @@ use evermap_pm::Medium;
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard, Rank};
 
 use crate::error::Shortage;
+use crate::trace::Evictions;
 use crate::{Error, Evermap, Result};
 use hand::Hand;
 use limits::Limits;
@@ -344,10 +345,12 @@ impl<M: Medium> Evermap<M> {
     fn make_some(&self, passes: &mut Passes, manner: Manner) -> Result<bool> {
         let evictor = &self.file.maintenance.evictor;
         let mut events = Vec::new();
+        let evictions = Evictions::begin(&evictor.counts);
         let done = {
             let (hand, demands) = &mut *evictor.lock();
             self.make_some_under(hand, demands, passes, manner, &mut events)
         };
+        evictions.end(&evictor.counts, manner == Manner::Direct);
         self.show_evictions(&events);
         done
     }
