@@ -74,7 +74,7 @@ impl<M: Medium> Evermap<M> {
             header.write_totals(&file.pool, None);
             ordered::clear_saved(&file.pool, header.saved(&file.pool));
         }
-        trace::closed(self);
+        trace::closed(file.origin.path.as_deref());
         let Some(log) = file.log.get() else { return Ok(file.pool.close()?) };
         // What was closed is trusted after a crash of the machine, so the log must have it before.
         log.prepare_close()?;

@@ -182,7 +182,10 @@ impl Evermap {
             let path = db.file.origin.path.clone().unwrap_or_default();
             evermap_pm::Error::io("starting a thread", &path, source)
         })?;
-        trace::opened(&db);
+        let (file, origin) = (&db.file, &db.file.origin);
+        let bytes = file.pool.medium().len();
+        let generation = file.pool.generation();
+        trace::opened(origin.path.as_deref(), generation, file.clean, file.read_only, bytes);
         Ok(Evermap { closer: Some(Arc::new(closer)), ..db })
     }
 }

@@ -6,48 +6,50 @@
 // Without the feature, what is passed is not used.
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
-use std::time::Duration;
-
-use evermap_pm::Medium;
-
-use crate::maintenance::evict::Counts;
-use crate::{Evermap, Result};
+use std::fmt::Display;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// A file was opened, or created.
 #[inline]
-pub(crate) fn opened<M: Medium>(db: &Evermap<M>) {
+pub(crate) fn opened(
+    path: Option<&Path>,
+    generation: u64,
+    is_clean: bool,
+    is_read_only: bool,
+    bytes: u64,
+) {
     #[cfg(feature = "tracing")]
     tracing::info!(
         target: "evermap::open",
-        path = db.file.origin.path.as_deref().map(tracing::field::debug),
-        generation = db.file.pool.generation(),
-        is_clean = db.file.clean,
-        is_read_only = db.file.read_only,
-        bytes = db.file.pool.region().medium().len(),
+        path = path.map(tracing::field::debug),
+        generation,
+        is_clean,
+        is_read_only,
+        bytes,
         "opened"
     );
 }
 
 /// A file was closed.
 #[inline]
-pub(crate) fn closed<M: Medium>(db: &Evermap<M>) {
+pub(crate) fn closed(path: Option<&Path>) {
     #[cfg(feature = "tracing")]
     tracing::info!(
         target: "evermap::open",
-        path = db.file.origin.path.as_deref().map(tracing::field::debug),
+        path = path.map(tracing::field::debug),
         "closed"
     );
 }
 
 /// The sweep after an unclean shutdown has ended.
 #[inline]
-pub(crate) fn swept<M: Medium>(db: &Evermap<M>, swept: &Result<()>, took: Duration) {
+pub(crate) fn swept(records: u64, swept: Result<&(), &dyn Display>, took: Duration) {
     #[cfg(feature = "tracing")]
     {
         let took_ms = took.as_millis() as u64;
         match swept {
-            Ok(()) => {
-                let records = db.default_map().len();
+            Ok(&()) => {
                 tracing::info!(target: "evermap::recovery", took_ms, records, "swept");
             }
             Err(error) => {
@@ -60,11 +62,11 @@ pub(crate) fn swept<M: Medium>(db: &Evermap<M>, swept: &Result<()>, took: Durati
 
 /// Records were moved out of sparse extents.
 #[inline]
-pub(crate) fn compacted<M: Medium>(db: &Evermap<M>, moved: u64, began: std::time::Instant) {
+pub(crate) fn compacted(path: Option<&Path>, moved: u64, began: Instant) {
     #[cfg(feature = "tracing")]
     tracing::info!(
         target: "evermap::compaction",
-        path = db.file.origin.path.as_deref().map(tracing::field::debug),
+        path = path.map(tracing::field::debug),
         moved,
         took_ms = began.elapsed().as_millis() as u64,
         "compacted"
@@ -78,30 +80,25 @@ pub(crate) struct Evictions {
 }
 
 impl Evictions {
+    /// `totals` returns the records and bytes that were evicted so far.
     #[inline]
-    pub(crate) fn begin(counts: &Counts) -> Self {
+    pub(crate) fn begin(totals: impl Fn() -> (u64, u64)) -> Self {
         Evictions {
             #[cfg(feature = "tracing")]
-            before: totals(counts),
+            before: totals(),
         }
     }
 
     /// Reports what was evicted since. `is_direct`: by a mutation that lacked space.
     #[inline]
-    pub(crate) fn end(self, counts: &Counts, is_direct: bool) {
+    pub(crate) fn end(self, totals: impl Fn() -> (u64, u64), is_direct: bool) {
         #[cfg(feature = "tracing")]
         {
-            let (records, bytes) = totals(counts);
+            let (records, bytes) = totals();
             let (records, bytes) = (records - self.before.0, bytes - self.before.1);
             if records > 0 {
                 tracing::debug!(target: "evermap::eviction", records, bytes, is_direct, "evicted");
             }
         }
     }
-}
-
-#[cfg(feature = "tracing")]
-fn totals(counts: &Counts) -> (u64, u64) {
-    use std::sync::atomic::Ordering::Relaxed;
-    (counts.evictions.load(Relaxed), counts.evicted_bytes.load(Relaxed))
 }

@@ -98,7 +98,7 @@ impl<M: Medium> Evermap<M> {
             }
         }
         self.wait_for_reclamation(&evacuation, wait);
-        trace::compacted(self, moved, began);
+        trace::compacted(self.file.origin.path.as_deref(), moved, began);
         Ok(moved)
     }
 

@@ -66,7 +66,8 @@ impl<M: Medium> Evermap<M> {
             false => error,
         });
         self.note_what_was_swept(&swept, words.get());
-        trace::swept(self, &swept, began.elapsed());
+        let told = swept.as_ref().map_err(|error| error as &dyn std::fmt::Display);
+        trace::swept(self.default_map().len(), told, began.elapsed());
         self.file.maintenance.set_sweep_state(match &swept {
             Ok(()) => SweepState::Done(began.elapsed()),
             Err(_) if self.file.maintenance.is_stopping() => SweepState::Pending,

@@ -345,12 +345,14 @@ impl<M: Medium> Evermap<M> {
     fn make_some(&self, passes: &mut Passes, manner: Manner) -> Result<bool> {
         let evictor = &self.file.maintenance.evictor;
         let mut events = Vec::new();
-        let evictions = Evictions::begin(&evictor.counts);
+        let counts = &evictor.counts;
+        let totals = || (counts.evictions.load(Relaxed), counts.evicted_bytes.load(Relaxed));
+        let evictions = Evictions::begin(totals);
         let done = {
             let (hand, demands) = &mut *evictor.lock();
             self.make_some_under(hand, demands, passes, manner, &mut events)
         };
-        evictions.end(&evictor.counts, manner == Manner::Direct);
+        evictions.end(totals, manner == Manner::Direct);
         self.show_evictions(&events);
         done
     }
