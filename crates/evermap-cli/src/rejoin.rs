@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use evermap::{Error, Evermap, Options};
-use evermap_server::{Cumulative, Server};
+use evermap_server::{Cumulative, Namespaces, Server};
 
 use crate::counters::{Found, Keeper, State};
 use crate::failure::{Failure, warn};
@@ -195,7 +195,7 @@ impl History {
         };
         if let Some(verdict) = rejoin.verdict(away) {
             if rejoin.flushes(away) {
-                db.default_map().clear()?;
+                Namespaces::clear_all(db)?;
             }
             warn(format_args!("{path}: {verdict}"));
         }

@@ -23,9 +23,10 @@ pub(crate) fn seconds_of(time: SystemTime) -> u32 {
 
 /// A collection of items that the protocols operate on.
 ///
-/// Keys are 1 to 250 bytes; values are any bytes. Times are absolute, in seconds since 1970. An
-/// expiry of 0 means that the item never expires; otherwise the item is live until that second. All
-/// methods treat an item that is not live as absent.
+/// Keys are 1 to 250 bytes, or more if [`Config::key_size_max`](crate::Config::key_size_max) says
+/// so; values are any bytes. Times are absolute, in seconds since 1970. An expiry of 0 means that
+/// the item never expires; otherwise the item is live until that second. All methods treat an item
+/// that is not live as absent.
 ///
 /// # Errors
 ///
@@ -154,6 +155,35 @@ pub trait Cache: Send + Sync + 'static {
         position: u64,
         each: &mut dyn FnMut(&[u8], Item<'_>),
     ) -> Result<Option<u64>, CacheError>;
+
+    /// Returns the number of parts whose pages are listed one part after the other: 1, but with
+    /// namespaces.
+    fn parts(&self) -> usize {
+        1
+    }
+
+    /// Does as [`page`](Cache::page) for one of the [parts](Cache::parts).
+    fn page_of(
+        &self,
+        part: usize,
+        position: u64,
+        each: &mut dyn FnMut(&[u8], Item<'_>),
+    ) -> Result<Option<u64>, CacheError> {
+        let _ = part;
+        self.page(position, each)
+    }
+
+    /// Invalidates all items of the namespace with this prefix, as
+    /// [`flush_all`](Cache::flush_all) does for all. Returns `false` if there is no such namespace.
+    fn flush_namespace(&self, prefix: &[u8]) -> Result<bool, CacheError> {
+        let _ = prefix;
+        Ok(false)
+    }
+
+    /// Calls `each` with the name and value of each line of `stats namespaces`.
+    fn namespace_stats(&self, each: &mut dyn FnMut(&str, &dyn Display)) {
+        each("evermap_namespaces", &0);
+    }
 
     /// Returns whether replies to the calling thread's changes must not be sent before
     /// [`settle`](Cache::settle) was called.

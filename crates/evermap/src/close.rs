@@ -16,7 +16,7 @@ use crate::holder::{self, Holder};
 use crate::log::StoreLog;
 use crate::map::inner::MapState;
 use crate::ordered;
-use crate::{Evermap, Map, Result, mistakes};
+use crate::{Evermap, Map, Result, mistakes, trace};
 
 impl<M: Medium> Evermap<M> {
     /// Closes the file for all handles, those of its maps too: waits for running operations of
@@ -74,6 +74,7 @@ impl<M: Medium> Evermap<M> {
             header.write_totals(&file.pool, None);
             ordered::clear_saved(&file.pool, header.saved(&file.pool));
         }
+        trace::closed(file.origin.path.as_deref());
         let Some(log) = file.log.get() else { return Ok(file.pool.close()?) };
         // What was closed is trusted after a crash of the machine, so the log must have it before.
         log.prepare_close()?;

@@ -27,7 +27,7 @@ use crate::map::inner::{MapInner, OpenContext};
 use crate::record::cas::CasCounter;
 use crate::record::partial::PartialBlocks;
 use crate::record::tombstone_of;
-use crate::{Durability, Error, IndexKind, Map, Options, Result};
+use crate::{Durability, Error, IndexKind, Map, Options, Result, trace};
 
 /// A file with maps in it: a handle, to be cloned and shared between threads.
 ///
@@ -182,6 +182,10 @@ impl Evermap {
             let path = db.file.origin.path.clone().unwrap_or_default();
             evermap_pm::Error::io("starting a thread", &path, source)
         })?;
+        let (file, origin) = (&db.file, &db.file.origin);
+        let bytes = file.pool.medium().len();
+        let generation = file.pool.generation();
+        trace::opened(origin.path.as_deref(), generation, file.clean, file.read_only, bytes);
         Ok(Evermap { closer: Some(Arc::new(closer)), ..db })
     }
 }

@@ -32,6 +32,8 @@ mod ordered;
 
 mod upkeep;
 
+mod watch;
+
 mod clock;
 mod error;
 mod holder;
@@ -43,6 +45,7 @@ mod new_file;
 mod options;
 mod record;
 mod repair;
+mod trace;
 mod transaction;
 
 pub use batch::{Applied, BATCH_MAX, Batch};
@@ -73,6 +76,7 @@ pub use ops::reader::{Reader, ValueRef};
 pub use ops::scan::{KeyRange, Scan};
 pub use ops::set::Set;
 pub use ops::stream::{ValueReader, ValueWriter};
+pub use ops::watch::Watch;
 pub use options::{Durability, Options};
 pub use ordered::{Order, OrderedStat, OrderedState, OrderedUpdates};
 pub use record::VALUE_MAX;
@@ -80,6 +84,7 @@ pub use repair::{LostPart, Repair, RepairReport, RepairedMap};
 pub use transaction::{Transaction, TransactionOptions};
 #[cfg(feature = "serde")]
 pub use typed::{DecodeKey, EncodeKey, TypedIter, TypedMap, TypedSet};
+pub use watch::{ChangeKind, WatchEvent};
 
 #[doc = include_str!("limits.md")]
 pub mod limits {}
@@ -99,6 +104,8 @@ mod documents {
     struct Transactions;
     #[doc = include_str!("../../../docs/use/ordered.md")]
     struct Ordered;
+    #[doc = include_str!("../../../docs/use/watch.md")]
+    struct Watching;
     #[doc = include_str!("../../../docs/use/eviction.md")]
     struct Eviction;
     #[doc = include_str!("../../../docs/use/patterns.md")]

@@ -7,12 +7,12 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use evermap::{IndexKind, Order};
-use evermap_server::Config;
-use evermap_server::protocol::{Binding, Restricted};
+use evermap_server::protocol::{Binding, KEY_MAX, KEY_SIZE_LIMIT, Restricted};
 use evermap_server::server::{
     ClientCertificates, ITEM_SIZE_LIMIT, ITEM_SIZE_MIN, THREADS_MAX, TlsSettings, TlsVersion,
     WhenFull,
 };
+use evermap_server::{Config, Namespace};
 
 use super::endpoints::Endpoint;
 use super::log::LogArguments;
@@ -112,6 +112,14 @@ pub(crate) struct Arguments {
     /// Maximum size of an item, from 1K to 64M
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_item_size)]
     max_item_size: usize,
+    /// Maximum length of a key in bytes, from 250, which is memcached's limit, to 65535
+    #[arg(long, value_name = "N", default_value_t = KEY_MAX, value_parser = key_size())]
+    max_key_size: usize,
+    /// Prefix of keys whose items are counted, limited and flushed apart from others, and the
+    /// maximum memory of these items, for example user:=64M; can be repeated. Such items are not
+    /// evicted
+    #[arg(long, value_name = "PREFIX=SIZE", value_parser = parse_namespace)]
+    namespace: Vec<Namespace>,
     /// Maximum number of open connections
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = number(usize::MAX))]
     max_connections: usize,
@@ -251,6 +259,7 @@ impl Arguments {
             order: self.ordered.into(),
             rejoin: self.rejoin,
             memory: self.memory,
+            namespaces: self.namespaces()?,
             // Without a limit, a full disk is an error that the operator has to know of.
             evict: self.memory.is_some() && !self.no_evict,
         };
@@ -270,6 +279,22 @@ impl Arguments {
             program: "evermap",
             address_options: "--listen or --socket",
         })
+    }
+
+    /// Returns the namespaces, each of them once.
+    fn namespaces(&self) -> Result<Vec<Namespace>, Failure> {
+        let mut prefixes: Vec<_> = self.namespace.iter().map(|space| &space.prefix).collect();
+        prefixes.sort();
+        if let Some(twice) = prefixes.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Failure::other(format!("--namespace {} is given twice", twice[0])));
+        }
+        let all = self.namespace.iter().fold(0_u64, |sum, space| sum.saturating_add(space.limit));
+        if self.memory.is_some_and(|memory| all >= memory) {
+            return Err(Failure::other(
+                "the limits of all namespaces together must be less than --memory",
+            ));
+        }
+        Ok(self.namespace.clone())
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {
@@ -318,6 +343,7 @@ impl Arguments {
             idle_timeout: self.idle_timeout.map(|seconds| Duration::from_secs(seconds as u64)),
             backlog: self.backlog.try_into().unwrap_or(u32::MAX),
             item_size_max: self.max_item_size,
+            key_size_max: self.max_key_size,
             upload_limit,
             reply_limit,
             metrics: self.metrics,
@@ -359,6 +385,22 @@ impl Arguments {
 /// Returns a parser for a number from 1 to `max`.
 fn number(max: usize) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=max as u64)
+}
+
+fn parse_namespace(text: &str) -> Result<Namespace, String> {
+    let (prefix, size) = text.rsplit_once('=').ok_or("a namespace is PREFIX=SIZE")?;
+    if prefix.is_empty() || prefix.len() > Namespace::PREFIX_MAX {
+        return Err(format!("a prefix has 1 to {} bytes", Namespace::PREFIX_MAX));
+    }
+    if prefix.contains(|letter: char| letter.is_whitespace() || letter.is_control()) {
+        return Err("a prefix has no spaces, as keys".into());
+    }
+    Ok(Namespace { prefix: prefix.into(), limit: parse_size(size)? })
+}
+
+/// Returns a parser for the maximum length of a key.
+fn key_size() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(KEY_MAX as u64..=KEY_SIZE_LIMIT as u64)
 }
 
 /// Parses the host and the port of the metrics.

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use evermap::{DamageMark, Durability, Evermap, Evicted, IndexKind, Options, Order};
 use evermap_server::protocol::Credentials;
 use evermap_server::server::{ClientCertificates, Tls, TlsSettings};
-use evermap_server::{Config, ListenAddress, Listener, METRICS_CONNECTIONS_MAX, Server};
+use evermap_server::{
+    Cache, Config, ListenAddress, Listener, METRICS_CONNECTIONS_MAX, Namespace, Namespaces, Server,
+};
 use rustix::process::getuid;
 
 use super::activation;
@@ -65,6 +67,7 @@ pub(super) struct StoreSettings {
     pub(super) rejoin: RejoinArguments,
     /// The maximum of bytes of memory, or `None` for no limit.
     pub(super) memory: Option<u64>,
+    pub(super) namespaces: Vec<Namespace>,
     /// Whether items are removed to make space for others.
     pub(super) evict: bool,
 }
@@ -218,12 +221,8 @@ impl Service {
         if let Some(address) = self.config.metrics.filter(|address| !address.ip().is_loopback()) {
             self.say(&format!("warning: the metrics at {address} can be read from other machines"));
         }
-        let server = Server::start_on(
-            listeners,
-            Arc::new(self.store.log.handle_of(db).default_map()),
-            self.config.clone(),
-        )
-        .map_err(|error| addresses.failure(error))?;
+        let server = Server::start_on(listeners, self.store.cache(db)?, self.config.clone())
+            .map_err(|error| addresses.failure(error))?;
         if self.store.evict {
             let hub = server.hub().clone();
             db.on_evict(Some(Box::new(move |evicted| {
@@ -465,6 +464,11 @@ impl StoreSettings {
                     .map_err(|source| Failure::Io { what: format!("{}", path.display()), source })
             }
         }
+    }
+
+    /// Returns what clients are served from.
+    fn cache(&self, db: &Evermap) -> Result<Arc<dyn Cache>, Failure> {
+        Ok(Namespaces::open(&self.log.handle_of(db), self.namespaces.clone())?)
     }
 
     fn open(&self, path: Option<&Path>) -> Result<Evermap, Failure> {

@@ -442,6 +442,8 @@ fn invalid_settings_are_rejected() {
         ["--backlog", "0"],
         ["--max-item-size", "1G"],
         ["--max-item-size", "1000"],
+        ["--max-key-size", "249"],
+        ["--max-key-size", "65536"],
     ] {
         let output = run(["serve", wrong[0], wrong[1], "--path", path]);
         assert_eq!(output.code, 2);

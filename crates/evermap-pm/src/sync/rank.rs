@@ -41,6 +41,9 @@ pub enum Rank {
     Batch,
     /// Held while records of a map are flushed.
     Flush,
+    /// The order of the changes of some keys of a map that is watched: held while one is made and
+    /// reported.
+    Watched,
     /// No lock of ordinary memory, but that of the bucket of a key, while its record is chosen.
     Key,
     /// Held by the thread that applies notices of a shard to the ordered index.
@@ -125,6 +128,7 @@ mod checked {
             Rank::Walk,
             Rank::Batch,
             Rank::Flush,
+            Rank::Watched,
             Rank::Key,
             Rank::Notices,
             Rank::Resize,

@@ -56,13 +56,33 @@ pub(super) fn block(word: &[u8]) -> Option<usize> {
 #[derive(Clone)]
 pub(super) struct Words<'a> {
     line: &'a [u8],
+    /// The maximum length of a word that is a key.
+    key_size_max: usize,
     /// The position from which the next word is searched.
     pub(super) at: usize,
 }
 
 impl<'a> Words<'a> {
+    /// Creates an iterator over words of which none is to be checked as a key.
     pub(super) fn new(line: &'a [u8]) -> Self {
-        Words { line, at: 0 }
+        Words::with_keys(line, 0)
+    }
+
+    /// Creates an iterator over words of which some are keys, with this maximum length.
+    pub(super) fn with_keys(line: &'a [u8], key_size_max: usize) -> Self {
+        Words { line, key_size_max, at: 0 }
+    }
+
+    /// Returns `true` if `word` is not too long for a key.
+    pub(super) fn allow_key(&self, word: &[u8]) -> bool {
+        word.len() <= self.key_size_max
+    }
+
+    /// Returns `true` if no word that is left is too long for a key. Consumes words.
+    pub(super) fn allow_all_as_keys(&mut self) -> bool {
+        let max = self.key_size_max;
+        // A list that is no longer than the longest key needs no check.
+        self.left() <= max || self.all(|word| word.len() <= max)
     }
 
     /// Skips spaces. Returns `true` if no word follows them.

@@ -38,10 +38,15 @@ pub use auth::{Credentials, CredentialsError};
 pub use budget::{Budget, Reservation};
 pub use session::Session;
 
-/// The maximum length of a key, in bytes.
+/// The maximum length of a key, in bytes, as memcached has it: the minimum of
+/// [`Context::key_size_max`].
 pub const KEY_MAX: usize = 250;
-/// The maximum length of a request line without its line feed, in bytes. The lines of get, gets,
-/// gat and gats may be longer.
+/// The maximum of [`Context::key_size_max`], in bytes: the longest key that a packet of the binary
+/// protocol can name.
+pub const KEY_SIZE_LIMIT: usize = u16::MAX as usize;
+/// The maximum length of a request line without its line feed, in bytes, if keys have at most
+/// [`KEY_MAX`] bytes; if they may have more, it is greater by the difference. The lines of get,
+/// gets, gat and gats may be longer.
 pub const LINE_MAX: usize = 2048;
 /// The maximum length of a line of get, gets, gat or gats without its line feed, in bytes.
 pub const KEY_LIST_MAX: usize = 16 << 20;
@@ -64,6 +69,8 @@ pub struct Context<'a> {
     pub now: u32,
     /// The maximum size of an item: key, value and [`ITEM_OVERHEAD`], in bytes.
     pub item_size_max: usize,
+    /// The maximum length of a key, in bytes: from [`KEY_MAX`] to [`KEY_SIZE_LIMIT`].
+    pub key_size_max: usize,
     /// The length of the replies, in bytes, at which a session pauses. One value, or the lines for
     /// one [page](crate::Cache::page) of items, may exceed it.
     pub output_limit: usize,
@@ -172,7 +179,7 @@ pub trait Host {
 /// A command that the operator may refuse to all clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restricted {
-    /// `flush_all`, in both protocols.
+    /// `flush_all`, in both protocols, and `flush_namespace`.
     FlushAll,
     /// The lists of all items: `stats cachedump`, `lru_crawler metadump` and `mgdump`.
     Dump,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::tls::Tls;
 use crate::cumulative::Cumulative;
-use crate::protocol::{Binding, Credentials, Restricted};
+use crate::protocol::{Binding, Credentials, KEY_MAX, KEY_SIZE_LIMIT, Restricted};
 
 /// The configuration of a [`Server`](super::Server).
 #[derive(Clone, Debug)]
@@ -37,6 +37,9 @@ pub struct Config {
     /// The maximum size of an item (key, value and 50 bytes), in bytes. From [`ITEM_SIZE_MIN`] to
     /// [`ITEM_SIZE_LIMIT`].
     pub item_size_max: usize,
+    /// The maximum length of a key, in bytes. From [`KEY_MAX`], which is memcached's limit, to
+    /// [`KEY_SIZE_LIMIT`].
+    pub key_size_max: usize,
     /// The number of bytes of unread replies at which a connection is not served until the client
     /// reads them. One value may exceed it.
     pub output_limit: usize,
@@ -123,6 +126,7 @@ impl Default for Config {
             tls: None,
             backlog: 1024,
             item_size_max: 1 << 20,
+            key_size_max: KEY_MAX,
             output_limit: 256 << 10,
             upload_limit: 256 << 20,
             reply_limit: 1 << 30,
@@ -163,6 +167,12 @@ impl Config {
             return invalid(format!(
                 "item_size_max = {}: must be {ITEM_SIZE_MIN} to {ITEM_SIZE_LIMIT} bytes",
                 self.item_size_max
+            ));
+        }
+        if !(KEY_MAX..=KEY_SIZE_LIMIT).contains(&self.key_size_max) {
+            return invalid(format!(
+                "key_size_max = {}: must be {KEY_MAX} to {KEY_SIZE_LIMIT} bytes",
+                self.key_size_max
             ));
         }
         if self.idle_timeout.is_some_and(|timeout| timeout < IDLE_TIMEOUT_MIN) {

@@ -188,6 +188,7 @@ impl Shared {
         each("cas_enabled", &"yes");
         each("binding_protocol", &config.binding.name());
         each("item_size_max", &config.item_size_max);
+        each("evermap_key_size_max", &config.key_size_max);
         each("maxconns_fast", &yes_no(config.when_full == WhenFull::Reject));
         each("idle_timeout", &config.idle_timeout.map_or(0, |timeout| timeout.as_secs()));
         each("reqs_per_event", &config.reads_per_turn);

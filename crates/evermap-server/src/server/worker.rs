@@ -324,6 +324,7 @@ fn context(shared: &Shared, worker: usize) -> Context<'_> {
         host: shared,
         now: shared.cache.now(),
         item_size_max: shared.config.item_size_max,
+        key_size_max: shared.config.key_size_max,
         output_limit: shared.config.output_limit,
         binding: shared.config.binding,
         credentials: shared.config.credentials.as_deref(),

@@ -13,7 +13,7 @@ const TRACKED_MAX: usize = 128;
 /// are forgotten.
 const WINDOW: u64 = 1 << 14;
 
-/// The hot keys of one worker: at most [`TRACKED_MAX`] keys of 250 bytes.
+/// The hot keys of one worker: at most [`TRACKED_MAX`] keys.
 ///
 /// The lock is the worker's own. Another thread takes it only to read the keys.
 #[derive(Default)]

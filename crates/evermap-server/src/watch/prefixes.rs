@@ -9,6 +9,8 @@ use memchr::memchr;
 /// The maximum number of prefixes that one worker counts apart from each other. Accesses with
 /// further ones are counted together.
 pub(super) const PREFIXES_MAX: usize = 4096;
+/// The maximum length of those prefixes, in bytes: that of the keys of memcached.
+const PREFIX_MAX: usize = 250;
 
 /// The counters of one prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +44,7 @@ pub(super) struct Prefixes(Mutex<Counts>);
 #[derive(Default)]
 struct Counts {
     of: HashMap<Box<[u8]>, PrefixCounts>,
-    /// The counters of all further prefixes.
+    /// The counters of all further prefixes, and of longer ones.
     others: PrefixCounts,
 }
 
@@ -54,7 +56,7 @@ impl Prefixes {
         let full = all.of.len() >= PREFIXES_MAX;
         match all.of.get_mut(&key[..len]) {
             Some(existing) => *existing += counts,
-            None if full => all.others += counts,
+            None if full || len > PREFIX_MAX => all.others += counts,
             None => {
                 all.of.insert(key[..len].into(), counts);
             }

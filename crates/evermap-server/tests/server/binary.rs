@@ -12,7 +12,7 @@ use crate::common::packet::opcode::*;
 use crate::common::packet::{Packet, delta, request};
 use crate::common::{NOW, TestSession};
 use evermap_server::cache::{BATCH_KEYS, Cache};
-use evermap_server::protocol::{Binding, Budget, Reservation, Restricted};
+use evermap_server::protocol::{Binding, Budget, KEY_SIZE_LIMIT, Reservation, Restricted};
 use evermap_server::stats::Count;
 use evermap_server::{CacheError, Config, ModelCache, Server};
 
@@ -497,6 +497,25 @@ fn keys_have_at_most_250_bytes() {
         let replies = ask(&mut session, &[request(opcode, &longer, ""), set("a", "x")]);
         assert_eq!(replies, [format!("{opcode:02x} 04 =Invalid arguments")]);
         assert!(session.is_closed());
+    }
+}
+
+#[test]
+fn keys_may_be_longer_if_the_server_says_so() {
+    for max in [251, 3000, KEY_SIZE_LIMIT] {
+        let mut session = TestSession::default();
+        session.key_size_max = max;
+        let long = "k".repeat(max);
+        let asked = [set(&long, "x"), request(GET, &long, ""), request(DELETE, &long, "")];
+        let replies = ask(&mut session, &asked);
+        assert_eq!(replies[0], "00 00 #1 [00000007] =x");
+        let replies = ask(&mut session, &[set(&long, "y"), request(GETK, &long, "")]);
+        assert!(replies[0].contains(&long) && replies[0].ends_with('y'));
+        if max < KEY_SIZE_LIMIT {
+            let replies = ask(&mut session, &[request(GET, "k".repeat(max + 1), "")]);
+            assert_eq!(replies, ["00 04 =Invalid arguments"]);
+            assert!(session.is_closed());
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod disconnects;
 mod listening;
 mod meta;
 mod metrics;
+mod namespaces;
 mod pieces;
 mod refusals;
 mod sockets;

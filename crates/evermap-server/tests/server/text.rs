@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use crate::common::{NOW, TestSession};
 use evermap_server::CacheError;
 use evermap_server::cache::{BATCH_KEYS, Cache};
-use evermap_server::protocol::{Budget, KEY_LIST_MAX, LINE_MAX, Reservation};
+use evermap_server::protocol::{
+    Budget, KEY_LIST_MAX, KEY_MAX, KEY_SIZE_LIMIT, LINE_MAX, Reservation,
+};
 use evermap_server::stats::Count;
 
 const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
@@ -575,6 +577,55 @@ fn keys_have_at_most_250_bytes() {
         check(&format!("{}|get a", request.replace('K', &longer)), "$F|END");
     }
     check(&format!("set {longer} 0 0 1 noreply|x|delete {longer} noreply|get a"), "END");
+}
+
+/// A server may allow longer keys. What is longer than these is refused as ever.
+#[test]
+fn keys_may_be_longer_if_the_server_says_so() {
+    for max in [251, 3000, KEY_SIZE_LIMIT] {
+        for piece in [1 << 20, 777] {
+            let mut session = TestSession::default();
+            session.key_size_max = max;
+            let mut ask = |request: &str| session.send_in_pieces(&lines(request), piece);
+            let (long, longer) = ("k".repeat(max), "k".repeat(max + 1));
+            for (request, reply) in [
+                ("set K 0 0 1|x|get K", "STORED|VALUE K 0 1|x|END"),
+                ("get a K K b", "VALUE K 0 1|x|VALUE K 0 1|x|END"),
+                ("gat 0 K|touch K 0", "VALUE K 0 1|x|END|TOUCHED"),
+                ("append K 0 0 1|y|get K", "STORED|VALUE K 0 2|xy|END"),
+                ("set K 0 0 1 noreply|7|incr K 1|decr K 2", "8|6"),
+                ("mg K v k|ma K|md K|mg K v", "VA 1 kK|6|HD|HD|EN"),
+                ("ms K 1 k|z|delete K|get K", "HD kK|DELETED|END"),
+            ] {
+                let (request, reply) = (request.replace('K', &long), reply.replace('K', &long));
+                assert!(ask(&request) == lines(&reply), "{max} {piece} {}", &request[..20]);
+            }
+            let failed = lines("CLIENT_ERROR bad command line format");
+            for request in ["get K", "gets a K b", "delete K", "incr K 1", "touch K 1", "mg K v"] {
+                assert_eq!(ask(&request.replace('K', &longer)), failed, "{request}");
+            }
+            for request in ["set K 0 0 9|flush_all", "ms K 9|flush_all"] {
+                assert_eq!(ask(&request.replace('K', &longer)), failed, "{request}");
+            }
+            assert_eq!(ask("get a"), lines("END"));
+        }
+    }
+}
+
+/// The longest line is longer by what keys may be longer.
+#[test]
+fn a_line_with_a_long_key_has_a_limit_too() {
+    for max in [KEY_MAX, 4000] {
+        for (more, closes) in [(0, false), (1, true)] {
+            let mut session = TestSession::default();
+            session.key_size_max = max;
+            let spaces = " ".repeat(LINE_MAX - KEY_MAX - 8 + more);
+            let line = format!("incr {}{spaces}77\r\n", "k".repeat(max));
+            let reply = session.send(line.as_bytes());
+            assert_eq!(session.is_closed(), closes, "{max} {more}: {}", line.len());
+            assert_eq!(reply.starts_with(b"CLIENT_ERROR line too long"), closes);
+        }
+    }
 }
 
 #[test]

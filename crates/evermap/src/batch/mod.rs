@@ -21,7 +21,9 @@ use crate::ops::atomic::sum;
 use crate::ops::read::LiveRecord;
 use crate::ordered::KeyEvent;
 use crate::record::control::Control;
-use crate::record::{Draft, control_of, ensure_length, record_bytes};
+use crate::record::{Draft, Record, control_of, ensure_length, record_bytes};
+use crate::watch::ChangeKind;
+use crate::watch::feed::Turn;
 use crate::{Error, Evermap, Item, Map, MapOptions, Meta, Outcome, Result, mistakes};
 
 /// The maximum number of keys in a [`Batch`].
@@ -459,13 +461,30 @@ impl<M: Medium> KeyStep<'_, M> {
         self.entry.carry_out(self.key, &self.store.db.file.pool, &self.store.inner.index, guard)
     }
 
-    /// Retires the old record, counts, and posts a notice, once the change was made.
+    #[cold]
+    fn report(&self, order: &Turn<'_>, old: Option<u64>) {
+        let old = old.and_then(|word| Record::at(self.store.db.file.pool.medium(), word).ok());
+        let old_cas = old.map_or(0, |record| record.cas());
+        let (kind, cas) = match &self.draft {
+            Some(draft) => (ChangeKind::Stored, draft.cas()),
+            None if self.was_hidden => (ChangeKind::Expired, old_cas),
+            None => (ChangeKind::Removed, old_cas),
+        };
+        order.report(self.key, kind, cas);
+    }
+
+    /// Reports the change, retires the old record, counts, and posts a notice, once the change was
+    /// made.
     fn settle(&self, guard: &Guard<'_>) {
         let KeyStep { store, key, since, entry, was_hidden, draft } = self;
         let word = |word: u64| (word != 0).then_some(word);
         let old = word(entry.old);
         // New keys got it when the batch was carried out.
         draft.iter().for_each(|draft| draft.became(entry.control));
+        // The keys are reserved, so no later change of them was made.
+        if let Some(order) = store.inner.feed.order(*key) {
+            self.report(&order, old);
+        }
         store.account(*key, old, draft.as_ref(), guard);
         if let Some(event) = KeyEvent::of(old, word(entry.new), *was_hidden, *since) {
             store.notice(*key, event, guard);

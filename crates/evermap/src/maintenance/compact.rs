@@ -17,7 +17,7 @@ use crate::ops::commit::Verdict;
 use crate::ops::read::Walk;
 use crate::record::control::Control;
 use crate::record::{Draft, Record};
-use crate::{Error, Evermap, Map, Result, mistakes};
+use crate::{Error, Evermap, Map, Result, mistakes, trace};
 
 /// Compaction begins if it can free one byte in this number of bytes of extents, and at least a few
 /// units.
@@ -88,7 +88,7 @@ impl<M: Medium> Evermap<M> {
             return Ok(0);
         }
         let Some(evacuation) = self.file.pool.evacuation(least) else { return Ok(0) };
-        let mut moved = 0;
+        let (mut moved, began) = (0, Instant::now());
         // The records of a map that cannot be opened stay where they are.
         for map in &self.all_maps()?.0 {
             let mut mover = Mover::new(map);
@@ -98,6 +98,7 @@ impl<M: Medium> Evermap<M> {
             }
         }
         self.wait_for_reclamation(&evacuation, wait);
+        trace::compacted(self.file.origin.path.as_deref(), moved, began);
         Ok(moved)
     }
 

@@ -11,7 +11,7 @@ use evermap_pm::{ErrorKind, Medium};
 use crate::maintenance::census::{Census, Totals};
 use crate::ops::read::MISMATCH;
 use crate::record::Record;
-use crate::{Error, Evermap, Map, Result, mistakes};
+use crate::{Error, Evermap, Map, Result, mistakes, trace};
 
 /// A part of an index that is read in less time was in memory.
 const SWEEP_NOTICED: Duration = Duration::from_millis(1);
@@ -66,6 +66,8 @@ impl<M: Medium> Evermap<M> {
             false => error,
         });
         self.note_what_was_swept(&swept, words.get());
+        let told = swept.as_ref().map_err(|error| error as &dyn std::fmt::Display);
+        trace::swept(self.default_map().len(), told, began.elapsed());
         self.file.maintenance.set_sweep_state(match &swept {
             Ok(()) => SweepState::Done(began.elapsed()),
             Err(_) if self.file.maintenance.is_stopping() => SweepState::Pending,

@@ -20,6 +20,7 @@ use crate::record::cas::CasCounter;
 use crate::record::flush_mark::FlushMark;
 use crate::record::size_hint::RecordSizeHint;
 use crate::record::{Record, tombstone_of};
+use crate::watch::feed::Feed;
 use crate::{Error, IndexKind, Options, Order, Result};
 
 /// Whether a map can be used.
@@ -59,6 +60,8 @@ pub(crate) struct MapInner<M: Medium> {
     pub(crate) losses: Losses,
     /// The usual length of its records.
     pub(crate) size_hint: RecordSizeHint,
+    /// Who is told of its changes.
+    pub(crate) feed: Feed,
     state: AtomicU8,
 }
 
@@ -178,6 +181,7 @@ impl<M: Medium> OpenContext<'_, M> {
             snapshot_limit: AtomicU64::new(u64::MAX),
             losses: Losses::default(),
             size_hint: RecordSizeHint::default(),
+            feed: Feed::default(),
             state: AtomicU8::new(MapState::Open as u8),
         })
     }
@@ -239,6 +243,7 @@ impl<M: Medium> MapInner<M> {
 
     pub(crate) fn set_state(&self, state: MapState) {
         self.state.store(state as u8, SeqCst);
+        self.feed.wake();
     }
 
     /// Returns the error of an operation that may not begin.

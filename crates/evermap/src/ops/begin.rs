@@ -31,13 +31,18 @@ impl<M: Medium> Map<M> {
             return Err(map.refusal());
         }
         if map.flush.flush_if_due(file.pool.region(), &file.cas_counter, &file.clock) {
-            self.request_purge();
+            self.flushed();
         }
         Ok(guard)
     }
 
-    /// Asks for a purge: a flush has left something to remove.
-    pub(crate) fn request_purge(&self) {
+    /// Reports a flush, and asks for a purge: it has left something to remove.
+    pub(crate) fn flushed(&self) {
+        self.inner.feed.report_cleared(self.inner.flush.mark());
+        self.request_purge();
+    }
+
+    fn request_purge(&self) {
         self.inner.expiries.owe_walk();
         self.db.file.maintenance.want_purge();
     }

@@ -6,12 +6,16 @@ use evermap_pm::Medium;
 
 use crate::ordered::KeyEvent;
 use crate::record::{Draft, Record};
+use crate::watch::ChangeKind;
+use crate::watch::feed::Turn;
 use crate::{Error, Map, Result, mistakes};
 
 /// What a mutation decides about a key.
 pub(crate) enum Verdict {
     /// Leave things as they are.
     Keep,
+    /// Leave the record where it is, whose control word was changed.
+    KeepTouched,
     /// Bind the key to the draft.
     Publish,
     /// Bind the key to the draft, with this control word.
@@ -41,7 +45,8 @@ enum Round {
     /// Nothing was changed.
     Again(Obstacle),
     /// A decision was made. `was_hidden`: the key was bound to a record that no reader can see.
-    Decided { change: Change, action: Action, was_hidden: bool },
+    /// `touched`: its control word was changed.
+    Decided { change: Change, action: Action, was_hidden: bool, touched: bool },
     /// The key is bound to this, which cannot be read, and that is to stay so.
     Unreadable(u64),
     /// The key was bound to a record that was removed before, which damage has led to again, and
@@ -132,10 +137,14 @@ impl<M: Medium> Map<M> {
         loop {
             let since = self.unbindings(key);
             let mut round = Round::Absent;
+            let order = self.inner.feed.order(key);
             let done = self.inner.index.mutate(key, mode, guard, &mut |word| {
                 round = self.round(key, word, draft, permit.is_some(), guard, decide);
                 round.action()
             });
+            if let Some(order) = order {
+                self.report(order, key, round, draft, ChangeKind::Removed);
+            }
             match round {
                 Round::Again(obstacle) => {
                     settled(self.injected_failure(done), None)?;
@@ -219,6 +228,10 @@ impl<M: Medium> Map<M> {
         drafts: &[Draft<'_, M>],
         guard: &Guard<'_>,
     ) -> [Result<bool>; BATCH_KEYS] {
+        if self.inner.feed.is_watched() {
+            // Alone, they can be reported in their order.
+            return [const { Ok(false) }; BATCH_KEYS];
+        }
         let mut since = [0; BATCH_KEYS];
         for (since, key) in since.iter_mut().zip(keys) {
             *since = self.unbindings(*key);
@@ -240,6 +253,33 @@ impl<M: Medium> Map<M> {
         })
     }
 
+    /// Reports what a round has changed. A live record that is gone was `removed` in this way.
+    #[cold]
+    fn report(
+        &self,
+        order: Turn<'_>,
+        key: BytesRef<'_>,
+        round: Round,
+        draft: Option<&Draft<'_, M>>,
+        removed: ChangeKind,
+    ) {
+        let Round::Decided { change, was_hidden, touched, .. } = round else { return };
+        // The guard keeps it.
+        let old = change.old.and_then(|word| Record::at(self.db.file.pool.medium(), word).ok());
+        let old_cas = old.map_or(0, |record| record.cas());
+        match draft.filter(|_| change.new.is_some() && change.changed()) {
+            // A copy of the record at another place.
+            Some(draft) if draft.cas() == old_cas => {}
+            Some(draft) => order.report(key, ChangeKind::Stored, draft.cas()),
+            None if change.removed() && was_hidden => {
+                order.report(key, ChangeKind::Expired, old_cas);
+            }
+            None if change.removed() => order.report(key, removed, old_cas),
+            None if touched => order.report(key, ChangeKind::Touched, old_cas),
+            None => {}
+        }
+    }
+
     /// Removes `key` as [`commit`](Map::commit) does, if that is what `decide` decides. Returns
     /// `None` without having done anything if the key is absent, or it would have to wait for a
     /// batch or a flush.
@@ -252,6 +292,7 @@ impl<M: Medium> Map<M> {
         let (since, mode) = (self.unbindings(key), MutateMode::ExistingOnly);
         let early = self.db.file.pool.medium().mutant(mistakes::EVICTED_TOO_EARLY);
         let mut round = Round::Absent;
+        let order = self.inner.feed.order(key);
         let done = self.inner.index.mutate(key, mode, guard, &mut |word| {
             round = self.round(key, word, None, false, guard, decide);
             if early && let Some(change) = round.change().filter(Change::changed) {
@@ -259,6 +300,9 @@ impl<M: Medium> Map<M> {
             }
             round.action()
         });
+        if let Some(order) = order {
+            self.report(order, key, round, None, ChangeKind::Evicted);
+        }
         let (change, failed) = settled(self.injected_failure(done), round.change())?;
         if let Round::Unreadable(word) = round {
             return Err(self.unreadable(key, word));
@@ -294,6 +338,7 @@ impl<M: Medium> Map<M> {
         let live = word.and_then(|word| self.live(word, mark));
         let was_hidden = word.is_some() && live.is_none();
         let verdict = decide(live);
+        let touched = matches!(verdict, Verdict::KeepTouched);
         let binds = matches!(verdict, Verdict::Publish | Verdict::PublishWith(_));
         if binds && was_hidden && word.is_some_and(|word| self.was_removed(word)) {
             return Round::Misled(Change::of(word, Action::Remove));
@@ -326,7 +371,7 @@ impl<M: Medium> Map<M> {
         {
             live.inspect(|record| record.set_tombstone(self.db.file.tombstone));
         }
-        Round::Decided { change: Change::of(word, action), action, was_hidden }
+        Round::Decided { change: Change::of(word, action), action, was_hidden, touched }
     }
 
     /// In tests, returns an error after the change was made instead of the result of the index.

@@ -1,4 +1,4 @@
-//! The first and the last keys, and removing ranges: what is simple with an order.
+//! The first and the last keys, and counting and removing ranges: what is simple with an order.
 
 use evermap_pm::Medium;
 
@@ -74,6 +74,42 @@ impl<M: Medium> Map<M> {
                 return Ok(Some((key, value)));
             }
         }
+    }
+
+    /// Returns the number of records whose keys are in `range`. Needs
+    /// [`Options::ordered`](crate::Options::ordered). O(log n + records in the range), without
+    /// reading values: about what [`contains`](Map::contains) costs for each, with cache misses
+    /// overlapped.
+    ///
+    /// Counts what [`scan`](Map::scan) would show at this time: not what has expired or was
+    /// [cleared](Map::clear), even if it still takes space, and no snapshot. [`len`](Map::len)
+    /// takes O(1) for the whole map, and counts what has expired until that is removed.
+    ///
+    /// ```
+    /// use evermap::{Evermap, Options};
+    /// let map = Evermap::in_memory(Options::new().ordered(true))?.default_map();
+    /// for day in ["2026-01-30", "2026-01-31", "2026-02-01"] {
+    ///     map.put(day, "")?;
+    /// }
+    /// assert_eq!(map.count_prefix("2026-01")?, 2);
+    /// assert_eq!(map.count_range("2026-01-31"..)?, 2);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`scan`](Map::scan): if records are damaged or may be missing, the first error that a
+    /// scan would show, and no number. Damage of a value is not noticed, because it is not read.
+    pub fn count_range(&self, range: impl Into<KeyRange>) -> Result<u64> {
+        self.scan(range)?.count_unread()
+    }
+
+    /// Returns the number of records whose keys begin with `prefix`, as
+    /// [`count_range`](Map::count_range) does.
+    ///
+    /// # Errors
+    /// See [`count_range`](Map::count_range).
+    pub fn count_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<u64> {
+        self.count_range(KeyRange::prefix(prefix))
     }
 
     /// Removes the keys in `range`. Returns the number of those that were removed. Needs

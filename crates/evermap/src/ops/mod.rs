@@ -21,6 +21,8 @@ pub(crate) mod ends;
 
 pub(crate) mod stream;
 
+pub(crate) mod watch;
+
 pub(crate) mod begin;
 pub(crate) mod commit;
 pub(crate) mod find_many;

@@ -153,22 +153,6 @@ impl<M: Medium> Map<M> {
         Ok(true)
     }
 
-    /// Looks up to [`BATCH_KEYS`] keys up as [`get_many`](Map::get_many) does, with a buffer for a
-    /// value, but does not count as an access. Returns what `each` returned last.
-    #[inline]
-    pub(crate) fn get_batch(
-        &self,
-        keys: &[BytesRef<'_>],
-        value: &mut Vec<u8>,
-        guard: &Guard<'_>,
-        mut each: impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>> {
-        self.find_batch(keys, guard, Self::prior_access, |at, found| match found {
-            Ok(found) => each(at, found.read(value)),
-            Err(error) => each(at, Err(error)),
-        })
-    }
-
     /// Returns the item of a record that was found for `key`, with its value copied to `value`.
     #[inline]
     pub(crate) fn shown<'a>(

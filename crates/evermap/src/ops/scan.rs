@@ -13,6 +13,7 @@ use evermap_index::{Guard, OrderedIndex};
 use evermap_pm::Medium;
 use evermap_pm::medium::Mapped;
 
+use crate::ops::find_many::UnreadRecord;
 use crate::ops::read::BATCH_KEYS;
 use crate::ordered::Ordered;
 use crate::{Error, Item, Map, Result};
@@ -431,6 +432,31 @@ impl<'s, M: Medium> Scan<'s, M> {
         Ok(())
     }
 
+    /// Counts the records that were not shown yet, and reads no values.
+    ///
+    /// # Errors
+    /// Those of [`visit`](Scan::visit), and the first that it would report to `each`, but for
+    /// values that do not verify.
+    pub(crate) fn count_unread(mut self) -> Result<u64> {
+        let (mut records, mut failed) = (0, None);
+        while failed.is_none() && self.fetch_keys()? {
+            self.find_ahead(|_, found| match found {
+                Ok(_) => {
+                    records += 1;
+                    (true, ControlFlow::Continue(()))
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    (false, ControlFlow::Break(()))
+                }
+            })?;
+        }
+        if failed.is_none() {
+            self.judge()?;
+        }
+        failed.or(self.losses.pop_front()).map_or(Ok(records), Err)
+    }
+
     /// Drops what was fetched ahead, and goes on in this direction with what was not shown.
     fn begin_again(&mut self, direction: Direction) {
         let (limit, over) = (self.limit.saturating_add(self.items.len() as u64), self.over);
@@ -508,11 +534,26 @@ impl<'s, M: Medium> Scan<'s, M> {
         }
     }
 
-    /// Looks up keys that were fetched, until `each` returns `Break`.
+    /// Looks up keys that were fetched, and reads their records, until `each` returns `Break`.
     fn look_up(
         &mut self,
         value: &mut Vec<u8>,
         mut each: impl FnMut(&[u8], Result<Item<'_>>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.find_ahead(|key, found| match found {
+            Ok(found) => {
+                let item = found.read(value);
+                (item.is_ok(), each(key, item))
+            }
+            Err(error) => (false, each(key, Err(error))),
+        })
+    }
+
+    /// Looks up keys that were fetched, until `each` returns `Break`. It returns as well whether
+    /// the record could be read.
+    fn find_ahead(
+        &mut self,
+        mut each: impl FnMut(&[u8], Result<UnreadRecord<'_, M>>) -> (bool, ControlFlow<()>),
     ) -> Result<()> {
         let guard = self.map.enter()?;
         let places = self.at..self.keys.len().min(self.at + BATCH_KEYS);
@@ -527,16 +568,17 @@ impl<'s, M: Medium> Scan<'s, M> {
         let (refs, limit) = (&refs[..places.len()], self.limit);
         let (mut shown, mut last, mut unreadable) = (0, 0, 0);
         let mut are_shown = [false; BATCH_KEYS];
-        let mut show = |at: usize, item: Result<Item<'_>>| {
+        let mut show = |at: usize, found: Result<UnreadRecord<'_, M>>| {
             (shown, last, are_shown[at]) = (shown + 1, at, true);
-            unreadable += u64::from(item.is_err());
-            each(refs[at].bytes, item)?;
+            let (is_readable, flow) = each(refs[at].bytes, found);
+            unreadable += u64::from(!is_readable);
+            flow?;
             if shown < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
-        let looked_up = match self.map.get_batch(refs, value, &guard, &mut show) {
+        let looked_up = match self.map.find_batch(refs, &guard, Map::prior_access, &mut show) {
             // A part of the hash index cannot be read. It is reported for each key that leads
             // there, and only for those.
-            Err(error) if error.is_damaged() => self.look_up_singly(refs, value, &guard, &mut show),
+            Err(error) if error.is_damaged() => self.look_up_singly(refs, &guard, &mut show),
             looked_up => looked_up,
         };
         self.limit -= shown;
@@ -563,12 +605,12 @@ impl<'s, M: Medium> Scan<'s, M> {
     fn look_up_singly(
         &self,
         refs: &[BytesRef<'_>],
-        value: &mut Vec<u8>,
         guard: &Guard<'_>,
-        show: &mut impl FnMut(usize, Result<Item<'_>>) -> ControlFlow<()>,
+        show: &mut impl FnMut(usize, Result<UnreadRecord<'_, M>>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         for (at, key) in refs.chunks(1).enumerate() {
-            let flow = match self.map.get_batch(key, value, guard, |_, item| show(at, item)) {
+            let found = |_, found: Result<UnreadRecord<'_, M>>| show(at, found);
+            let flow = match self.map.find_batch(key, guard, Map::prior_access, found) {
                 Err(error) if error.is_damaged() => show(at, Err(error)),
                 looked_up => looked_up?,
             };

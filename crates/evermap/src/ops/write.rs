@@ -268,6 +268,7 @@ impl<M: Medium> Map<M> {
                 let now = Control { expires_at, ..before };
                 record.set_control(now);
                 touched = Some((record.word(), before, now));
+                return Verdict::KeepTouched;
             }
             Verdict::Keep
         });
@@ -462,6 +463,7 @@ impl<M: Medium> Map<M> {
                     record.set_control(now);
                 }
                 marked = Some((seen.control, record.cas()));
+                return Verdict::KeepTouched;
             }
             Verdict::Keep
         });
@@ -500,7 +502,7 @@ impl<M: Medium> Map<M> {
     pub(crate) fn flush(&self, at: Option<u32>) -> Result<()> {
         let (file, guard) = (&self.db.file, self.enter_writing()?);
         if self.inner.flush.flush(file.pool.region(), &file.cas_counter, at, file.clock.now()) {
-            self.request_purge();
+            self.flushed();
         }
         drop(guard);
         self.db.settle()

@@ -43,3 +43,4 @@ mod typed;
 mod unreadable;
 mod waits;
 mod walks;
+mod watch;

@@ -73,6 +73,7 @@ pub(crate) fn assert_scans<M: Medium>(store: &Map<M>, expected: &[Pair]) {
         };
         let mut inside = within(expected, |key| range.contains(key));
         assert_eq!(pairs(store.scan(range.clone()).unwrap()), inside, "{range:?}");
+        assert_eq!(store.count_range(range.clone()).unwrap(), inside.len() as u64, "{range:?}");
         let limit = random.below(50);
         let cut = &inside[..inside.len().min(limit as usize)];
         assert_eq!(pairs(store.scan(range.clone()).unwrap().limit(limit)), cut);
@@ -253,6 +254,36 @@ fn ranges_are_removed() {
     assert_eq!(store.remove_prefix("").unwrap(), 300);
     assert!(store.is_empty().unwrap());
     common::assert_sound(&store);
+}
+
+/// What has expired, or was cleared, takes space until it is removed, and is not counted.
+#[test]
+fn what_no_scan_shows_is_not_counted() {
+    let clock = Clock::manual(common::at(1000));
+    for order in [Order::Volatile, Order::Persistent] {
+        let options = common::options().clock(clock.clone()).ordered(order);
+        let store = common::in_memory(options).unwrap();
+        for number in 0..600 {
+            let key = key_of(number);
+            match number % 3 {
+                0 => assert!(store.set(key).expires(common::at(1060)).put(b"").is_ok()),
+                _ => store.put(key, b"").unwrap(),
+            }
+        }
+        let ahead = key_of(300);
+        assert_eq!(store.count_prefix("").unwrap(), 600);
+        assert_eq!(store.count_range(&ahead[..]..).unwrap(), 300);
+        clock.set(clock.now() + Duration::from_secs(61));
+        assert_eq!((store.len(), store.count_range(..).unwrap()), (600, 400));
+        assert_eq!(store.count_range(&ahead[..]..).unwrap(), 200);
+        assert_eq!(store.scan(&ahead[..]..).unwrap().count(), 200);
+        store.clear().unwrap();
+        store.put("one", "").unwrap();
+        assert_eq!(store.count_range(..).unwrap(), 1);
+        clock.set(common::at(1000));
+    }
+    let unordered = common::in_memory(common::options()).unwrap();
+    assert!(matches!(unordered.count_range(..), Err(Error::NotOrdered)));
 }
 
 #[test]
@@ -634,6 +665,12 @@ fn a_damaged_value_is_reported_at_its_position() {
             Err(error) => assert!(error.is_damaged() && at == 42),
         }
     }
+    // Values are not read.
+    assert_eq!(store.count_range(..).unwrap(), 100);
+    // The CAS id, by which the record is known to be another one.
+    damage(&memory, &store, &key_of(17), 0);
+    let failed = store.scan(..).unwrap().filter(Result::is_err).count();
+    assert_eq!(failed > 1, store.count_range(..).is_err());
 }
 
 /// Values that are larger than what an iterator copies in advance, between small ones.

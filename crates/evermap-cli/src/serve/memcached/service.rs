@@ -29,6 +29,7 @@ pub(super) fn service(options: Options) -> Result<Service, Failure> {
             order: Default::default(),
             rejoin: RejoinArguments::default(),
             memory: options.memory,
+            namespaces: Vec::new(),
             evict: options.evict,
         },
         config: config(&options),

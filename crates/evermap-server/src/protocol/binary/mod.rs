@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use super::auth::sasl;
 use super::refused::Refused;
 use super::upload::{Upload, UploadProgress};
-use super::{Context, KEY_MAX, Next, Progress};
+use super::{Context, Next, Progress};
 use batch::{Batch, BatchOutcome, Get};
 pub(super) use packet::REQUEST;
 use packet::{Command, HEADER_LEN, Header};
@@ -128,7 +128,7 @@ impl Binary {
         if protected && !open_to_all && self.client != sasl::State::Authenticated {
             return reject(Status::AuthFailure, true);
         }
-        if header.key_len > KEY_MAX {
+        if header.key_len > context.key_size_max {
             return reject(Status::InvalidArguments, true);
         }
         let Some((command, quiet)) = known.filter(|(command, _)| protected || !command.is_sasl())

@@ -4,7 +4,6 @@
 //! the value. All numbers are big-endian.
 
 use crate::cache::Side;
-use crate::protocol::KEY_MAX;
 use crate::protocol::ops::Verb;
 
 /// The first byte of every request.
@@ -154,26 +153,24 @@ impl Command {
         matches!(self, Command::Store(_) | Command::SaslStart | Command::SaslStep)
     }
 
-    /// Returns `true` if the command takes extras, a key and a value of these lengths.
+    /// Returns `true` if the command takes extras, a key and a value of these lengths. Whether the
+    /// key is too long for an item is checked before.
     pub(super) fn takes(self, extras: usize, key: usize, value: usize) -> bool {
         let (has_key, has_value) = (key > 0, value > 0);
-        key <= KEY_MAX
-            && match self {
-                Command::Get { .. } | Command::Delete => extras == 0 && has_key && !has_value,
-                Command::GetAndTouch { .. } | Command::Touch => {
-                    extras == 4 && has_key && !has_value
-                }
-                Command::Store(Verb::Concat(_)) => extras == 0 && has_key,
-                Command::Store(_) => extras == 8 && has_key,
-                Command::Arithmetic { .. } => extras == 20 && has_key && !has_value,
-                Command::Flush => (extras == 0 || extras == 4) && !has_key && !has_value,
-                Command::Verbosity => extras == 4 && !has_key && !has_value,
-                Command::Stat => extras == 0 && !has_value,
-                Command::Noop | Command::Version | Command::Quit | Command::SaslList => {
-                    extras == 0 && !has_key && !has_value
-                }
-                Command::SaslStart | Command::SaslStep => extras == 0 && has_key,
+        match self {
+            Command::Get { .. } | Command::Delete => extras == 0 && has_key && !has_value,
+            Command::GetAndTouch { .. } | Command::Touch => extras == 4 && has_key && !has_value,
+            Command::Store(Verb::Concat(_)) => extras == 0 && has_key,
+            Command::Store(_) => extras == 8 && has_key,
+            Command::Arithmetic { .. } => extras == 20 && has_key && !has_value,
+            Command::Flush => (extras == 0 || extras == 4) && !has_key && !has_value,
+            Command::Verbosity => extras == 4 && !has_key && !has_value,
+            Command::Stat => extras == 0 && !has_value,
+            Command::Noop | Command::Version | Command::Quit | Command::SaslList => {
+                extras == 0 && !has_key && !has_value
             }
+            Command::SaslStart | Command::SaslStep => extras == 0 && has_key,
+        }
     }
 }
 

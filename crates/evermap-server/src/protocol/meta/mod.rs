@@ -17,8 +17,8 @@ mod reply;
 mod request;
 mod set;
 
+use crate::protocol::Context;
 use crate::protocol::line::{Rejected, Words};
-use crate::protocol::{Context, KEY_MAX};
 use crate::stats::Count;
 
 pub(super) use get::{hit, miss, wins};
@@ -54,7 +54,7 @@ impl<'a> Command<'a> {
 
     /// Parses the words after ma.
     pub(super) fn arithmetic(words: Words<'a>) -> Result<Self, Rejected> {
-        let key_is_valid = words.clone().next().is_some_and(|key| key.len() <= KEY_MAX);
+        let key_is_valid = words.clone().next().is_some_and(|key| words.allow_key(key));
         let request = Request::parse(words, Some(WORDS_MAX - 1))
             .map_err(|rejected| if key_is_valid { BAD_FLAGS.into() } else { rejected })?;
         arithmetic::check(&request)?;

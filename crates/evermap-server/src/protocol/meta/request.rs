@@ -6,7 +6,6 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::number::{parse_i64, parse_u32, parse_u64};
-use crate::protocol::KEY_MAX;
 use crate::protocol::exptime::expiry;
 use crate::protocol::line::{BAD_FORMAT, Rejected, Words};
 
@@ -113,7 +112,7 @@ impl<'a> Request<'a> {
     /// # Errors
     /// If there is no valid key.
     pub(super) fn parse_key(mut words: Words<'a>) -> Result<Self, Rejected> {
-        let key_word = words.next().filter(|key| key.len() <= KEY_MAX).ok_or(BAD_FORMAT)?;
+        let key_word = words.next().filter(|key| words.allow_key(key)).ok_or(BAD_FORMAT)?;
         let plan = Plan { key_word, words: words.rest(), seen: Letters::default() };
         let key = if words.any(|word| word == b"b") {
             decode(key_word).map_err(|_| BAD_FORMAT)?.into()
@@ -132,7 +131,7 @@ impl<'a> Request<'a> {
         words: Words<'a>,
         flags_max: Option<usize>,
     ) -> Result<Self, &'static [u8]> {
-        if key_word.len() > KEY_MAX {
+        if !words.allow_key(key_word) {
             return Err(BAD_FORMAT);
         }
         if flags_max.is_some_and(|max| words.clone().nth(max).is_some()) {

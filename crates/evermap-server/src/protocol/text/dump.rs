@@ -4,7 +4,7 @@ use std::io::Write;
 
 use crate::cache::size_class::{class_of, item_bytes};
 use crate::cache::{CacheError, Item};
-use crate::protocol::{Context, KEY_MAX, meta};
+use crate::protocol::{Context, meta};
 
 /// The greatest number of a size class of memcached, whether or not it has items.
 pub(super) const CLASSES_MAX: usize = 63;
@@ -18,7 +18,8 @@ pub(super) struct Dump {
     format: Format,
     /// The size classes whose items are listed, as a set of bits.
     classes: u64,
-    /// The next page.
+    /// The part that is listed, and its next page.
+    part: usize,
     position: u64,
     /// How often damage had been met when the list began.
     damage: u64,
@@ -38,7 +39,7 @@ pub(super) enum Format {
 
 impl Dump {
     pub(super) fn new(format: Format, classes: u64) -> Self {
-        Dump { format, classes, position: 0, damage: 0 }
+        Dump { format, classes, part: 0, position: 0, damage: 0 }
     }
 
     /// Returns the reply if the operator has refused lists of all items.
@@ -60,14 +61,14 @@ impl Dump {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Result<Option<Self>, CacheError> {
-        if self.position == 0 {
+        if (self.part, self.position) == (0, 0) {
             self.damage = context.cache.damage_met();
         }
-        let next = context.cache.page(self.position, &mut |key, item| {
+        let next = context.cache.page_of(self.part, self.position, &mut |key, item| {
             let bytes = item_bytes(key.len(), item.value.len(), item.flags);
             // Programs that use the store without a server may have longer keys, which no client
             // can ask for.
-            if key.len() > KEY_MAX || self.classes & 1 << class_of(bytes) == 0 {
+            if key.len() > context.key_size_max || self.classes & 1 << class_of(bytes) == 0 {
                 return;
             }
             match self.format {
@@ -75,6 +76,11 @@ impl Dump {
                 Format::Get => append_get(key, out),
             }
         })?;
+        let next_part = self.part + 1;
+        let next = match next {
+            Some(position) => Some((self.part, position)),
+            None => (next_part < context.cache.parts()).then_some((next_part, 0)),
+        };
         if next.is_none() {
             out.extend_from_slice(match self.format {
                 _ if context.cache.damage_met() > self.damage => LACKS_ITEMS,
@@ -82,7 +88,7 @@ impl Dump {
                 Format::Get => b"EN\r\n",
             });
         }
-        Ok(next.map(|position| Dump { position, ..self }))
+        Ok(next.map(|(part, position)| Dump { part, position, ..self }))
     }
 }
 
@@ -145,7 +151,7 @@ pub(super) fn append_keys(
         next = context.cache.page(position, &mut |key, item| {
             let (len, expiry) = (item.value.len(), item.expiry);
             let bytes = item_bytes(key.len(), len, item.flags);
-            if count < limit && key.len() <= KEY_MAX && class_of(bytes) == class {
+            if count < limit && key.len() <= context.key_size_max && class_of(bytes) == class {
                 count += 1;
                 out.extend_from_slice(b"ITEM ");
                 out.extend_from_slice(key);

@@ -18,7 +18,9 @@ use super::meta::Command;
 use super::ops::{Counter, Delete, DeleteOutcome, Delta, DeltaOutcome, set_many};
 use super::refused::Refused;
 use super::upload::{Upload, UploadProgress};
-use super::{Context, KEY_LIST_MAX, LINE_MAX, Next, Progress, Restricted, binary, reply, stats};
+use super::{
+    Context, KEY_LIST_MAX, KEY_MAX, LINE_MAX, Next, Progress, Restricted, binary, reply, stats,
+};
 use crate::cache::{BATCH_KEYS, Cache, CacheError, StoreOutcome, Stored};
 use crate::number;
 use crate::stats::Count;
@@ -155,7 +157,7 @@ impl<'a> Pass<'a, '_> {
             self.execute_batch()?;
             return ControlFlow::Break(Next::Resume);
         }
-        match first_line(&self.input[self.at..], self.text.scanned) {
+        match first_line(&self.input[self.at..], self.text.scanned, self.context) {
             Line::Complete { line, len } => {
                 self.text.scanned = 0;
                 self.request(line, len)
@@ -173,9 +175,13 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
+    fn parse<'l>(&self, line: &'l [u8]) -> Result<Request<'l>, Rejected> {
+        parse::parse(line, self.context.key_size_max)
+    }
+
     /// Executes the request in a complete line. `len` includes the line end.
     fn request(&mut self, line: &'a [u8], len: usize) -> Step {
-        let request = parse::parse(line);
+        let request = self.parse(line);
         // A lookup only collects its keys, and so does what only sets. Any other request must
         // follow the execution of what was collected before it.
         let request = match request {
@@ -230,6 +236,7 @@ impl<'a> Pass<'a, '_> {
             }
             Request::Touch { key, exptime, noreply } => self.touch(key, exptime, noreply),
             Request::FlushAll { delay, noreply } => self.flush_all(delay, noreply),
+            Request::FlushNamespace { prefix, noreply } => self.flush_namespace(prefix, noreply),
             Request::Version => {
                 let version = self.context.host.version();
                 for part in ["VERSION ", version, "\r\n"] {
@@ -434,7 +441,7 @@ impl<'a> Pass<'a, '_> {
         match unfinished.block.take(arrived) {
             UploadProgress::Complete(len) => {
                 self.at += len;
-                if let Ok(Request::Store(storage)) = parse::parse(&unfinished.line) {
+                if let Ok(Request::Store(storage)) = self.parse(&unfinished.line) {
                     self.finish_store(&storage, unfinished.block.data());
                 }
                 CONTINUE
@@ -446,7 +453,7 @@ impl<'a> Pass<'a, '_> {
             }
             UploadProgress::NoMemory => {
                 let missing = unfinished.block.missing();
-                if let Ok(Request::Store(storage)) = parse::parse(&unfinished.line) {
+                if let Ok(Request::Store(storage)) = self.parse(&unfinished.line) {
                     self.refuse_store(&storage, &CacheError::OutOfMemory, missing);
                 }
                 CONTINUE
@@ -551,6 +558,15 @@ impl<'a> Pass<'a, '_> {
         }
     }
 
+    fn flush_namespace(&mut self, prefix: &[u8], noreply: bool) {
+        match self.context.flush_namespace(prefix) {
+            None => self.reply(b"CLIENT_ERROR flush_namespace not allowed\r\n", noreply),
+            Some(Ok(true)) => self.reply(b"OK\r\n", noreply),
+            Some(Ok(false)) => self.reply(b"NOT_FOUND\r\n", noreply),
+            Some(Err(error)) => self.failed(&error, noreply),
+        }
+    }
+
     fn stats(&mut self, which: Stats) {
         let host = self.context.host;
         let mut each = |name: &str, value: &dyn Display| reply::stat(name, value, self.out);
@@ -561,6 +577,7 @@ impl<'a> Pass<'a, '_> {
             Stats::Items => return self.stats_of(|cache, each| cache.item_stats(each)),
             Stats::Slabs => return self.stats_of(|cache, each| cache.slab_stats(each)),
             Stats::Cost => return self.stats_of(|cache, each| cache.cost_stats(each)),
+            Stats::Namespaces => self.context.cache.namespace_stats(&mut each),
             Stats::Keys { class, limit } => return self.keys_of_class(class, limit),
             Stats::Connections => host.connections(&mut each),
             Stats::Latency => host.latencies(&mut each),
@@ -672,7 +689,7 @@ impl<'a> Pass<'a, '_> {
 
 /// Returns the number of bytes of the data block that follows a line, as far as the line says it.
 pub(super) fn block_len(line: &[u8]) -> usize {
-    match parse::parse(line) {
+    match parse::parse(line, KEY_MAX) {
         Ok(Request::Store(storage)) => storage.len() + 2,
         Err(Rejected { after: AfterReject::Skip(block), .. }) => block,
         _ => 0,
@@ -681,13 +698,15 @@ pub(super) fn block_len(line: &[u8]) -> usize {
 
 /// Returns the line at the start of `input`, or [`Line::TooLong`] if it exceeds the limit of its
 /// command.
-fn first_line(input: &[u8], scanned: usize) -> Line<'_> {
+fn first_line<'a>(input: &'a [u8], scanned: usize, context: &Context<'_>) -> Line<'a> {
     let line = line_at(input, scanned);
     let before_end = match line {
         Line::Complete { len, .. } => len - 1,
         _ => input.len(),
     };
-    if before_end <= LINE_MAX || before_end <= KEY_LIST_MAX && parse::lists_keys(input) {
+    // What longer keys may add.
+    let line_max = LINE_MAX + (context.key_size_max - KEY_MAX);
+    if before_end <= line_max || before_end <= KEY_LIST_MAX && parse::lists_keys(input) {
         line
     } else {
         Line::TooLong

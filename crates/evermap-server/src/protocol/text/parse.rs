@@ -2,7 +2,6 @@
 
 use crate::cache::Side;
 use crate::number::{parse_i64, parse_u32, parse_u64};
-use crate::protocol::KEY_MAX;
 use crate::protocol::line::{AfterReject, BAD_FORMAT, ERROR, Rejected, Words, block, rejected};
 use crate::protocol::meta;
 use crate::protocol::ops::Verb;
@@ -24,17 +23,17 @@ const BAD_CLASS: &[u8] = b"CLIENT_ERROR Illegal slab id\r\n";
 const SMALL_LIMIT: &[u8] = b"MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m\r\n";
 const LARGE_LIMIT: &[u8] = b"MEMLIMIT_ADJUST_FAILED input value is megabytes not bytes\r\n";
 
-/// Parses a line, given without its line end.
+/// Parses a line, given without its line end. Keys have at most `key_size_max` bytes.
 ///
 /// Words beyond those that a command takes are ignored, with two exceptions: a last word `noreply`
 /// has its meaning, and delete and the storage commands accept no other words.
-pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
+pub(super) fn parse(line: &[u8], key_size_max: usize) -> Parsed<'_> {
     // No command is that short.
     const SHORTEST: usize = 2;
     if line.len() < SHORTEST {
         return Err(BAD_FORMAT.into());
     }
-    let mut words = Words::new(line);
+    let mut words = Words::with_keys(line, key_size_max);
     match words.next().ok_or(ERROR)? {
         b"get" => lookup(words, false, false),
         b"gets" => lookup(words, false, true),
@@ -57,6 +56,7 @@ pub(super) fn parse(line: &[u8]) -> Parsed<'_> {
         b"decr" => arithmetic(words, false),
         b"touch" => touch(words),
         b"flush_all" => flush_all(words),
+        b"flush_namespace" => flush_namespace(words),
         b"version" => Ok(Request::Version),
         b"verbosity" => verbosity(words),
         b"stats" => stats(words),
@@ -85,7 +85,7 @@ pub(super) fn lists_keys(line: &[u8]) -> bool {
 /// Parses the next word as a key.
 fn key<'a>(words: &mut Words<'a>) -> Result<&'a [u8], Rejected> {
     let key = words.next().ok_or(BAD_FORMAT)?;
-    if key.len() > KEY_MAX {
+    if !words.allow_key(key) {
         return Err(rejected(BAD_FORMAT, words.ends_with_noreply()));
     }
     Ok(key)
@@ -102,8 +102,8 @@ fn lookup(mut words: Words<'_>, touching: bool, with_cas: bool) -> Parsed<'_> {
     }
     let keys_at = words.at;
     // Every key is checked before the first is looked up, so that the reply to a bad one is only
-    // the error. A list that is no longer than the longest key needs no check.
-    if words.left() > KEY_MAX && words.any(|key| key.len() > KEY_MAX) {
+    // the error.
+    if !words.allow_all_as_keys() {
         return Err(BAD_FORMAT.into());
     }
     Ok(Request::Lookup { exptime, with_cas, keys_at })
@@ -126,7 +126,7 @@ fn store(mut words: Words<'_>, verb: Verb, compares: bool) -> Parsed<'_> {
     };
     let compare = id.and_then(parse_u64);
     match (parse_u32(flags), parse_i64(exptime)) {
-        (Some(flags), Some(exptime)) if key.len() <= KEY_MAX && compares == compare.is_some() => {
+        (Some(flags), Some(exptime)) if words.allow_key(key) && compares == compare.is_some() => {
             let store = Store { verb, compare, key, flags, exptime, len: block - 2, noreply };
             Ok(Request::Store(Storage::Text(store)))
         }
@@ -173,6 +173,16 @@ fn flush_all(mut words: Words<'_>) -> Parsed<'_> {
     Ok(Request::FlushAll { delay, noreply })
 }
 
+fn flush_namespace(mut words: Words<'_>) -> Parsed<'_> {
+    let prefix = words.next().ok_or(BAD_FORMAT)?;
+    match (words.next(), words.is_done()) {
+        (None, _) => Ok(Request::FlushNamespace { prefix, noreply: false }),
+        (Some(b"noreply"), true) => Ok(Request::FlushNamespace { prefix, noreply: true }),
+        // Perhaps a space in the prefix: another namespace must not be flushed.
+        _ => Err(BAD_FORMAT.into()),
+    }
+}
+
 fn verbosity(mut words: Words<'_>) -> Parsed<'_> {
     let noreply = words.ends_with_noreply();
     let level = words.next().ok_or(BAD_FORMAT)?;
@@ -210,6 +220,7 @@ fn stats(mut words: Words<'_>) -> Parsed<'_> {
         Some(b"items") => Stats::Items,
         Some(b"slabs") => Stats::Slabs,
         Some(b"cost") => Stats::Cost,
+        Some(b"namespaces") => Stats::Namespaces,
         Some(b"cachedump") => return keys_of_class(words),
         Some(b"conns") => Stats::Connections,
         Some(b"latency") => Stats::Latency,

@@ -39,6 +39,10 @@ pub(super) enum Request<'a> {
         delay: i64,
         noreply: bool,
     },
+    FlushNamespace {
+        prefix: &'a [u8],
+        noreply: bool,
+    },
     Version,
     Verbosity {
         level: u32,
@@ -97,6 +101,8 @@ pub(super) enum Stats {
     Slabs,
     /// What items cost.
     Cost,
+    /// What namespaces have.
+    Namespaces,
     /// Keys of a size class; at most this number of them, or all if it is 0.
     Keys {
         class: usize,

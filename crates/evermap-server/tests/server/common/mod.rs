@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use evermap_server::latency::Latencies;
 use evermap_server::protocol::{
-    Binding, Budget, Context, Credentials, Host, KEY_LIST_MAX, Next, Session,
+    Binding, Budget, Context, Credentials, Host, KEY_LIST_MAX, KEY_MAX, Next, Session,
 };
 use evermap_server::stats::Counters;
 use evermap_server::watch::Watch;
@@ -38,6 +38,8 @@ pub(crate) struct TestSession<C = ModelCache> {
     /// The users that the session knows, if it must know its client.
     pub(crate) credentials: Option<Arc<Credentials>>,
     item_size_max: usize,
+    /// The maximum length of a key.
+    pub(crate) key_size_max: usize,
     output_limit: usize,
     session: Session,
     next: Next,
@@ -73,6 +75,7 @@ impl<C: Cache> TestSession<C> {
             binding: Binding::Auto,
             credentials: None,
             item_size_max,
+            key_size_max: KEY_MAX,
             output_limit,
             session: Session::new(),
             next: Next::Receive,
@@ -128,6 +131,7 @@ impl<C: Cache> TestSession<C> {
             host: &FixedHost,
             now: self.now,
             item_size_max: self.item_size_max,
+            key_size_max: self.key_size_max,
             output_limit: self.output_limit,
             binding: self.binding,
             credentials: self.credentials.as_deref(),

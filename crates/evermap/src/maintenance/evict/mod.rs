@@ -32,6 +32,7 @@ use evermap_pm::Medium;
 use evermap_pm::sync::{Condvar, Mutex, MutexGuard, Rank};
 
 use crate::error::Shortage;
+use crate::trace::Evictions;
 use crate::{Error, Evermap, Result};
 use hand::Hand;
 use limits::Limits;
@@ -344,10 +345,14 @@ impl<M: Medium> Evermap<M> {
     fn make_some(&self, passes: &mut Passes, manner: Manner) -> Result<bool> {
         let evictor = &self.file.maintenance.evictor;
         let mut events = Vec::new();
+        let counts = &evictor.counts;
+        let totals = || (counts.evictions.load(Relaxed), counts.evicted_bytes.load(Relaxed));
+        let evictions = Evictions::begin(totals);
         let done = {
             let (hand, demands) = &mut *evictor.lock();
             self.make_some_under(hand, demands, passes, manner, &mut events)
         };
+        evictions.end(totals, manner == Manner::Direct);
         self.show_evictions(&events);
         done
     }
