@@ -128,7 +128,7 @@ fn counters_are_divided_by_operations() {
         assert_eq!(record.fences_per_op, Some(2.0));
         assert_eq!(record.lines_read_per_op, Some(3.0));
         let written = match phase.name.parse().unwrap() {
-            Phase::Insert => 1.0,
+            Phase::Insert | Phase::InsertMany => 1.0,
             Phase::Mixed => 0.2,
             _ => 0.0,
         };

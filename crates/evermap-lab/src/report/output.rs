@@ -296,8 +296,8 @@ mod tests {
         let text = String::from_utf8(out.out).unwrap();
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        // For each table a round and a summary of seven phases, then the machine.
-        assert_eq!(lines.iter().filter(|line| line["index"] != "machine").count(), 2 * 2 * 7);
+        // For each table a round and a summary of eight phases, then the machine.
+        assert_eq!(lines.iter().filter(|line| line["index"] != "machine").count(), 2 * 2 * 8);
         for line in &lines {
             assert_eq!(line["revision"], "12ab");
             let fields: Vec<_> = line.as_object().unwrap().keys().map(String::as_str).collect();

@@ -136,8 +136,8 @@ fn two_runs_are_compared() {
     }
     let said = run(["compare", &files[0], &files[1], "--all"]).success();
     let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("14 figures in common"), "{said}");
-    assert!(said.contains("Counts: 14 of 14 equal"), "{said}");
+    assert!(said.contains("16 figures in common"), "{said}");
+    assert!(said.contains("Counts: 16 of 16 equal"), "{said}");
     run(["compare", &files[0], "/no/such"]).failure("/no/such: No such file");
     run(["compare", &files[0], "Cargo.toml"]).failure("Cargo.toml, line 1: `--json` does not");
 }
