@@ -5,8 +5,7 @@
 //! buckets. If the records would fill less than an eighth of all buckets, the index begins to
 //! shrink: this removal and later ones merge segments, each a few, until the records fill a quarter
 //! of what is left. If the index is nearly empty and one removal could not merge enough, the next
-//! ones merge some whatever they leave; some of them, if there was no room. If there are many more
-//! records than an eighth, the next removals do not look, as many as can hardly change that.
+//! ones merge some whatever they leave; some of them, if there was no room.
 //!
 //! The index expands when a chain becomes longer. It does not if removals have shortened chains by
 //! as many blocks before, and hardly if the segment that would be split is sparse. So between an
@@ -261,11 +260,11 @@ where
         }
         let linear = self.map();
         let Some(mut resizing) = linear.try_lock() else { return Ok(()) };
-        linear.free_unused(&mut resizing, size_of::<G::Segment>() as u64, guard);
         if resizing.pause > 0 {
             resizing.pause -= 1;
             return Ok(());
         }
+        linear.free_unused(&mut resizing, size_of::<G::Segment>() as u64, guard);
         if linear.count() == 1 {
             linear.behind.store(false, Ordering::Relaxed);
             return Ok(());
@@ -282,13 +281,6 @@ where
         if is_behind && !may_go_on {
             // The next removals would not succeed either.
             resizing.pause = G::BUCKETS / 4;
-        } else if !resizing.shrinking {
-            // A removal empties at most one bucket, and one in eight of those leads here: a quarter
-            // of the calls until enough can have been removed, because this is an estimate. Most
-            // removals empty none: no more calls than when one in 32 of the buckets was emptied.
-            let surplus = records.saturating_sub(slots_of(linear.count()) / SPARSE);
-            let buckets = linear.count() * G::BUCKETS as u64;
-            resizing.pause = (surplus / 32).min(buckets / (8 * 32)) as usize;
         }
         Ok(())
     }
