@@ -1,8 +1,6 @@
 //! Moving the records of a map next to each other in the order of their keys, so that scans read
 //! the file from one end to the other.
 
-use std::time::Duration;
-
 use evermap_index::BATCH_KEYS;
 use evermap_index::key::BytesRef;
 use evermap_index::ordered::{Cursor, Direction, Run};
@@ -10,12 +8,8 @@ use evermap_index::record::OFFSET_MASK;
 use evermap_pm::Medium;
 use evermap_pm::heap::Evacuation;
 
-use crate::maintenance::compact::Mover;
-use crate::maintenance::sweep::SweepState;
+use crate::maintenance::compact::{Mover, RECLAMATION_WAIT};
 use crate::{Map, Result};
-
-/// How long it waits until no reader uses the old copies.
-const RECLAMATION_WAIT: Duration = Duration::from_millis(500);
 
 /// # Records in the order of their keys
 impl<M: Medium> Map<M> {
@@ -50,9 +44,7 @@ impl<M: Medium> Map<M> {
         file.ensure_writable()?;
         let tree = self.tree(false)?;
         let Some(_sweeping) = file.maintenance.try_sweeping() else { return Ok(0) };
-        let is_swept =
-            matches!(file.maintenance.sweep_state(), SweepState::NotNeeded | SweepState::Done(_));
-        if !is_swept || file.pool.epoch().is_backed_up() {
+        if !file.maintenance.sweep_state().is_over() || file.pool.epoch().is_backed_up() {
             return Ok(0);
         }
         let heap = file.pool.heap();

@@ -12,7 +12,6 @@ use evermap_pm::Medium;
 use evermap_pm::heap::Evacuation;
 
 use crate::maintenance::expire::unless_damaged;
-use crate::maintenance::sweep::SweepState;
 use crate::ops::commit::Verdict;
 use crate::ops::read::Walk;
 use crate::record::control::Control;
@@ -23,7 +22,7 @@ use crate::{Error, Evermap, Map, Result, mistakes, trace};
 /// units.
 const WORTHWHILE: u64 = 8;
 /// How long compaction waits until no reader uses the old copies, and how often it checks.
-const RECLAMATION_WAIT: Duration = Duration::from_millis(500);
+pub(crate) const RECLAMATION_WAIT: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(1);
 /// The number of epochs after which a block that was retired is certainly free: two for its grace
 /// period, and one because other threads may advance the epoch just after this one has collected.
@@ -81,10 +80,7 @@ impl<M: Medium> Evermap<M> {
         // Without waiting: the holder of this lock may itself wait for a reader of the calling
         // thread.
         let Some(_sweeping) = self.file.maintenance.try_sweeping() else { return Ok(0) };
-        if !matches!(
-            self.file.maintenance.sweep_state(),
-            SweepState::NotNeeded | SweepState::Done(_)
-        ) {
+        if !self.file.maintenance.sweep_state().is_over() {
             return Ok(0);
         }
         let Some(evacuation) = self.file.pool.evacuation(least) else { return Ok(0) };

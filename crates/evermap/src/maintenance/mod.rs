@@ -209,7 +209,7 @@ impl Maintenance {
     /// Notes that a map was opened whose counts do not verify.
     pub(crate) fn want_census(&self) {
         let mut state = self.sweep.lock().expect("no panics while held");
-        if matches!(*state, SweepState::NotNeeded | SweepState::Done(_)) {
+        if state.is_over() {
             *state = SweepState::Pending;
         }
         drop(state);

@@ -37,6 +37,13 @@ pub enum SweepState {
     Failed(String),
 }
 
+impl SweepState {
+    /// Returns whether it is known which blocks are in use.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self, SweepState::NotNeeded | SweepState::Done(_))
+    }
+}
+
 impl std::fmt::Display for SweepState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
