@@ -32,7 +32,19 @@ pub(crate) use group::{Event, Kind, copies_pages, fence_all_threads, overwrite};
 #[cfg(test)]
 pub(crate) use search::Search;
 #[cfg(test)]
-pub(crate) use words::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, MutexGuard, RwLock};
+pub(crate) use words::{
+    AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, MutexGuard, RwLock, RwLockReadGuard,
+};
+
+/// Returns a small number that no other living thread has, explored or not.
+#[inline]
+pub(crate) fn thread_ordinal() -> usize {
+    #[cfg(test)]
+    if let Some(number) = fibers::current() {
+        return number;
+    }
+    crate::epoch::thread_ordinal()
+}
 
 /// Calls `act`, which makes a range of bytes zero.
 #[cfg(not(test))]
@@ -42,6 +54,6 @@ pub(crate) fn overwrite(_: std::ops::Range<usize>, act: impl Fn()) {
 }
 
 #[cfg(not(test))]
-pub(crate) use crate::sync::{Mutex, MutexGuard, RwLock};
+pub(crate) use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 #[cfg(not(test))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};

@@ -109,6 +109,7 @@ pub(crate) struct Guard<G> {
 }
 
 pub(crate) type MutexGuard<'a, T> = Guard<sync::MutexGuard<'a, T>>;
+pub(crate) type RwLockReadGuard<'a, T> = Guard<sync::RwLockReadGuard<'a, T>>;
 
 impl<G> Guard<G> {
     fn new(place: usize, kinds: (Kind, Kind), lock: impl FnOnce() -> G) -> LockResult<Self> {

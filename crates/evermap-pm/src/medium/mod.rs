@@ -101,12 +101,12 @@ pub use dram::{Dram, Pages, prefer_huge_pages};
 pub use emulated::{Delays, Emulated, Speed};
 pub use flush::{FlushInstruction, fence, flush_lines, line_flush};
 pub use identity::Identity;
-#[cfg(any(test, feature = "sim"))]
-pub(crate) use mapped::Tracker;
 pub use mapped::{
     FlushKind, LockedFile, Mapped, MappedOptions, Marks, PageChange, PageReport, describe_address,
     explain_bus_errors, memory_file,
 };
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use mapped::{MarkedStore, Tracker};
 pub(crate) use mapped::{filesystem::FileSystem, size_limit};
 
 /// Bytes in a cache line: the unit of a flush, within which stores persist in program order.

@@ -12,7 +12,9 @@ use super::schedule::{self, Progress, Schedule};
 use super::trace::{Event, LENGTH, Site, Span, Trace, TraceRecord, Word};
 use super::undecided::{Outcome, Undecided};
 use crate::epoch::thread_ordinal;
-use crate::medium::{Counter, Dram, LINE, Marks, Medium, Note, PageChange, Pages, Tracker};
+use crate::medium::{
+    Counter, Dram, LINE, MarkedStore, Marks, Medium, Note, PageChange, Pages, Tracker,
+};
 use crate::{Error, ErrorKind, PmU64, Result};
 
 /// Number of accesses that a thread may still make while it unwinds after its budget ran out.
@@ -115,20 +117,6 @@ pub mod unmarked {
     pub const FILL: &str = "unmarked fill";
     /// Pages are discarded without marks.
     pub const DISCARD: &str = "unmarked discard";
-}
-
-/// A store that is marked.
-struct Marked<'a> {
-    tracker: &'a Tracker,
-    before: u64,
-    place: u64,
-    bytes: u64,
-}
-
-impl Drop for Marked<'_> {
-    fn drop(&mut self) {
-        self.tracker.after_store(self.before, self.place, self.bytes);
-    }
 }
 
 /// A set of lines, with one bit for each.
@@ -449,14 +437,14 @@ impl Sim {
 
     /// Marks the lines of some bytes that will be stored to while the result lives. Other threads
     /// may run before that.
-    fn mark(&self, mistake: &'static str, place: u64, bytes: u64) -> Option<Marked<'_>> {
+    fn mark(&self, mistake: &'static str, place: u64, bytes: u64) -> Option<MarkedStore<'_>> {
         let tracker = &self.shared.tracker;
         if tracker.is_off() || place >= self.len() || bytes == 0 || self.mutant(mistake) {
             return None;
         }
-        let before = tracker.before_store(place, bytes);
+        let marked = tracker.begin_store(place, bytes);
         schedule::after(Progress::Load);
-        Some(Marked { tracker, before, place, bytes })
+        Some(marked)
     }
 
     fn bytes(&self) -> Vec<u8> {

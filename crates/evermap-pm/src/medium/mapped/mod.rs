@@ -49,7 +49,7 @@ pub(crate) use file::size_limit;
 use mapping::{HUGE_PAGE, Mapping};
 use persistent::PersistentMemory;
 use prefault::Prefaulter;
-pub(crate) use tracker::Tracker;
+pub(crate) use tracker::{MarkedStore, Tracker};
 use tracker::{Mistake, planted};
 
 /// A reservation that the system refuses is halved and tried again, down to this size.
@@ -375,18 +375,15 @@ impl Mapped {
         // Words that are stored after an instant, although they were marked before it, may be in
         // the cut or not: nothing refers to them yet.
         let (offset, count) = (self.offset_of(&cells[0]), bytes.len() as u64);
-        let before = self.tracker.before_store(offset, count);
+        let _marked = self.tracker.begin_store(offset, count);
         super::copy::fill(cells, bytes);
-        self.tracker.after_store(before, offset, count);
     }
 
     /// Calls `store`, which stores to `cell`, with what is needed around it.
     fn track<T>(&self, cell: &PmU64, store: impl FnOnce() -> T) -> T {
         let offset = self.offset_of(cell);
-        let before = self.tracker.before_store(offset, 8);
-        let stored = store();
-        self.tracker.after_store(before, offset, 8);
-        stored
+        let _marked = self.tracker.begin_store(offset, 8);
+        store()
     }
 }
 
@@ -562,9 +559,8 @@ unsafe impl Medium for Mapped {
         if planted(Mistake::DiscardUnmarked) {
             return discard();
         }
-        let before = self.tracker.before_store(start, bytes);
+        let _marked = self.tracker.begin_store(start, bytes);
         discard();
-        self.tracker.after_store(before, start, bytes);
     }
 
     fn claim(&self, range: Range<u64>) -> Result<()> {

@@ -60,8 +60,7 @@ impl Mapped {
     /// be shown again to the next process; and where they are, in words that mean nothing here.
     pub fn set_changes_durable(&self, interval: u64, place: [u64; 5]) {
         if let Some(live) = self.tracker.live() {
-            live.marks().set_place(place);
-            live.marks().set_durable(interval);
+            live.set_durable(interval, place);
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use super::marks::Marks;
 use super::mistakes::{Mistake, planted};
 use super::page::{LOCKED, PAGE, PageState};
+use super::running::RunningStores;
 use super::view::{View, Views};
 use crate::PmU64;
 use crate::epoch::{fence_all_threads, register_process_fence};
@@ -36,6 +37,7 @@ pub(crate) struct Live {
     /// of their intervals for each page.
     kept: Mutex<Vec<KeptLines>>,
     views: Arc<Views>,
+    running: RunningStores,
     /// Held while an instant begins, and while the changes before it are taken.
     instants: Mutex<()>,
 }
@@ -118,13 +120,34 @@ impl Live {
             untaken: Mutex::default(),
             kept: Mutex::default(),
             views: Arc::default(),
+            running: RunningStores::default(),
             instants: Mutex::default(),
         }
+    }
+
+    /// Returns the stores that threads are executing.
+    pub(super) fn running(&self) -> &RunningStores {
+        &self.running
     }
 
     /// Returns where the states are stored.
     pub(crate) fn marks(&self) -> &Marks {
         &self.marks
+    }
+
+    /// Notes that changes up to the end of an interval are durable elsewhere, and where.
+    pub(crate) fn set_durable(&self, interval: u64, place: [u64; 5]) {
+        // A store that was late for the end of the interval is marked again before.
+        self.wait_for_stores_before(interval + 1);
+        self.marks.set_place(place);
+        self.marks.set_durable(interval);
+    }
+
+    /// Waits until no thread executes a store that it has marked with a number below `number`.
+    fn wait_for_stores_before(&self, number: u64) {
+        if !planted(Mistake::LateNotAwaited) {
+            self.running.wait(number);
+        }
     }
 
     fn state(&self, page: u64) -> &PageState {
@@ -213,6 +236,7 @@ impl Live {
             return Err(no_fence());
         }
         let number = current.load(Relaxed) + 1;
+        self.wait_for_stores_before(number - 1);
         let prepared = prepare(number)?;
         if planted(Mistake::ListedEarly) {
             let lists = self.lists.iter().map(|list| std::mem::take(&mut lock(list).pages));

@@ -15,6 +15,8 @@ pub(crate) enum Mistake {
     MarkedEarly,
     /// A late store is not marked again.
     LateUnmarked,
+    /// Late stores are not waited for before the next instant.
+    LateNotAwaited,
     /// What was kept while changes are taken is not looked for afterwards.
     NoSecondLook,
     /// A compare-and-swap is not marked.

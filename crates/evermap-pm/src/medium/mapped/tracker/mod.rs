@@ -6,7 +6,7 @@
 //! crash that did not happen.
 //!
 //! Instants have numbers, and *interval* `n` begins with instant `n`. Before a thread stores, it
-//! [marks](Tracker::before_store) the lines with the number of the current interval. The first mark
+//! [marks](Tracker::begin_store) the lines with the number of the current interval. The first mark
 //! of a page in an interval keeps what the page held at the instant for those who need it: each
 //! [view](View) that is younger than the page's last change, and the recorder of the
 //! [changes](Live::take_changes) of the interval before, if it has not come to this page yet.
@@ -25,9 +25,15 @@
 //!
 //! A thread has at most one such late store. It may be in the cut or not, because nothing that it
 //! depends on can be missing, and nothing that depends on it can be there. But it must not be lost
-//! for the recorder of later changes: a thread that finds the number [raised](Tracker::after_store)
-//! after its store marks the line again. Only when tracking begins there may be stores that nobody
-//! has marked, until all operations that were running then have ended.
+//! for who takes the changes later: a thread that finds the number raised after its store marks
+//! the line [again](MarkedStore). What depends on the store can be marked before that, and then the
+//! next cut would have it without the store. So before an instant begins, it
+//! [waits](running::RunningStores::wait) for the stores that were late for the one before. Changes
+//! are durable elsewhere only after such a wait, too: otherwise a store could be lost whose thread
+//! was killed before it marked the line again.
+//!
+//! Only when tracking begins there may be stores that nobody has marked, until all operations that
+//! were running then have ended.
 //!
 //! # States of a page
 //!
@@ -49,6 +55,7 @@ mod mistakes;
 #[cfg(test)]
 mod orders;
 mod page;
+mod running;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -61,6 +68,7 @@ pub(super) use page::PAGE;
 pub(super) use view::View;
 
 use page::lines_of;
+use running::RunningStore;
 
 /// Tracks the stores to a mapping. Until that begins, a store costs the load of one word more.
 #[derive(Default)]
@@ -149,25 +157,24 @@ impl Tracker {
         self.now.load(Relaxed) == 0
     }
 
-    /// Must be called before a store to the bytes from `offset` on; what it returns belongs to
-    /// [`after_store`](Tracker::after_store).
-    pub(crate) fn before_store(&self, offset: u64, bytes: u64) -> u64 {
-        // Acquire: what the thread reads later is at least as new as the number.
-        let now = self.now.load(Acquire);
+    /// Must be called before a store to the bytes from `offset` on, and what it returns must be
+    /// dropped after that.
+    pub(crate) fn begin_store(&self, offset: u64, bytes: u64) -> MarkedStore<'_> {
+        // Acquire: a thread that finds a number finds what is tracked, and what the thread reads later is
+        // at least as new as the number.
+        let mut now = self.now.load(Acquire);
+        let running = match self.live().filter(|_| now != 0) {
+            Some(live) if !planted(Mistake::LateNotAwaited) => {
+                let (store, number) = live.running().begin(now, &self.now);
+                now = number;
+                Some(store)
+            }
+            _ => None,
+        };
         if now != 0 {
             self.mark(offset, bytes, now);
         }
-        now
-    }
-
-    /// Must be called after a store, with what [`before_store`](Tracker::before_store) returned.
-    pub(crate) fn after_store(&self, before: u64, offset: u64, bytes: u64) {
-        // If the load is executed before the store is, the fence of the next instant executes the
-        // store before anything is kept for that.
-        let now = self.now.load(Acquire);
-        if now != before && !planted(Mistake::LateUnmarked) {
-            self.mark(offset, bytes, now);
-        }
+        MarkedStore { tracker: self, before: now, offset, bytes, _running: running }
     }
 
     fn mark(&self, offset: u64, bytes: u64, now: u64) {
@@ -187,5 +194,30 @@ impl Tracker {
         }
         #[cfg(test)]
         tests::reach(tests::Moment::Store);
+    }
+}
+
+/// A store that was [marked](Tracker::begin_store), until this is dropped.
+pub(crate) struct MarkedStore<'a> {
+    tracker: &'a Tracker,
+    /// The number that it was marked with.
+    before: u64,
+    offset: u64,
+    bytes: u64,
+    /// Dropped last.
+    _running: Option<RunningStore<'a>>,
+}
+
+impl Drop for MarkedStore<'_> {
+    /// Marks the store again if it was late.
+    fn drop(&mut self) {
+        #[cfg(test)]
+        tests::reach(tests::Moment::Stored);
+        // If the load is executed before the store is, the fence of the next instant executes the
+        // store before anything is kept for that.
+        let now = self.tracker.now.load(Acquire);
+        if now != self.before && !planted(Mistake::LateUnmarked) {
+            self.tracker.mark(self.offset, self.bytes, now);
+        }
     }
 }

@@ -43,6 +43,9 @@ struct Plan {
     threads: Vec<Vec<Act>>,
     /// What the thread that captures does before and after.
     around: [Vec<Act>; 2],
+    /// Unless it is empty, there is an instant before the one that is checked, and the thread that
+    /// captures does this between them.
+    between: Vec<Act>,
 }
 
 fn plan<const N: usize>(changed: &[Place], threads: [&[Act]; N]) -> Plan {
@@ -50,6 +53,7 @@ fn plan<const N: usize>(changed: &[Place], threads: [&[Act]; N]) -> Plan {
         changed: changed.to_vec(),
         threads: threads.iter().map(|acts| acts.to_vec()).collect(),
         around: [vec![], vec![]],
+        between: vec![],
     }
 }
 
@@ -152,7 +156,7 @@ impl Stores {
 
 impl Plan {
     fn words(&self) -> Vec<Place> {
-        let acts = self.threads.iter().chain(&self.around).flatten();
+        let acts = self.threads.iter().chain(&self.around).flatten().chain(&self.between);
         let mut words: Vec<Place> = acts
             .flat_map(|act| match *act {
                 Load(place) | Store(place) | Cas(place) | Discard(place) => vec![place],
@@ -191,12 +195,12 @@ impl Plan {
         let medium = &*medium;
         let store = |&(page, word): &Place, value| medium.store(word_of(medium, page, word), value);
         let mut replica = Replica::default();
-        if by == By::Changes {
+        if by != By::View {
             let marks = Marks::in_memory(medium.capacity()).map_err(|error| error.to_string())?;
             medium.record_changes(marks).map_err(|error| error.to_string())?;
         }
         words.iter().for_each(|place| store(place, FIRST));
-        if by == By::Changes {
+        if by != By::View {
             replica.take(medium).unwrap();
         } else if !self.changed.is_empty() {
             medium.begin_tracking().unwrap();
@@ -261,13 +265,17 @@ impl Plan {
                 None
             }));
         }
-        let [before, after] = &self.around;
+        let ([before, after], between) = (&self.around, &self.between);
         bodies.push(Box::new(move || {
             PLANTED.set(mistake);
             perform(medium, before, BEFORE);
             let captured = match by {
                 By::View => Captured::View(medium.snapshot().unwrap()),
                 By::Changes => {
+                    if !between.is_empty() {
+                        replica.take(medium).unwrap();
+                        perform(medium, between, BETWEEN);
+                    }
                     replica.take(medium).unwrap();
                     Captured::Changes(replica)
                 }
@@ -281,6 +289,7 @@ impl Plan {
 
 /// The first values that the capturing thread stores before and after the instant.
 const BEFORE: u64 = 100;
+const BETWEEN: u64 = 150;
 const AFTER: u64 = 200;
 
 /// Does what `acts` say. Each stores values of its own.
@@ -315,11 +324,18 @@ const A_TOO: Place = (1, 9);
 const B: Place = (2, 0);
 const C: Place = (3, 0);
 
+/// A store that may be late for one instant, and what depends on it before the next one.
+fn late_for_the_first() -> Plan {
+    Plan { between: vec![Load(A), Store(B)], ..plan(&[A], [&[Store(A)]]) }
+}
+
 /// Tries all orders of plans, and returns the number of runs.
 fn explore_all(by: By, plans: impl IntoIterator<Item = Plan>) -> u64 {
     let runs = plans.into_iter().map(|plan| {
         let mut search = Search::all();
-        plan.explore(by, None, &mut search).unwrap();
+        // Late stores are waited for before the next instant: one alone has nothing to wait for.
+        let alone = plan.between.is_empty().then_some(Mistake::LateNotAwaited);
+        plan.explore(by, alone, &mut search).unwrap();
         println!("{} runs by {by:?}: {plan:?}", search.runs());
         search.runs()
     });
@@ -356,6 +372,7 @@ fn every_order_gives_consistent_changes() {
         Plan { around: [vec![Store(A)], vec![Store(B)]], ..plan(&[A], [&[Store(A_TOO)]]) },
     ];
     if tier() == Tier::Full {
+        plans.push(late_for_the_first());
         plans.push(plan(&[B], [&[Fill((1, 511))]]));
         plans.push(plan(&[A, B], [&[Store(A)], &[Store(B)]]));
         plans.push(plan(&[A], [&[Store(A)], &[Load(A), Store(A_TOO)]]));
@@ -387,7 +404,8 @@ fn orders_by_chance_give_consistent_cuts() {
         if seed % 3 == 0 {
             around[1][0] = Discard((4, 0));
         }
-        let plan = Plan { changed: vec![A, B], threads, around };
+        let between = if seed % 2 == 0 { acts(3) } else { vec![] };
+        let plan = Plan { changed: vec![A, B], threads, around, between };
         for by in [By::View, By::Changes] {
             let mut rng = Rng::new(seed);
             let mut search = Search::random(20, move |limit| rng.below(limit));
@@ -409,6 +427,7 @@ fn mistakes_are_noticed() {
         (Mistake::MarkedEarly, By::View, plan(&[], [&[Store(A)], &[Store(B), Store(A_TOO)]])),
         (Mistake::MarkedEarly, By::Changes, plan(&[A], [&[Store(A)], &[Store(A_TOO)]])),
         (Mistake::LateUnmarked, By::Changes, plan(&[A], [&[Store(A)]])),
+        (Mistake::LateNotAwaited, By::Changes, late_for_the_first()),
         (
             Mistake::NoSecondLook,
             By::Changes,

@@ -18,6 +18,8 @@ pub(super) enum Moment {
     Mark,
     /// It has marked, and not stored yet.
     Store,
+    /// It has stored, and not looked whether that was late.
+    Stored,
     /// It has prepared everything for an instant, and not raised the number yet.
     Raise,
     /// It has raised the number, and not fenced yet.
@@ -251,6 +253,110 @@ fn a_late_store_is_shown_the_next_time() {
         replica.take(medium).unwrap();
         assert_eq!(replica.word(5, 0), value, "{moment:?}");
     }
+}
+
+/// Calls `act` while a thread is held that has stored 1 to `late` after the instant of the changes
+/// that `replica` has taken, and has not marked it again. `act` gets what lets it go.
+fn while_a_store_is_late(
+    fixture: &Fixture,
+    replica: &mut Replica,
+    late: &PmU64,
+    act: impl FnOnce(&mut Replica, &mpsc::Sender<()>),
+) {
+    let medium = &fixture.medium;
+    std::thread::scope(|scope| {
+        let (mut held, mut let_go, mut reached) = (Vec::new(), Vec::new(), Vec::new());
+        for moment in [Moment::Store, Moment::Stored] {
+            let (one_held, one_let_go, one_reached) = hold_at(moment);
+            held.push(one_held);
+            let_go.push(one_let_go);
+            reached.push(SendBox(one_reached));
+        }
+        scope.spawn(move || {
+            let mut reached = reached;
+            REACHED.set(Some(Box::new(move |at| {
+                reached.iter_mut().for_each(|reached| reached.0(at));
+            })));
+            medium.store(late, 1);
+        });
+        held[0].recv().unwrap();
+        replica.take(medium).unwrap();
+        let_go[0].send(()).unwrap();
+        held[1].recv().unwrap();
+        assert_eq!(medium.load(late), 1);
+        act(replica, &let_go[1]);
+    });
+}
+
+/// What depends on a late store is in no cut without it.
+#[test]
+fn a_late_store_is_waited_for_before_the_next_instant() {
+    let fixture = Fixture::recording();
+    let medium = &fixture.medium;
+    let (late, after) = (fixture.word(5, 0), fixture.word(6, 0));
+    let mut replica = Replica::default();
+    while_a_store_is_late(&fixture, &mut replica, late, |replica, let_go| {
+        assert_eq!(replica.word(5, 0), 0);
+        medium.store(after, medium.load(late));
+        let is_taken = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                replica.take(medium).unwrap();
+                is_taken.store(true, Relaxed);
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!is_taken.load(Relaxed), "it did not wait");
+            let_go.send(()).unwrap();
+        });
+        assert_eq!((replica.word(5, 0), replica.word(6, 0)), (1, 1));
+    });
+}
+
+/// A process may be killed before a late store is marked again: until then the interval that it is
+/// marked with must not count as durable.
+#[test]
+fn a_late_store_is_waited_for_before_its_interval_is_durable() {
+    let fixture = Fixture::recording();
+    let medium = &fixture.medium;
+    let mut replica = Replica::default();
+    let durable = || medium.tracker.live().unwrap().marks().durable();
+    while_a_store_is_late(&fixture, &mut replica, fixture.word(5, 0), |_, let_go| {
+        let ended = medium.interval() - 1;
+        std::thread::scope(|scope| {
+            scope.spawn(|| medium.set_changes_durable(ended, [9; 5]));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(durable() < ended, "it did not wait");
+            let_go.send(()).unwrap();
+        });
+        assert_eq!(durable(), ended);
+    });
+    assert!(medium.has_changes());
+}
+
+/// Threads that have no count of their own are waited for, too.
+#[test]
+fn stores_of_any_number_of_threads_are_waited_for() {
+    let running = super::running::RunningStores::default();
+    let number = crate::explore::AtomicU64::new(7);
+    let (is_over, threads) = (&AtomicBool::new(false), std::sync::Barrier::new(9));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let (store, _) = running.begin(7, &number);
+                threads.wait();
+                std::thread::sleep(Duration::from_millis(20));
+                is_over.store(true, Relaxed);
+                threads.wait();
+                drop(store);
+            });
+        }
+        threads.wait();
+        scope.spawn(|| {
+            running.wait(8);
+            assert!(is_over.load(Relaxed), "it did not wait");
+        });
+        threads.wait();
+    });
 }
 
 struct SendBox(Reached);
