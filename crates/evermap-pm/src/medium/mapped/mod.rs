@@ -49,7 +49,9 @@ pub(crate) use file::size_limit;
 use mapping::{HUGE_PAGE, Mapping};
 use persistent::PersistentMemory;
 use prefault::Prefaulter;
-pub(crate) use tracker::{MarkedStore, Tracker};
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use tracker::MarkedStore;
+pub(crate) use tracker::Tracker;
 use tracker::{Mistake, planted};
 
 /// A reservation that the system refuses is halved and tried again, down to this size.
