@@ -679,6 +679,40 @@ fn consecutive_gets_share_lookups() {
     );
 }
 
+/// Sets that arrive together are executed together, and are answered as if each came alone: also
+/// those between them that are not stored, and reads before and after.
+#[test]
+fn sets_in_a_pipeline_are_answered_in_their_order() {
+    let requests = (0..400).flat_map(|round| {
+        let key = format!("key-{}", round % 70);
+        let value = format!("value {round}");
+        let between = match round % 8 {
+            0 => request(SET, &key, "x".repeat(2 << 20)),
+            1 => request(ADD, &key, "x"),
+            2 => request(SETQ, &key, "x").cas(1),
+            3 => request(DELETE, &key, ""),
+            4 => request(APPEND, &key, "x"),
+            5 => request(GETKQ, &key, ""),
+            _ => get(&key),
+        };
+        [request(SET, &key, &value), request(SETQ, format!("{key}-quiet"), value), between]
+    });
+    let requests: Vec<Packet> = requests.collect();
+    let mut alone = TestSession::default();
+    let one_by_one = requests
+        .iter()
+        .zip(1..)
+        .flat_map(|(request, opaque)| alone.send(&request.clone().opaque(opaque).bytes()));
+    let expected: Vec<u8> = one_by_one.collect();
+    let mut session = TestSession::default();
+    let bytes = bytes_of(&requests);
+    assert!(session.send(&bytes) == expected);
+    assert_eq!(session.held_bytes(), 0);
+    assert!(TestSession::default().send_in_pieces(&bytes, 7000) == expected);
+    let sets = |session: &TestSession| session.counters.get(Count::CmdSet);
+    assert_eq!(sets(&session), sets(&alone));
+}
+
 #[test]
 fn requests_are_counted() {
     let mut session = TestSession::new(1024, 50);

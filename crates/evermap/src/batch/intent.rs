@@ -56,6 +56,13 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Returns what makes the change of a key that was not absent before and is bound to `word`, or
+    /// `None` if it was made already.
+    pub(crate) fn action(&self, word: Option<u64>) -> Option<Action> {
+        let action = if self.new == 0 { Action::Remove } else { Action::Put(self.new) };
+        (word == Some(self.old)).then_some(action)
+    }
+
     /// Makes the change, unless it was made already. Durable after the next fence. O(1).
     ///
     /// # Errors
@@ -77,11 +84,9 @@ impl Entry {
         }
         let mut acted = false;
         let change = index.mutate(key, MutateMode::ExistingOnly, guard, &mut |word| {
-            if word != Some(self.old) {
-                return Action::Keep;
-            }
-            acted = true;
-            if self.new == 0 { Action::Remove } else { Action::Put(self.new) }
+            let action = self.action(word);
+            acted = action.is_some();
+            action.unwrap_or(Action::Keep)
         });
         match change {
             // What failed afterwards was only tidying up.

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use evermap_index::key::BytesRef;
-use evermap_index::{Action, Guard, MutateMode};
+use evermap_index::{Action, Change as IndexChange, Guard, MutateMode};
 use evermap_pm::Medium;
 use evermap_pm::sync::Backoff;
 
@@ -679,20 +679,18 @@ impl<M: Medium> Map<M> {
             return Err(error);
         }
         if !maps.iter().all(BatchMap::is_settled) {
-            unbind_new(steps, guard);
+            unbind_new(steps.iter().filter(|step| step.is_new()), guard);
             poison.disarm();
             return Ok(Progress::Overtaken);
         }
         steps.iter().filter_map(|step| step.draft.as_ref()).for_each(Draft::set_published);
         intent.declare();
         self.db.file.reservations.begin_changing();
-        for step in steps {
-            if let Err(error) = step.carry_out(guard) {
-                // The batch is decided, but cannot be completed: dropping the guard poisons the
-                // store, and the next opening tries again.
-                drop(poison);
-                return Err(error);
-            }
+        if let Err(error) = carry_out(steps, guard) {
+            // The batch is decided, but cannot be completed: dropping the guard poisons the store,
+            // and the next opening tries again.
+            drop(poison);
+            return Err(error);
         }
         if steps.iter().any(KeyStep::is_new) && !m.mutant(mistakes::BATCH_UNFLUSHED) {
             // The control words of new records.
@@ -796,34 +794,39 @@ impl<M: Medium> Map<M> {
 /// # Errors
 /// `NoSpace`, or any error of the index; nothing has changed then.
 fn bind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) -> Result<()> {
-    for (at, step) in steps.iter().enumerate() {
-        let Some(draft) = step.draft.as_ref().filter(|_| step.is_new()) else { continue };
-        let (mut acted, mut entered) = (false, Ok(()));
-        let change =
-            step.store.inner.index.mutate(step.key, MutateMode::MayInsert, guard, &mut |_| {
-                entered = step.store.enter_order(step.key, guard);
-                if entered.is_err() {
-                    return Action::Keep;
-                }
-                acted = true;
-                draft.set_published();
-                Action::Put(draft.word())
-            });
-        match entered.and(change) {
-            // What failed afterwards was only tidying up.
-            Err(error) if !acted => {
-                unbind_new(&steps[..at], guard);
-                return Err(error.into());
-            }
-            _ => {}
+    let new: Vec<_> = steps.iter().filter(|step| step.is_new()).collect();
+    let (mut acted, mut failed) = (vec![false; new.len()], None);
+    let done = mutate(&new, MutateMode::MayInsert, guard, &mut |at, _| {
+        let step = new[at];
+        let Some(draft) = step.draft.as_ref().filter(|_| failed.is_none()) else {
+            return Action::Keep;
+        };
+        if let Err(error) = step.store.enter_order(step.key, guard) {
+            failed = Some(error);
+            return Action::Keep;
+        }
+        acted[at] = true;
+        draft.set_published();
+        Action::Put(draft.word())
+    });
+    // What fails after a key was bound is only tidying up.
+    let errors = done.into_iter().zip(&acted).filter(|(_, acted)| !**acted);
+    match failed.or(errors.filter_map(|(done, _)| done.err()).next()) {
+        None => Ok(()),
+        Some(error) => {
+            let bound = new.into_iter().zip(acted).filter(|(_, acted)| *acted);
+            unbind_new(bound.map(|(step, _)| step), guard);
+            Err(error.into())
         }
     }
-    Ok(())
 }
 
-/// Undoes what [`bind_new`] has done.
-fn unbind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) {
-    for step in steps.iter().filter(|step| step.is_new()) {
+/// Undoes what [`bind_new`] has done for these steps.
+fn unbind_new<'s, 'd: 's, M: Medium>(
+    steps: impl Iterator<Item = &'s KeyStep<'d, M>>,
+    guard: &Guard<'_>,
+) {
+    for step in steps {
         let Some(draft) = &step.draft else { continue };
         let mut acted = false;
         let _ =
@@ -840,4 +843,43 @@ fn unbind_new<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) {
         // The ordered index may have seen it.
         step.store.notice(step.key, KeyEvent::Unbound, guard);
     }
+}
+
+/// Carries out a batch that was decided. Durable after the next fence.
+///
+/// # Errors
+/// Any error of an index; a part of the changes was made then.
+fn carry_out<M: Medium>(steps: &[KeyStep<'_, M>], guard: &Guard<'_>) -> Result<()> {
+    let (new, others): (Vec<_>, Vec<_>) = steps.iter().partition(|step| step.is_new());
+    for step in new {
+        step.carry_out(guard)?;
+    }
+    let mut acted = vec![false; others.len()];
+    let done = mutate(&others, MutateMode::ExistingOnly, guard, &mut |at, word| {
+        let action = others[at].entry.action(word);
+        acted[at] |= action.is_some();
+        action.unwrap_or(Action::Keep)
+    });
+    // What fails after a change is only tidying up.
+    let mut errors = done.into_iter().zip(acted).filter(|(_, acted)| !acted);
+    errors.try_for_each(|(done, _)| Ok(done.map(drop)?))
+}
+
+/// Changes the keys of the steps together: their cache misses overlap, and where changes are
+/// flushed they are flushed together. `decide` gets the place of the step.
+fn mutate<M: Medium>(
+    steps: &[&KeyStep<'_, M>],
+    mode: MutateMode,
+    guard: &Guard<'_>,
+    decide: &mut dyn FnMut(usize, Option<u64>) -> Action,
+) -> Vec<evermap_pm::Result<IndexChange>> {
+    let mut done = Vec::with_capacity(steps.len());
+    for of_map in steps.chunk_by(|one, other| std::ptr::eq(one.store, other.store)) {
+        let (first, index) = (done.len(), &of_map[0].store.inner.index);
+        let keys: Vec<_> = of_map.iter().map(|step| step.key).collect();
+        done.resize_with(first + keys.len(), || Ok(IndexChange { old: None, new: None }));
+        let decide = &mut |at, word| decide(first + at, word);
+        index.mutate_many(&keys, mode, guard, decide, &mut done[first..]);
+    }
+    done
 }

@@ -46,6 +46,9 @@ impl<M: Medium> Map<M> {
     ///
     /// A borrowed value holds a guard: see [`Reader`], which lends many values under one.
     ///
+    /// If the length of the key is a multiple of 16, a borrowed value begins at an address that is
+    /// one too, so that it can be read as a structure in place; the same for 8, 4 and 2.
+    ///
     /// ```
     /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
     /// map.put(b"key", &[7; 100_000])?;

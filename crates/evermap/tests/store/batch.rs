@@ -514,7 +514,7 @@ fn a_panic_at_any_flush_leaves_all_or_nothing() {
 #[test]
 fn what_a_batch_waits_for() {
     let memory = Kept::new(64 << 20);
-    let store = memory.open(&Options::new().capacity(64 << 20)).unwrap();
+    let store = memory.open(&Options::new().capacity(64 << 20).seed(11)).unwrap();
     let batch = |keys: std::ops::Range<u64>| {
         let mut batch = Batch::new();
         for key in keys {
@@ -528,10 +528,13 @@ fn what_a_batch_waits_for() {
         memory.fences() - before
     };
     fences(&batch(0..2000));
-    for keys in [1, 2, 10, 100] {
+    // In groups of 32, and one by one those of a group that are in the same bucket.
+    for (keys, most) in [(1, 4), (2, 4), (10, 4 + 2), (100, 3 + 4 + 20)] {
         let updates: Vec<_> = (0..20).map(|_| fences(&batch(0..keys))).collect();
+        println!("{keys} updates: {updates:?}");
         // Sometimes a new extent or range of CAS ids is needed.
-        assert_eq!(updates.iter().min(), Some(&(keys + 3)), "{keys} updates: {updates:?}");
+        let least = *updates.iter().min().unwrap();
+        assert!((3 + keys.div_ceil(32)..=most).contains(&least), "{keys} updates: {updates:?}");
     }
     let mut removal = Batch::new();
     for key in 0..10u64 {
@@ -542,9 +545,11 @@ fn what_a_batch_waits_for() {
         removals.push(fences(&removal));
         inserts.push(fences(&batch(0..10)));
     }
-    assert_eq!(removals.iter().min(), Some(&13), "{removals:?}");
+    println!("10 removals: {removals:?}, 10 inserts: {inserts:?}");
+    let removals = *removals.iter().min().unwrap();
+    assert!((4..=4 + 2).contains(&removals), "{removals}");
     let inserts = *inserts.iter().min().unwrap();
-    assert!((10 + 4..=20 + 4).contains(&inserts), "one or two for each in the index: {inserts}");
+    assert!((1 + 4..=10 + 4).contains(&inserts), "{inserts}");
     assert_eq!(fences(Batch::new().expect(b"absent", None)), 0);
 }
 

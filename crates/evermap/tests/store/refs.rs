@@ -294,3 +294,19 @@ fn a_borrowed_value_is_verified() {
         assert_eq!(store.stat().damage_met, u64::from(verifies));
     }
 }
+
+/// A borrowed value is aligned as its key's length is, up to 16 bytes, however long both are.
+#[test]
+fn borrowed_values_are_aligned_as_the_length_of_their_key_is() {
+    let map = evermap::Evermap::in_memory(evermap::Options::new()).unwrap().default_map();
+    for len in (0..5000).chain([70_000, 3 << 20]) {
+        for key_len in [2, 4, 8, 16, 32, 48, 256] {
+            let key = vec![b'k'; key_len];
+            map.put(&key, vec![1; len]).unwrap();
+            let value = map.get_ref(&key).unwrap().unwrap();
+            assert!(value.is_borrowed());
+            let alignment = key_len.min(16);
+            assert_eq!(value.as_ptr() as usize % alignment, 0, "{key_len}, {len}");
+        }
+    }
+}

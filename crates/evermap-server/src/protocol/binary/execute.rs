@@ -9,7 +9,9 @@ use super::{CONTINUE, Pass, Request, Step};
 use crate::cache::{CacheError, StoreOutcome, Stored};
 use crate::protocol::auth::{TOKEN_MAX, sasl};
 use crate::protocol::exptime::expiry;
-use crate::protocol::ops::{Counter, Delete, DeleteOutcome, Delta, DeltaOutcome, Store, Verb};
+use crate::protocol::ops::{
+    Counter, Delete, DeleteOutcome, Delta, DeltaOutcome, Store, Verb, set_many,
+};
 use crate::protocol::{Context, Next, reply as text_reply, stats};
 
 /// The expiry with which increment and decrement do not create an item.
@@ -18,6 +20,17 @@ const NO_INITIAL_NUMBER: u32 = u32::MAX;
 /// What became of a request that changes one item: the status, and the CAS id of the new version
 /// (0 if there is none).
 type Changed = Result<(Status, u64), CacheError>;
+
+/// Returns the status of a storage command, and the CAS id of what it has stored.
+fn became_of(verb: Verb, Stored { outcome, cas }: Stored) -> (Status, u64) {
+    let status = match (outcome, verb) {
+        (StoreOutcome::Stored, _) => Status::Success,
+        (StoreOutcome::Exists, _) | (StoreOutcome::NotStored, Verb::Add) => Status::Exists,
+        (StoreOutcome::NotFound, _) | (StoreOutcome::NotStored, Verb::Replace) => Status::NotFound,
+        (StoreOutcome::NotStored, Verb::Set | Verb::Concat(_)) => Status::NotStored,
+    };
+    (status, cas)
+}
 
 impl<'a> Pass<'a, '_> {
     /// Executes a request without a value.
@@ -142,7 +155,7 @@ impl<'a> Pass<'a, '_> {
     }
 
     /// Returns what a storage command is to do; `None` for other commands.
-    fn store_of<'r>(&self, request: &Request<'r>) -> Option<Store<'r>> {
+    pub(super) fn store_of<'r>(&self, request: &Request<'r>) -> Option<Store<'r>> {
         let Command::Store(verb) = request.command else { return None };
         // A CAS id makes every storage command a comparison, as in memcached.
         let compare = Some(request.header.cas).filter(|&cas| cas != 0);
@@ -152,18 +165,22 @@ impl<'a> Pass<'a, '_> {
     }
 
     fn store(&mut self, request: &Request<'_>, store: &Store<'_>, value: &[u8]) {
-        let stored = store.execute(value, self.context).map(|(Stored { outcome, cas }, _)| {
-            let status = match (outcome, store.verb) {
-                (StoreOutcome::Stored, _) => Status::Success,
-                (StoreOutcome::Exists, _) | (StoreOutcome::NotStored, Verb::Add) => Status::Exists,
-                (StoreOutcome::NotFound, _) | (StoreOutcome::NotStored, Verb::Replace) => {
-                    Status::NotFound
-                }
-                (StoreOutcome::NotStored, Verb::Set | Verb::Concat(_)) => Status::NotStored,
-            };
-            (status, cas)
+        let stored = store.execute(value, self.context);
+        self.changed(request, stored.map(|(stored, _)| became_of(store.verb, stored)));
+    }
+
+    /// Executes the sets that were collected.
+    pub(super) fn execute_sets(&mut self) {
+        if self.sets.is_empty() {
+            return;
+        }
+        let sets = std::mem::take(&mut self.sets);
+        let store = |request| self.store_of(request).expect("only sets are collected");
+        let commands: Vec<_> =
+            sets.iter().map(|(request, value)| (store(request), *value)).collect();
+        set_many(&commands, self.context, &mut |at, stored| {
+            self.changed(&sets[at].0, stored.map(|stored| became_of(Verb::Set, stored)));
         });
-        self.changed(request, stored);
     }
 
     fn delete(&mut self, request: &Request<'_>) {

@@ -11,9 +11,11 @@ mod reply;
 use std::ops::ControlFlow;
 
 use super::auth::sasl;
+use super::ops::Store;
 use super::refused::Refused;
 use super::upload::{Upload, UploadProgress};
 use super::{Context, Next, Progress};
+use crate::cache::BATCH_KEYS;
 use batch::{Batch, BatchOutcome, Get};
 pub(super) use packet::REQUEST;
 use packet::{Command, HEADER_LEN, Header};
@@ -73,6 +75,8 @@ struct Pass<'a, 'p> {
     /// The number of bytes of the input that are consumed once the batch is executed.
     at: usize,
     batch: Batch<'a>,
+    /// Requests that only set, with their values. Not while there are keys in `batch`.
+    sets: Vec<(Request<'a>, &'a [u8])>,
     context: &'p Context<'p>,
     out: &'p mut Vec<u8>,
 }
@@ -93,7 +97,8 @@ impl Binary {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Progress {
-        let mut pass = Pass { binary: self, input, at: 0, batch: Batch::new(), context, out };
+        let (batch, sets) = (Batch::new(), Vec::new());
+        let mut pass = Pass { binary: self, input, at: 0, batch, sets, context, out };
         let next = loop {
             if let ControlFlow::Break(next) = pass.step() {
                 break next;
@@ -198,13 +203,17 @@ impl<'a> Pass<'a, '_> {
     /// Executes a request, whose value follows in the input.
     fn request(&mut self, request: Request<'a>) -> Step {
         let head_len = request.header.head_len();
-        // A get only collects its key. Any other request must follow the execution of the gets that
-        // were collected before it.
+        // A get only collects its key, and so does what only sets. Any other request must follow
+        // the execution of what was collected before it.
         if let Command::Get { with_key } = request.command {
+            self.execute_sets();
             let (tag, quiet) = (request.header.tag, request.quiet);
             self.batch.push(request.key, Get { tag, with_key, quiet, start_at: self.at });
             self.at += head_len;
             return if self.batch.is_full() { self.execute_batch() } else { CONTINUE };
+        }
+        if let Some(value) = self.value_to_set(&request) {
+            return self.collect_set(request, value);
         }
         self.execute_batch()?;
         self.at += head_len;
@@ -215,8 +224,33 @@ impl<'a> Pass<'a, '_> {
         self.execute(&request)
     }
 
-    /// Looks up the keys that were collected.
+    /// Returns the value of a request that only sets, if all of it has arrived and can be stored. A
+    /// single request is not worth collecting.
+    fn value_to_set(&self, request: &Request<'_>) -> Option<&'a [u8]> {
+        let store = self.store_of(request).filter(Store::only_sets)?;
+        let len = request.header.value_len()?;
+        let (value, rest) =
+            self.input[self.at..].get(request.header.head_len()..)?.split_at_checked(len)?;
+        let is_single = rest.is_empty() && self.sets.is_empty();
+        (!is_single && self.context.fits(store.key, len)).then_some(value)
+    }
+
+    /// Collects a request that only sets.
+    fn collect_set(&mut self, request: Request<'a>, value: &'a [u8]) -> Step {
+        if self.sets.is_empty() {
+            self.execute_batch()?;
+        }
+        self.at += request.header.head_len() + value.len();
+        self.sets.push((request, value));
+        if self.sets.len() == BATCH_KEYS {
+            self.execute_sets();
+        }
+        CONTINUE
+    }
+
+    /// Executes the sets that were collected, or looks up the keys.
     fn execute_batch(&mut self) -> Step {
+        self.execute_sets();
         match self.batch.execute(self.context, self.out) {
             BatchOutcome::Complete => CONTINUE,
             BatchOutcome::OutputFull(at) => {

@@ -160,8 +160,8 @@ impl Tracker {
     /// Must be called before a store to the bytes from `offset` on, and what it returns must be
     /// dropped after that.
     pub(crate) fn begin_store(&self, offset: u64, bytes: u64) -> MarkedStore<'_> {
-        // Acquire: a thread that finds a number finds what is tracked, and what it reads later is at
-        // least as new as the number.
+        // Acquire: a thread that finds a number finds what is tracked, and what it reads later is
+        // at least as new as the number.
         let mut now = self.now.load(Acquire);
         let running = match self.live().filter(|_| now != 0) {
             Some(live) if !planted(Mistake::LateNotAwaited) => {
