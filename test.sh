@@ -119,6 +119,8 @@ long_campaigns() {
     tests/kills/run.sh
     step "other projects' clients"
     tests/clients/run.sh
+    step "a plugin of the laboratory in C++"
+    tests/plugins/run.sh
     step "replies beside memcached"
     tests/replies/run.sh
     step "many connections, and slow ones"
