@@ -11,7 +11,7 @@ if [ ! -d "$folder/libboost_headers" ]; then
     python3 -m zipfile -e "$folder"/libboost_headers-*.whl "$folder"
 fi
 if [ -z "${EVERMAP-}" ]; then
-    cargo build --release --quiet --bin evermap
+    cargo build --release --quiet -p evermap-cli -p evermap-lab
     EVERMAP=${CARGO_TARGET_DIR:-target}/release/evermap
 fi
 c++ -std=c++17 -O3 -DNDEBUG -Wall -Wextra -Werror -shared -fPIC -I crates/evermap-lab/plugin \
