@@ -458,7 +458,7 @@ fn a_list_of_items_is_complete() {
     for line in ["evermap_item_header_bytes 32.0", "evermap_index dash-eh"] {
         assert!(cost.contains(&format!("STAT {line}\r\n")), "{line} in {cost}");
     }
-    assert!(cost.contains("STAT evermap_index_bytes:tranche ") && cost.ends_with("END\r\n"));
+    assert!(cost.contains("STAT evermap_index_bytes:p-clht ") && cost.ends_with("END\r\n"));
 }
 
 /// The limit is that of the store.
