@@ -47,6 +47,28 @@ pub(super) fn copy_out(cells: &[PmU64], out: &mut [u8]) {
     }
 }
 
+/// Appends bytes of words, as [`copy_out`] copies them.
+///
+/// # Panics
+/// If `bytes` is more than there are in `cells`.
+#[inline]
+pub(super) fn append(cells: &[PmU64], bytes: usize, out: &mut Vec<u8>) {
+    let cells = &cells[..bytes.div_ceil(8)];
+    out.reserve(bytes);
+    let to = out.spare_capacity_mut().as_mut_ptr().cast();
+    // SAFETY: the cells are at least as long as `bytes`, and so is the spare capacity.
+    let whole = unsafe { copy_blocks(cells.as_ptr().cast(), to, bytes) };
+    let rest = out.len() + whole;
+    // SAFETY: the bytes up to there have just been written.
+    unsafe { out.set_len(rest) };
+    out.resize(rest + bytes - whole, 0);
+    copy_out(&cells[whole / 8..], &mut out[rest..]);
+}
+
+/// From this number of bytes on, one instruction that moves words is faster than a loop that moves
+/// vectors: by a third for 64 KiB that are not in the cache, on AMD (Zen 4).
+const LONG: usize = 2048;
+
 /// Copies whole blocks of 64 bytes, and returns how many bytes it has copied: less than a block is
 /// left.
 ///
@@ -54,6 +76,21 @@ pub(super) fn copy_out(cells: &[PmU64], out: &mut [u8]) {
 /// `bytes` bytes can be read at `from` and stored to at `to`. Words of shared memory are aligned.
 #[inline]
 unsafe fn copy_blocks(from: *const u8, to: *mut u8, bytes: usize) -> usize {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if bytes >= LONG {
+        // SAFETY: the caller guarantees the memory. The instruction consists of accesses to 8 bytes
+        // each, of which those to words are aligned, and so atomic. The direction flag is clear.
+        unsafe {
+            std::arch::asm!(
+                "rep movsq",
+                inout("rsi") from => _,
+                inout("rdi") to => _,
+                inout("rcx") bytes / 8 => _,
+                options(nostack, preserves_flags),
+            );
+        }
+        return bytes / 8 * 8;
+    }
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if bytes >= 64 {
         // SAFETY: the caller guarantees the memory. Assembly is used because the compiler has no
@@ -104,16 +141,19 @@ mod tests {
 
     #[test]
     fn what_is_copied_out_is_what_was_filled_in() {
-        let bytes: Vec<u8> = (0..1_000_u32).map(|n| (n * 7 + n / 256) as u8).collect();
+        let bytes: Vec<u8> = (0..3_000_u32).map(|n| (n * 7 + n / 256) as u8).collect();
         let medium = memory();
-        let cells: &[PmU64] = medium.slice(0, 130).unwrap();
+        let cells: &[PmU64] = medium.slice(0, 400).unwrap();
         for first in [0, 1, 3] {
-            for len in (0..300).chain([511, 512, 513, 960]) {
+            for len in (0..300).chain([511, 512, 513, 960, 2047, 2048, 2049, 3000]) {
                 fill(&cells[first..], &bytes[..len]);
                 let mut out = vec![0xee; len + 2];
                 copy_out(&cells[first..], &mut out[1..=len]);
                 assert_eq!(&out[1..=len], &bytes[..len], "{len} bytes from word {first}");
                 assert_eq!((out[0], out[len + 1]), (0xee, 0xee), "bytes beside {len}");
+                let mut out = vec![0xee; first];
+                append(&cells[first..], len, &mut out);
+                assert_eq!(out.split_at(first), (&[0xee; 3][..first], &bytes[..len]));
             }
         }
     }

@@ -346,6 +346,20 @@ pub unsafe trait Medium: Send + Sync + Sized + 'static {
         copy::fill(cells, bytes);
     }
 
+    /// Appends bytes of words that other threads may be changing, as
+    /// [`read_bytes`](Medium::read_bytes) copies them.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` is more than there are in `cells`.
+    #[inline]
+    #[track_caller]
+    fn append_bytes(&self, cells: &[PmU64], bytes: usize, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start + bytes, 0);
+        self.read_bytes(cells, &mut out[start..]);
+    }
+
     /// Copies bytes out of words that other threads may be changing. The caller validates the
     /// result.
     ///

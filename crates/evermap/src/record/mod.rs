@@ -16,6 +16,7 @@
 pub(crate) mod access;
 pub(crate) mod cas;
 pub(crate) mod checked_word;
+mod checksum;
 pub(crate) mod control;
 pub(crate) mod flush_mark;
 pub(crate) mod partial;
@@ -280,7 +281,7 @@ impl<'d, M: Medium> Draft<'d, M> {
         let check = check_begin(self.owner, self.cas(), self.flags, lengths);
         let check = crc32c::crc32c_append(check, self.key);
         let check = match self.value {
-            Value::Bytes(value) => crc32c::crc32c_append(check, value),
+            Value::Bytes(value) => checksum::append(check, value),
             Value::Written { len, check: value } => crc32c::crc32c_combine(check, value, len),
         };
         let words = [
@@ -581,10 +582,20 @@ impl<'m, M: Medium> Record<'m, M> {
 
     fn append(&self, from: usize, len: usize, out: &mut Vec<u8>) -> Result<()> {
         reserve(out, len)?;
-        let start = out.len();
-        out.resize(start + len, 0);
-        self.read(from, &mut out[start..]);
+        self.append_reserved(from, len, out);
         Ok(())
+    }
+
+    /// Appends this many bytes of key and value, for which there is memory.
+    fn append_reserved(&self, from: usize, len: usize, out: &mut Vec<u8>) {
+        let (first, within) = (from / 8, from % 8);
+        if within == 0 || len == 0 {
+            return self.medium.append_bytes(&self.cells[first..], len, out);
+        }
+        let word = self.medium.load_relaxed(&self.cells[first]).to_le_bytes();
+        let taken = len.min(8 - within);
+        out.extend_from_slice(&word[within..within + taken]);
+        self.medium.append_bytes(&self.cells[first + 1..], len - taken, out);
     }
 
     /// Appends the value, and returns whether what was appended is what was written under `key` in
@@ -603,15 +614,14 @@ impl<'m, M: Medium> Record<'m, M> {
         let mut check = crc32c::crc32c_append(self.check_begin(owner), key);
         for from in (0..self.value_len).step_by(PIECE) {
             let start = out.len();
-            out.resize(start + PIECE.min(self.value_len - from), 0);
-            self.read_value(from, &mut out[start..]);
+            self.append_reserved(self.key_len + from, PIECE.min(self.value_len - from), out);
             let next = from + PIECE;
             if next < self.value_len {
                 let at = self.offset() + HEADER + (self.key_len + next) as u64;
                 let bytes = PIECE.min(self.value_len - next) as u64;
                 self.medium.prefetch_bytes(at, bytes);
             }
-            check = crc32c::crc32c_append(check, &out[start..]);
+            check = checksum::append(check, &out[start..]);
         }
         Ok(self.check_is(check))
     }
@@ -631,7 +641,7 @@ impl<'m, M: Medium> Record<'m, M> {
     /// `owner`.
     pub(crate) fn verifies(&self, owner: Owner, key: &[u8], value: &[u8]) -> bool {
         let check = crc32c::crc32c_append(self.check_begin(owner), key);
-        self.check_is(crc32c::crc32c_append(check, value))
+        self.check_is(checksum::append(check, value))
     }
 
     /// Returns `true` if the record is what was written in the map of `owner`. Reads all of it.
@@ -642,7 +652,7 @@ impl<'m, M: Medium> Record<'m, M> {
         for from in (0..bytes).step_by(buffer.len()) {
             let part = &mut buffer[..(bytes - from).min(512)];
             self.read(from, part);
-            check = crc32c::crc32c_append(check, part);
+            check = checksum::append(check, part);
         }
         self.check_is(check)
     }
@@ -651,7 +661,7 @@ impl<'m, M: Medium> Record<'m, M> {
     /// one, and if the record is damaged, any.
     pub(crate) fn owner_of(&self, key: &[u8], value: &[u8]) -> Owner {
         let own = crc32c::crc32c_append(self.check_begin(Owner(0)), key);
-        let own = crc32c::crc32c_append(own, value);
+        let own = checksum::append(own, value);
         // What the owner has become by the bytes that follow it; the others undo that.
         let rest = self.medium.load_relaxed(&self.header.check) as u32 ^ own;
         let covered = CHECKED_HEADER + key.len() + value.len();

@@ -10,7 +10,7 @@ use evermap_index::record::HEADER;
 use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Medium, Pool};
 
-use super::{Draft, Owner, Value, free_unpublished, record_bytes};
+use super::{Draft, Owner, Value, checksum, free_unpublished, record_bytes};
 use crate::Result;
 
 /// The blocks of partial records: taken, and not reachable.
@@ -96,7 +96,7 @@ impl PartialRecord {
     pub(crate) fn append<M: Medium>(&mut self, m: &M, bytes: &[u8]) {
         assert!(bytes.len() <= self.value_len - self.written(), "a piece that does not fit");
         self.write(m, bytes);
-        self.check = crc32c::crc32c_append(self.check, bytes);
+        self.check = checksum::append(self.check, bytes);
     }
 
     /// Writes bytes behind those that have come. Words that are complete are stored.

@@ -650,6 +650,11 @@ unsafe impl Medium for Mapped {
         super::copy::copy_out(cells, out);
     }
 
+    #[inline]
+    fn append_bytes(&self, cells: &[PmU64], bytes: usize, out: &mut Vec<u8>) {
+        super::copy::append(cells, bytes, out);
+    }
+
     fn name(&self) -> &'static str {
         if self.file.is_some() { self.flush.as_str() } else { "volatile" }
     }
