@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes a Debian package of the command, its manual pages, its completions and the units of systemd:
-# packaging/deb.sh. It is in target/debian afterwards. Needs `cargo install cargo-deb`.
+# packaging/deb.sh. It prints where the package is: in target/debian. `packaging/try-deb.sh` tries it.
+# Needs `cargo install cargo-deb`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}

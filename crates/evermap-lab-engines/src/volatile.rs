@@ -2,10 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use evermap_papers::VolatileMap;
-use evermap_papers::volatile::Operation;
 use evermap_server::CacheError;
 use evermap_server::memory::{Decision, Entry, Table, each_found};
+use evermap_volatile::{Operation, VolatileMap};
 
 use crate::keys::{Hash, OwnedKey};
 

@@ -37,8 +37,6 @@ mod search;
 pub mod testkit;
 #[cfg(feature = "tranche")]
 pub mod tranche;
-#[cfg(feature = "volatile")]
-pub mod volatile;
 
 #[cfg(feature = "cceh")]
 pub use cceh::Cceh;
@@ -50,5 +48,3 @@ pub use level::Level;
 pub use line::LineHash;
 #[cfg(feature = "tranche")]
 pub use tranche::{Tranche, TrancheMap};
-#[cfg(feature = "volatile")]
-pub use volatile::VolatileMap;

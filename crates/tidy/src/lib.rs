@@ -7,6 +7,7 @@
 //! | [`circles`] | modules, or files, of one crate that import each other |
 //! | [`links`] | links of documents to files, headings and names that do not exist |
 //! | [`unused`] | public items that nothing names |
+//! | [`manifests`] | crates that a registry would refuse |
 //!
 //! The checks run over this repository in `tests/tree.rs`, which also has budgets: of forced
 //! inlining, of words a page, and of files that import each other.
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 pub mod circles;
 mod imports;
 pub mod links;
+pub mod manifests;
 pub mod source;
 pub mod unused;
 pub mod width;

@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 
-use evermap_papers::VolatileMap;
 use evermap_pm::{Guard, Result};
+use evermap_volatile::VolatileMap;
 
 use crate::LabError;
 use crate::baselines::tables::hash::BuildFold;

@@ -6,12 +6,12 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use evermap_papers::VolatileMap;
 use evermap_papers::relativistic::{
     Config, Ddds, Identity, KeyHash, ResizableTable, Rp, RpSorted, RwLockTable,
 };
 use evermap_pm::sim::rng::Rng;
 use evermap_pm::{Domain, Guard};
+use evermap_volatile::VolatileMap;
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 

@@ -8,9 +8,9 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use super::bucket::Bucket;
-use super::memory::Memory;
-use super::step;
+use crate::bucket::Bucket;
+use crate::memory::Memory;
+use crate::step;
 
 /// The bits of a pointer that hold the number of bits of a hash that do not choose the bucket.
 const SHIFT: usize = 0x3f;
@@ -23,7 +23,7 @@ const _: () = assert!(ALIGN > SHIFT | SEEDED);
 
 /// The smallest and the largest number of bits of a bucket number.
 const BITS_MIN: u32 = 1;
-pub(super) const BITS_MAX: u32 = 31;
+pub(crate) const BITS_MAX: u32 = 31;
 
 /// What follows the buckets of a table.
 #[repr(C, align(64))]
@@ -35,19 +35,19 @@ struct Trailer {
 
 /// A place for a pointer to a table. Zeroed memory is null.
 #[repr(transparent)]
-pub(super) struct TablePtr(AtomicPtr<Bucket>);
+pub(crate) struct TablePtr(AtomicPtr<Bucket>);
 
 /// A table that is not freed during `'t`.
 #[derive(Clone, Copy)]
-pub(super) struct Table<'t> {
+pub(crate) struct Table<'t> {
     tagged: NonNull<Bucket>,
     life: PhantomData<&'t Bucket>,
 }
 
 /// A table that nobody else knows yet, and its memory.
-pub(super) struct NewTable {
+pub(crate) struct NewTable {
     tagged: NonNull<Bucket>,
-    pub(super) memory: Memory,
+    pub(crate) memory: Memory,
 }
 
 /// A table to which nothing is added: what an empty map has.
@@ -68,7 +68,7 @@ impl TablePtr {
     }
 
     /// Creates a pointer to the empty table.
-    pub(super) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         TablePtr(AtomicPtr::new(Table::empty().tagged.as_ptr()))
     }
 
@@ -77,7 +77,7 @@ impl TablePtr {
     /// # Safety
     /// The table is not freed during `'t`.
     #[inline(always)]
-    pub(super) unsafe fn load<'t>(&self) -> Option<Table<'t>> {
+    pub(crate) unsafe fn load<'t>(&self) -> Option<Table<'t>> {
         step();
         // Acquire: pairs with the release in `store`, so that the table is complete.
         let tagged = NonNull::new(self.0.load(Acquire))?;
@@ -90,13 +90,13 @@ impl TablePtr {
     /// 1. There is a table.
     /// 2. It is not freed during `'t`.
     #[inline(always)]
-    pub(super) unsafe fn load_set<'t>(&self) -> Table<'t> {
+    pub(crate) unsafe fn load_set<'t>(&self) -> Table<'t> {
         // SAFETY: 1. and 2. are promised by the caller.
         unsafe { self.load().unwrap_unchecked() }
     }
 
     /// Publishes a table.
-    pub(super) fn store(&self, table: Table<'_>) {
+    pub(crate) fn store(&self, table: Table<'_>) {
         // Release: everything that was written to the table before.
         self.0.store(table.tagged.as_ptr(), Release);
         step();
@@ -106,7 +106,7 @@ impl TablePtr {
 impl NewTable {
     /// Creates a table of `1 << bits` empty buckets, or two if that is less. Returns `None` if
     /// there is no memory.
-    pub(super) fn new(bits: u32, seed: Option<u64>) -> Option<Self> {
+    pub(crate) fn new(bits: u32, seed: Option<u64>) -> Option<Self> {
         let bits = bits.max(BITS_MIN);
         if bits > BITS_MAX {
             return None;
@@ -125,7 +125,7 @@ impl NewTable {
     ///
     /// # Safety
     /// The memory is not freed during `'t`.
-    pub(super) unsafe fn table<'t>(&self) -> Table<'t> {
+    pub(crate) unsafe fn table<'t>(&self) -> Table<'t> {
         Table { tagged: self.tagged, life: PhantomData }
     }
 }
@@ -144,13 +144,13 @@ impl<'t> Table<'t> {
     }
 
     /// Returns `true` if the table is the one that nothing may be added to.
-    pub(super) fn is_empty_table(self) -> bool {
+    pub(crate) fn is_empty_table(self) -> bool {
         self == Table::empty()
     }
 
     /// Returns the number of bits of a bucket number.
     #[inline(always)]
-    pub(super) fn bits(self) -> u32 {
+    pub(crate) fn bits(self) -> u32 {
         u64::BITS - self.shift()
     }
 
@@ -161,25 +161,25 @@ impl<'t> Table<'t> {
 
     /// Returns the number of buckets.
     #[inline(always)]
-    pub(super) fn buckets(self) -> usize {
+    pub(crate) fn buckets(self) -> usize {
         1 << self.bits()
     }
 
     /// Returns the number of the bucket for hashes that begin with `prefix`. Buckets are in the
     /// order of hashes.
     #[inline(always)]
-    pub(super) fn index(self, prefix: u64) -> usize {
+    pub(crate) fn index(self, prefix: u64) -> usize {
         (prefix >> self.shift()) as usize
     }
 
     /// Returns the least hash of a bucket, or `None` if there is no such bucket.
-    pub(super) fn least_hash(self, index: usize) -> Option<u64> {
+    pub(crate) fn least_hash(self, index: usize) -> Option<u64> {
         (index < self.buckets()).then(|| (index as u64) << self.shift())
     }
 
     /// Returns the bucket for hashes that begin with `prefix`.
     #[inline(always)]
-    pub(super) fn bucket(self, prefix: u64) -> &'t Bucket {
+    pub(crate) fn bucket(self, prefix: u64) -> &'t Bucket {
         // SAFETY: `index` is below the number of buckets, which are initialised and not freed
         // during `'t`.
         unsafe { self.address().add(self.index(prefix)).as_ref() }
@@ -189,7 +189,7 @@ impl<'t> Table<'t> {
     ///
     /// # Panics
     /// If there is none.
-    pub(super) fn bucket_at(self, index: usize) -> &'t Bucket {
+    pub(crate) fn bucket_at(self, index: usize) -> &'t Bucket {
         self.bucket(self.least_hash(index).expect("a bucket of the table"))
     }
 
@@ -213,38 +213,38 @@ impl<'t> Table<'t> {
 
     /// Returns `true` if the hashes depend on a seed.
     #[inline(always)]
-    pub(super) fn is_seeded(self) -> bool {
+    pub(crate) fn is_seeded(self) -> bool {
         self.tagged.addr().get() & SEEDED != 0
     }
 
     /// Returns the seed of the hashes, if they depend on one.
-    pub(super) fn seed(self) -> Option<u64> {
+    pub(crate) fn seed(self) -> Option<u64> {
         self.is_seeded().then(|| self.trailer().seed)
     }
 
     /// Returns the table into which this one is being moved, or was moved.
     #[inline]
-    pub(super) fn next(self) -> Option<Table<'t>> {
+    pub(crate) fn next(self) -> Option<Table<'t>> {
         // SAFETY: a table is freed a grace period after the one before it at the earliest.
         unsafe { self.trailer().next.load() }
     }
 
     /// Sets the table into which this one will be moved.
-    pub(super) fn set_next(self, next: Table<'_>) {
+    pub(crate) fn set_next(self, next: Table<'_>) {
         debug_assert!(!self.is_empty_table());
         self.trailer().next.store(next);
     }
 
     /// Prefetches the bucket for hashes that begin with `prefix`.
     #[inline(always)]
-    pub(super) fn prefetch(self, prefix: u64) {
+    pub(crate) fn prefetch(self, prefix: u64) {
         prefetch(self.bucket(prefix));
     }
 }
 
 /// Prefetches the line at an address.
 #[inline(always)]
-pub(super) fn prefetch<T>(address: *const T) {
+pub(crate) fn prefetch<T>(address: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch has no effect but on speed, whatever the address.
     unsafe {

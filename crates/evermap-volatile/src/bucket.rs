@@ -21,11 +21,11 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use super::slab::Id;
-use super::step;
+use crate::slab::Id;
+use crate::step;
 
 /// The number of slots of a bucket.
-pub(super) const SLOTS: usize = 12;
+pub(crate) const SLOTS: usize = 12;
 /// The number of bytes before the tags.
 const STATE_BYTES: usize = 4;
 /// Set if the entries of this bucket, and its overflow buckets, are in the next table.
@@ -33,22 +33,22 @@ const FORWARDED: u64 = 1;
 /// The position of the marks in the first word.
 const MARKS_SHIFT: u32 = 1;
 /// The number of marks.
-pub(super) const MARKS: u64 = 8;
+pub(crate) const MARKS: u64 = 8;
 /// The position of the overflow bucket in the first word, and its bits.
 const OVERFLOW_SHIFT: u32 = 9;
 const OVERFLOW: u64 = 0xffff_fe00;
 /// The number of bits of a reference that hold bits of the hash.
-pub(super) const SPLIT_BITS: u32 = 4;
+pub(crate) const SPLIT_BITS: u32 = 4;
 /// The position of these bits in a reference.
 const SPLIT_SHIFT: u32 = u32::BITS - SPLIT_BITS;
 /// Ids of entries are below this.
-pub(super) const ENTRY_LIMIT: u32 = 1 << SPLIT_SHIFT;
+pub(crate) const ENTRY_LIMIT: u32 = 1 << SPLIT_SHIFT;
 /// Ids of overflow buckets are below this.
-pub(super) const OVERFLOW_LIMIT: u32 = 1 << (32 - OVERFLOW_SHIFT);
+pub(crate) const OVERFLOW_LIMIT: u32 = 1 << (32 - OVERFLOW_SHIFT);
 
 /// A bucket of a table, or an overflow bucket. Zeroed memory is an empty bucket.
 #[repr(C, align(64))]
-pub(super) struct Bucket {
+pub(crate) struct Bucket {
     words: [AtomicU64; 2],
     references: [AtomicU32; SLOTS],
 }
@@ -57,15 +57,15 @@ const _: () = assert!(size_of::<Bucket>() == 64 && STATE_BYTES + SLOTS == 16);
 
 /// State and tags of a bucket, as they were loaded.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Words([u64; 2]);
+pub(crate) struct Words([u64; 2]);
 
 /// A set of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slots(u16);
+pub(crate) struct Slots(u16);
 
 impl Bucket {
     /// An empty bucket.
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Bucket {
             words: [const { AtomicU64::new(0) }; 2],
             references: [const { AtomicU32::new(0) }; SLOTS],
@@ -74,7 +74,7 @@ impl Bucket {
 
     /// Loads state and tags.
     #[inline(always)]
-    pub(super) fn load(&self) -> Words {
+    pub(crate) fn load(&self) -> Words {
         step();
         // Acquire: a reference whose tag is seen is seen too; and a thread that sees that the
         // bucket is forwarded sees its entries in the next table. The words may be of different
@@ -87,7 +87,7 @@ impl Bucket {
 
     /// Returns the reference in a slot, or `None` if the slot became free.
     #[inline(always)]
-    pub(super) fn reference(&self, slot: usize) -> Option<Id> {
+    pub(crate) fn reference(&self, slot: usize) -> Option<Id> {
         step();
         // Acquire: pairs with the release in `set_reference`, so that the entry is complete.
         Id::new(self.references[slot].load(Acquire) % ENTRY_LIMIT)
@@ -97,7 +97,7 @@ impl Bucket {
     /// `None` if they are others or the slot became free. So a search reads few entries of other
     /// keys with the same tag.
     #[inline(always)]
-    pub(super) fn reference_if(&self, slot: usize, split: u32) -> Option<Id> {
+    pub(crate) fn reference_if(&self, slot: usize, split: u32) -> Option<Id> {
         step();
         // Acquire: as in `reference`.
         let reference = self.references[slot].load(Acquire);
@@ -107,20 +107,20 @@ impl Bucket {
     /// Returns the bits of the hash that are stored in a slot that is in use. The caller holds the
     /// lock.
     #[inline(always)]
-    pub(super) fn split(&self, slot: usize) -> u32 {
+    pub(crate) fn split(&self, slot: usize) -> u32 {
         self.references[slot].load(Relaxed) >> SPLIT_SHIFT
     }
 
     /// Writes a reference, with bits of the hash, and a tag to a free slot. The caller holds the
     /// lock.
-    pub(super) fn fill(&self, slot: usize, tag: u8, split: u32, id: Id) {
+    pub(crate) fn fill(&self, slot: usize, tag: u8, split: u32, id: Id) {
         self.set_reference(slot, split, id);
         self.set_tag(slot, tag);
     }
 
     /// Replaces the entry of a slot by one with the same key: who reads it finds the old entry or
     /// the new one. The caller holds the lock.
-    pub(super) fn replace(&self, slot: usize, id: Id) {
+    pub(crate) fn replace(&self, slot: usize, id: Id) {
         self.set_reference(slot, self.split(slot), id);
     }
 
@@ -132,7 +132,7 @@ impl Bucket {
     }
 
     /// Frees a slot. The caller holds the lock.
-    pub(super) fn free(&self, slot: usize) {
+    pub(crate) fn free(&self, slot: usize) {
         self.set_tag(slot, 0);
         // Relaxed: a reader that sees the tag may still see the reference, which its guard
         // protects, or none.
@@ -150,7 +150,7 @@ impl Bucket {
     }
 
     /// Appends an overflow bucket to the last bucket of a chain. The caller holds the lock.
-    pub(super) fn append(&self, overflow: Id) {
+    pub(crate) fn append(&self, overflow: Id) {
         debug_assert!(overflow.get() < OVERFLOW_LIMIT);
         let word = self.words[0].load(Relaxed) & !OVERFLOW;
         // Release: the overflow bucket was initialised before.
@@ -160,7 +160,7 @@ impl Bucket {
 
     /// Sets a mark of the first bucket of a chain, for an entry that was added to an overflow
     /// bucket. The caller holds the lock.
-    pub(super) fn mark(&self, mark: u64) {
+    pub(crate) fn mark(&self, mark: u64) {
         let word = self.words[0].load(Relaxed);
         // Release: who sees the mark finds the entry.
         self.words[0].store(word | 1 << (MARKS_SHIFT as u64 + mark), Release);
@@ -169,7 +169,7 @@ impl Bucket {
 
     /// Marks the first bucket of a chain as forwarded. The caller holds the lock, and has copied
     /// all of its slots into the next table. They do not change any more.
-    pub(super) fn forward(&self) {
+    pub(crate) fn forward(&self) {
         let word = self.words[0].load(Relaxed);
         // Release: the copies, and the pointer to the next table, were written before.
         self.words[0].store(word | FORWARDED, Release);
@@ -177,7 +177,7 @@ impl Bucket {
     }
 
     /// Makes an overflow bucket empty that is not in use.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         // Relaxed: it is published by `append`.
         self.words.iter().for_each(|word| word.store(0, Relaxed));
         self.references.iter().for_each(|reference| reference.store(0, Relaxed));
@@ -187,44 +187,44 @@ impl Bucket {
 impl Words {
     /// Returns `true` if the entries are in the next table.
     #[inline(always)]
-    pub(super) fn is_forwarded(self) -> bool {
+    pub(crate) fn is_forwarded(self) -> bool {
         self.0[0] & FORWARDED != 0
     }
 
     /// Returns the next bucket of the chain.
     #[inline(always)]
-    pub(super) fn overflow(self) -> Option<Id> {
+    pub(crate) fn overflow(self) -> Option<Id> {
         Id::new(((self.0[0] & OVERFLOW) >> OVERFLOW_SHIFT) as u32)
     }
 
     /// Returns the next bucket of the chain that begins with this bucket, if an entry with this
     /// mark may be there.
     #[inline(always)]
-    pub(super) fn overflow_for(self, mark: u64) -> Option<Id> {
+    pub(crate) fn overflow_for(self, mark: u64) -> Option<Id> {
         if self.0[0] >> (MARKS_SHIFT as u64 + mark) & 1 == 0 { None } else { self.overflow() }
     }
 
     /// Returns the slots with this tag.
     #[inline(always)]
-    pub(super) fn matching(self, tag: u8) -> Slots {
+    pub(crate) fn matching(self, tag: u8) -> Slots {
         Slots(equal_bytes(self.0, tag) >> STATE_BYTES)
     }
 
     /// Returns the free slots.
     #[inline(always)]
-    pub(super) fn free(self) -> Slots {
+    pub(crate) fn free(self) -> Slots {
         self.matching(0)
     }
 
     /// Returns the slots that are not free.
     #[inline(always)]
-    pub(super) fn used(self) -> Slots {
+    pub(crate) fn used(self) -> Slots {
         Slots(!self.free().0 & ((1 << SLOTS) - 1))
     }
 
     /// Returns the tag of a slot.
     #[inline(always)]
-    pub(super) fn tag(self, slot: usize) -> u8 {
+    pub(crate) fn tag(self, slot: usize) -> u8 {
         let at = slot + STATE_BYTES;
         (self.0[at / 8] >> (at % 8 * 8)) as u8
     }

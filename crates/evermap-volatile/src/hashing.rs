@@ -2,23 +2,23 @@
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
-use super::bucket::{MARKS, SPLIT_BITS};
-use super::table::BITS_MAX;
+use crate::bucket::{MARKS, SPLIT_BITS};
+use crate::table::BITS_MAX;
 
 /// A multiplier with about as many ones as zeros, from the digits of pi.
 const SPREAD: u64 = 0x243f_6a88_85a3_08d3;
 
 /// Computes hashes.
-pub(super) struct Hashing<S> {
-    pub(super) build: S,
+pub(crate) struct Hashing<S> {
+    pub(crate) build: S,
     /// The number of leading bits of a hash that choose the shard.
-    pub(super) shard_bits: u32,
+    pub(crate) shard_bits: u32,
 }
 
 /// Where a key belongs within a shard: its hash, rotated so that the bits that choose the shard are
 /// the last ones. The leading bits choose the bucket.
 #[derive(Clone, Copy)]
-pub(super) struct Place(u64);
+pub(crate) struct Place(u64);
 
 /// The position of the tag in a place: between the bits for the bucket and those for the shard,
 /// where the hashes of all hashers that return the number itself are good.
@@ -35,7 +35,7 @@ const fn first_split_bit(bits: u32) -> u32 {
 
 /// Returns `true` if tables with these numbers of bits have the same split bits, so that entries
 /// can be moved from one to the other without their hashes.
-pub(super) fn have_same_split_bits(bits: u32, others: u32) -> bool {
+pub(crate) fn have_same_split_bits(bits: u32, others: u32) -> bool {
     first_split_bit(bits) == first_split_bit(others)
 }
 
@@ -43,7 +43,7 @@ impl Place {
     /// Returns a place that begins like that of an entry in bucket `index` of a table with this
     /// number of bits, as far as is known there: it suffices in tables with the same split bits.
     #[inline(always)]
-    pub(super) fn in_bucket(index: usize, bits: u32, split: u32, tag: u8) -> Self {
+    pub(crate) fn in_bucket(index: usize, bits: u32, split: u32, tag: u8) -> Self {
         let first = first_split_bit(bits);
         let known = index as u64 >> (bits - first) << SPLIT_BITS | u64::from(split);
         Place(known << (u64::BITS - first - SPLIT_BITS) | u64::from(tag) << TAG_SHIFT)
@@ -52,25 +52,25 @@ impl Place {
     /// Returns the bits of a place that are stored beside the entry in a table with this number of
     /// bits: those from which the buckets of some larger tables follow.
     #[inline(always)]
-    pub(super) fn split(self, bits: u32) -> u32 {
+    pub(crate) fn split(self, bits: u32) -> u32 {
         (self.0 << first_split_bit(bits) >> (u64::BITS - SPLIT_BITS)) as u32
     }
 
     /// Returns the bits of which the leading ones choose the bucket.
     #[inline(always)]
-    pub(super) fn prefix(self) -> u64 {
+    pub(crate) fn prefix(self) -> u64 {
         self.0
     }
 
     /// Returns what distinguishes most entries of a bucket. Not zero.
     #[inline(always)]
-    pub(super) fn tag(self) -> u8 {
+    pub(crate) fn tag(self) -> u8 {
         ((self.0 >> TAG_SHIFT) as u8).max(1)
     }
 
     /// Returns the number of the mark for overflow buckets.
     #[inline(always)]
-    pub(super) fn mark(self) -> u64 {
+    pub(crate) fn mark(self) -> u64 {
         u64::from(self.tag()) % MARKS
     }
 }
@@ -78,7 +78,7 @@ impl Place {
 impl<S> Hashing<S> {
     /// Returns the hash that chooses the shard, and also the place in tables without a seed.
     #[inline(always)]
-    pub(super) fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u64
+    pub(crate) fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u64
     where
         S: BuildHasher,
     {
@@ -87,12 +87,12 @@ impl<S> Hashing<S> {
 
     /// Returns the place for a hash in a table.
     #[inline(always)]
-    pub(super) fn place(&self, hash: u64) -> Place {
+    pub(crate) fn place(&self, hash: u64) -> Place {
         Place(hash.rotate_left(self.shard_bits))
     }
 
     /// Returns the hash of a key that determines its place in a table with this seed.
-    pub(super) fn seeded_hash<Q: Hash + ?Sized>(&self, key: &Q, seed: Option<u64>) -> u64
+    pub(crate) fn seeded_hash<Q: Hash + ?Sized>(&self, key: &Q, seed: Option<u64>) -> u64
     where
         S: BuildHasher,
     {
@@ -106,7 +106,7 @@ impl<S> Hashing<S> {
     }
 
     /// Returns the place of a key in a table with this seed.
-    pub(super) fn place_of<Q: Hash + ?Sized>(&self, key: &Q, seed: Option<u64>) -> Place
+    pub(crate) fn place_of<Q: Hash + ?Sized>(&self, key: &Q, seed: Option<u64>) -> Place
     where
         S: BuildHasher,
     {
@@ -115,7 +115,7 @@ impl<S> Hashing<S> {
 
     /// Returns the number of the shard for a hash.
     #[inline(always)]
-    pub(super) fn shard(&self, hash: u64) -> usize {
+    pub(crate) fn shard(&self, hash: u64) -> usize {
         self.place(hash).0 as usize & ((1 << self.shard_bits) - 1)
     }
 }

@@ -6,12 +6,13 @@ use std::iter::FusedIterator;
 
 use evermap_pm::Guard;
 
-use super::map::VolatileMap;
-use super::shard::{Cursor, Entry};
+use crate::hashing::Hashing;
+use crate::shard::{Cursor, Entry, Shard};
 
 /// An iterator over the pairs of a map. See [`Pinned::iter`](super::Pinned::iter).
 pub struct Iter<'p, K, V, S = RandomState> {
-    map: &'p VolatileMap<K, V, S>,
+    shards: &'p [Shard<K, V>],
+    hashing: &'p Hashing<S>,
     guard: &'p Guard<'p>,
     /// The current shard, and the position in it.
     shard: usize,
@@ -21,14 +22,18 @@ pub struct Iter<'p, K, V, S = RandomState> {
 }
 
 /// An iterator over the keys of a map. See [`Pinned::keys`](super::Pinned::keys).
-pub struct Keys<'p, K, V, S = RandomState>(pub(super) Iter<'p, K, V, S>);
+pub struct Keys<'p, K, V, S = RandomState>(pub(crate) Iter<'p, K, V, S>);
 
 /// An iterator over the values of a map. See [`Pinned::values`](super::Pinned::values).
-pub struct Values<'p, K, V, S = RandomState>(pub(super) Iter<'p, K, V, S>);
+pub struct Values<'p, K, V, S = RandomState>(pub(crate) Iter<'p, K, V, S>);
 
 impl<'p, K, V, S> Iter<'p, K, V, S> {
-    pub(super) fn new(map: &'p VolatileMap<K, V, S>, guard: &'p Guard<'_>) -> Self {
-        Iter { map, guard, shard: 0, cursor: None, shown: Vec::new() }
+    pub(crate) fn new(
+        shards: &'p [Shard<K, V>],
+        hashing: &'p Hashing<S>,
+        guard: &'p Guard<'_>,
+    ) -> Self {
+        Iter { shards, hashing, guard, shard: 0, cursor: None, shown: Vec::new() }
     }
 }
 
@@ -40,8 +45,8 @@ impl<'p, K: Hash + Eq, V, S: BuildHasher> Iterator for Iter<'p, K, V, S> {
             if let Some(entry) = self.shown.pop() {
                 return Some((&entry.key, &entry.value));
             }
-            let shard = self.map.shards.get(self.shard)?;
-            let hashing = &self.map.hashing;
+            let shard = self.shards.get(self.shard)?;
+            let hashing = self.hashing;
             let cursor = self.cursor.get_or_insert_with(|| shard.cursor(hashing, self.guard));
             if !shard.show(cursor, &mut self.shown, hashing, self.guard) {
                 self.cursor = None;
@@ -87,8 +92,14 @@ opaque_debug!(Iter, Keys, Values);
 
 /// An iterator over the pairs of a map that it consumes.
 pub struct IntoIter<K, V> {
-    shards: std::vec::IntoIter<super::shard::Shard<K, V>>,
+    shards: std::vec::IntoIter<Shard<K, V>>,
     entries: std::vec::IntoIter<Entry<K, V>>,
+}
+
+impl<K, V> IntoIter<K, V> {
+    pub(crate) fn new(shards: Box<[Shard<K, V>]>) -> Self {
+        IntoIter { shards: shards.into_vec().into_iter(), entries: Vec::new().into_iter() }
+    }
 }
 
 impl<K, V> Iterator for IntoIter<K, V> {
@@ -110,14 +121,5 @@ impl<K, V> FusedIterator for IntoIter<K, V> {}
 impl<K, V> fmt::Debug for IntoIter<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IntoIter").finish_non_exhaustive()
-    }
-}
-
-impl<K, V, S> IntoIterator for VolatileMap<K, V, S> {
-    type Item = (K, V);
-    type IntoIter = IntoIter<K, V>;
-
-    fn into_iter(self) -> IntoIter<K, V> {
-        IntoIter { shards: self.shards.into_vec().into_iter(), entries: Vec::new().into_iter() }
     }
 }

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::hash::{BuildHasher, Hash, RandomState};
 
-use super::map::VolatileMap;
-use super::pinned::{Pinned, Protect};
+use crate::iter::IntoIter;
+use crate::map::VolatileMap;
+use crate::pinned::{Pinned, Protect};
 
 impl<K: Hash + Eq, V, S: BuildHasher> Extend<(K, V)> for VolatileMap<K, V, S> {
     fn extend<I: IntoIterator<Item = (K, V)>>(&mut self, pairs: I) {
@@ -41,6 +42,15 @@ impl<K: Hash + Eq, V, S: BuildHasher + Default> FromIterator<(K, V)> for Volatil
         let mut map = Self::default();
         map.extend(pairs);
         map
+    }
+}
+
+impl<K, V, S> IntoIterator for VolatileMap<K, V, S> {
+    type Item = (K, V);
+    type IntoIter = IntoIter<K, V>;
+
+    fn into_iter(self) -> IntoIter<K, V> {
+        IntoIter::new(self.shards)
     }
 }
 

@@ -1,24 +1,24 @@
-//! The map as an [`Index`] of words, for the conformance kit and the laboratory.
+//! The map as an [`Index`] of words, for the conformance kit.
 
 use std::hash::BuildHasher;
 
 use evermap_index::{Action, Change, Index, Key, MutateMode, Stats};
 use evermap_pm::{Guard, Result};
 
-use super::map::VolatileMap;
-use super::shard::{Decision, Subject};
+use crate::map::VolatileMap;
+use crate::shard::{Decision, Subject};
 
 /// A [`VolatileMap`] behind the trait of the indexes. Guards must be those of the map's domain.
-pub struct VolatileWords<S>(VolatileMap<u64, u64, S>);
+pub(super) struct VolatileWords<S>(VolatileMap<u64, u64, S>);
 
 impl<S> VolatileWords<S> {
     /// Wraps a map.
-    pub fn new(map: VolatileMap<u64, u64, S>) -> Self {
+    pub(super) fn new(map: VolatileMap<u64, u64, S>) -> Self {
         VolatileWords(map)
     }
 
     /// Returns the map.
-    pub fn map(&self) -> &VolatileMap<u64, u64, S> {
+    pub(super) fn map(&self) -> &VolatileMap<u64, u64, S> {
         &self.0
     }
 }

@@ -4,11 +4,10 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::{Arc, LazyLock};
 
-use evermap_pm::{Domain, Guard};
+use evermap_pm::Domain;
 
-use super::hashing::Hashing;
-use super::pinned::Pinned;
-use super::shard::Shard;
+use crate::hashing::Hashing;
+use crate::shard::Shard;
 
 /// The number of shards for each processor, and its limits.
 const SHARDS_PER_PROCESSOR: usize = 4;
@@ -37,7 +36,7 @@ static SHARD_BITS: LazyLock<u32> = LazyLock::new(|| {
 /// place need interior mutability, like an atomic or a mutex.
 ///
 /// ```
-/// use evermap_papers::VolatileMap;
+/// use evermap_volatile::VolatileMap;
 ///
 /// let map = VolatileMap::new();
 /// std::thread::scope(|threads| {
@@ -80,9 +79,9 @@ static SHARD_BITS: LazyLock<u32> = LazyLock::new(|| {
 /// begin with a random number. That helps unless some keys have the same hash whatever was hashed
 /// before them.
 pub struct VolatileMap<K, V, S = RandomState> {
-    pub(super) shards: Box<[Shard<K, V>]>,
-    pub(super) hashing: Hashing<S>,
-    pub(super) domain: Arc<Domain>,
+    pub(crate) shards: Box<[Shard<K, V>]>,
+    pub(crate) hashing: Hashing<S>,
+    pub(crate) domain: Arc<Domain>,
 }
 
 /// The memory and the state of a [`VolatileMap`] at one moment.
@@ -149,32 +148,12 @@ impl<K, V, S> VolatileMap<K, V, S> {
     }
 
     /// Creates an empty map of `1 << shard_bits` shards.
-    pub(super) fn with_shards(hasher: S, domain: Arc<Domain>, shard_bits: u32) -> Self {
+    pub(crate) fn with_shards(hasher: S, domain: Arc<Domain>, shard_bits: u32) -> Self {
         VolatileMap {
             shards: (0..1 << shard_bits).map(|_| Shard::new()).collect(),
             hashing: Hashing { build: hasher, shard_bits },
             domain,
         }
-    }
-
-    /// Pins the map: the returned handle has the methods to use it, and everything that they lend
-    /// stays valid as long as the handle.
-    ///
-    /// Costs two stores to memory of the calling thread. Pinning once for several operations is
-    /// cheaper; memory that is not needed any more cannot be reused in the meantime.
-    #[inline(always)]
-    pub fn pin(&self) -> Pinned<'_, K, V, S> {
-        Pinned { map: self, guard: self.domain.pin() }
-    }
-
-    /// Returns a handle like [`pin`](VolatileMap::pin), with a guard that the caller has.
-    ///
-    /// # Panics
-    /// If the guard is not one of the map's [domain](VolatileMap::domain).
-    #[inline]
-    pub fn with_guard<'g>(&'g self, guard: &'g Guard<'_>) -> Pinned<'g, K, V, S, &'g Guard<'g>> {
-        assert!(std::ptr::eq(guard.domain(), &*self.domain), "a guard of another domain");
-        Pinned { map: self, guard }
     }
 
     /// Returns the domain whose guards protect the entries.
@@ -224,7 +203,7 @@ impl<K, V, S> VolatileMap<K, V, S> {
 
     /// Returns the shard for a hash.
     #[inline(always)]
-    pub(super) fn shard(&self, hash: u64) -> &Shard<K, V> {
+    pub(crate) fn shard(&self, hash: u64) -> &Shard<K, V> {
         let number = self.hashing.shard(hash);
         debug_assert!(number < self.shards.len());
         // SAFETY: a number of `shard_bits` bits, and there is a shard for each of them: see

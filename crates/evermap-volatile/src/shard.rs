@@ -19,29 +19,29 @@ use std::sync::PoisonError;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use evermap_index::hash::walk_order::reversed;
 use evermap_pm::sync::{Mutex, MutexGuard, Rank};
 use evermap_pm::{Domain, Guard};
 
-use super::bucket::{Bucket, ENTRY_LIMIT, OVERFLOW_LIMIT, SLOTS, Words};
-use super::garbage::{Batch, Garbage};
-use super::hashing::{Hashing, Place};
-use super::memory::Memory;
+use crate::bucket::{Bucket, ENTRY_LIMIT, OVERFLOW_LIMIT, SLOTS, Words};
+use crate::garbage::{Batch, Garbage};
+use crate::hashing::{Hashing, Place};
+use crate::memory::Memory;
 #[cfg(test)]
-use super::mistakes::Mistake;
-use super::slab::{Id, Places, Slab, non_null};
-use super::step;
-use super::table::{Table, TablePtr};
+use crate::mistakes::Mistake;
+use crate::order::reversed;
+use crate::slab::{Id, Places, Slab, non_null};
+use crate::step;
+use crate::table::{Table, TablePtr};
 
 #[cfg(test)]
 mod check;
 mod resize;
 mod walk;
 
-pub(super) use walk::Cursor;
+pub(crate) use walk::Cursor;
 
 /// The mean number of entries in a bucket at which a table grows.
-pub(super) const GROW_AT: usize = 10;
+pub(crate) const GROW_AT: usize = 10;
 /// A chain that has this many entries shows that keys are not distributed by their hashes. By
 /// chance, less than one bucket in 10^20 has that many.
 const CHAIN_MAX: usize = 64;
@@ -49,13 +49,13 @@ const CHAIN_MAX: usize = 64;
 const EMPTY_BYTES: usize = 64 << 10;
 
 /// A pair, which is immutable and does not move while it can be found.
-pub(super) struct Entry<K, V> {
-    pub(super) key: K,
-    pub(super) value: V,
+pub(crate) struct Entry<K, V> {
+    pub(crate) key: K,
+    pub(crate) value: V,
 }
 
 /// What to do with a key.
-pub(super) enum Decision<V> {
+pub(crate) enum Decision<V> {
     /// Leave it as it is.
     Keep,
     /// Bind it to this value.
@@ -65,7 +65,7 @@ pub(super) enum Decision<V> {
 }
 
 /// A key that is to be changed.
-pub(super) enum Subject<'k, K, Q: ?Sized> {
+pub(crate) enum Subject<'k, K, Q: ?Sized> {
     /// One that can be stored.
     Owned(K),
     /// One that can only be compared, and so cannot be bound to a value.
@@ -90,16 +90,16 @@ impl<K: Borrow<Q>, Q: ?Sized> Subject<'_, K, Q> {
 }
 
 /// The entry of a key before and after a change.
-pub(super) struct Change<'g, K, V> {
-    pub(super) old: Option<&'g Entry<K, V>>,
-    pub(super) new: Option<&'g Entry<K, V>>,
+pub(crate) struct Change<'g, K, V> {
+    pub(crate) old: Option<&'g Entry<K, V>>,
+    pub(crate) new: Option<&'g Entry<K, V>>,
     /// The key that was passed, if it could be stored and was not.
-    pub(super) key: Option<K>,
+    pub(crate) key: Option<K>,
 }
 
 /// See the [module](self).
 #[repr(align(128))]
-pub(super) struct Shard<K, V> {
+pub(crate) struct Shard<K, V> {
     table: TablePtr,
     /// The number of entries. Changed only by the holder of the lock.
     len: AtomicUsize,
@@ -107,7 +107,7 @@ pub(super) struct Shard<K, V> {
     overflow: Slab<Bucket>,
     state: Mutex<State<K, V>>,
     #[cfg(test)]
-    pub(super) mistake: Option<Mistake>,
+    pub(crate) mistake: Option<Mistake>,
 }
 
 // SAFETY: it owns its entries; who has it can reach and drop them on another thread.
@@ -149,7 +149,7 @@ struct Spot<'t> {
 }
 
 impl<K, V> Shard<K, V> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Shard {
             table: TablePtr::empty(),
             len: AtomicUsize::new(0),
@@ -193,7 +193,7 @@ impl<K, V> Shard<K, V> {
 
     /// Returns the number of entries.
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         // Relaxed: a count says nothing about the entries.
         self.len.load(Relaxed)
     }
@@ -230,7 +230,7 @@ impl<K, V> Shard<K, V> {
 
     /// Prefetches the bucket in which a search for this hash begins.
     #[inline(always)]
-    pub(super) fn prefetch<S>(&self, hash: u64, hashing: &Hashing<S>, guard: &Guard<'_>) {
+    pub(crate) fn prefetch<S>(&self, hash: u64, hashing: &Hashing<S>, guard: &Guard<'_>) {
         self.table(guard).prefetch(hashing.place(hash).prefix());
     }
 
@@ -257,7 +257,7 @@ impl<K, V> Shard<K, V> {
     /// Returns the entry of a key. Wait-free: the number of steps is bounded by the length of a
     /// chain, and the number of times that the table is replaced meanwhile.
     #[inline(always)]
-    pub(super) fn get<'g, Q, S>(
+    pub(crate) fn get<'g, Q, S>(
         &'g self,
         key: &Q,
         hash: u64,
@@ -375,7 +375,7 @@ impl<K, V> Shard<K, V> {
     /// Changes the entry of a key as `decide` says, which is called once, under the lock, with the
     /// current entry. It must not panic, nor use the map, and must not put a value if the key is
     /// only borrowed.
-    pub(super) fn modify<'g, Q, S>(
+    pub(crate) fn modify<'g, Q, S>(
         &'g self,
         subject: Subject<'_, K, Q>,
         hash: u64,
@@ -591,7 +591,7 @@ impl<K, V> Shard<K, V> {
     }
 
     /// Frees what was removed or replaced, as far as no guard prevents it.
-    pub(super) fn flush(&self, domain: &Domain) {
+    pub(crate) fn flush(&self, domain: &Domain) {
         self.lock().garbage.close(domain);
         self.collect(domain);
         loop {
@@ -616,7 +616,7 @@ impl<K, V> Shard<K, V> {
     }
 
     /// Returns what the shard takes and does.
-    pub(super) fn usage(&self, guard: &Guard<'_>) -> Usage {
+    pub(crate) fn usage(&self, guard: &Guard<'_>) -> Usage {
         let state = self.lock();
         let tables = state.memory.iter().chain(&state.next_memory);
         let memory_waiting = state.garbage.memory_waiting();
@@ -662,7 +662,7 @@ impl<K, V> Shard<K, V> {
     }
 
     /// Moves all entries out of the shard, which is empty then.
-    pub(super) fn take_all(&mut self) -> Vec<Entry<K, V>> {
+    pub(crate) fn take_all(&mut self) -> Vec<Entry<K, V>> {
         let mut taken = Vec::with_capacity(self.len());
         self.for_each_id(|shard, id| {
             // SAFETY: it can be found, so it is initialised, and below it becomes unreachable.
@@ -675,7 +675,7 @@ impl<K, V> Shard<K, V> {
     }
 
     /// Returns the entry of a key, for an owner that has no readers.
-    pub(super) fn get_mut<Q, S>(
+    pub(crate) fn get_mut<Q, S>(
         &mut self,
         key: &Q,
         hash: u64,
@@ -717,18 +717,18 @@ impl<K, V> Drop for Shard<K, V> {
 }
 
 /// What a shard takes and does.
-pub(super) struct Usage {
+pub(crate) struct Usage {
     /// The number of slots of the current table.
-    pub(super) slots: usize,
+    pub(crate) slots: usize,
     /// Bytes of tables and entries, including those that are free or wait.
-    pub(super) bytes: usize,
+    pub(crate) bytes: usize,
     /// The number of entries that wait for readers.
-    pub(super) entries_waiting: usize,
+    pub(crate) entries_waiting: usize,
     /// Bytes of tables that wait for readers.
-    pub(super) memory_waiting: usize,
-    pub(super) is_resizing: bool,
+    pub(crate) memory_waiting: usize,
+    pub(crate) is_resizing: bool,
     /// The number of tables that were replaced.
-    pub(super) resizes: usize,
+    pub(crate) resizes: usize,
 }
 
 /// A batch whose grace period is over. If dropping an entry panics, the rest is dropped too.

@@ -6,11 +6,11 @@ use std::hash::{BuildHasher, Hash};
 use evermap_pm::Guard;
 
 use super::{GROW_AT, Id, Shard, State};
-use crate::volatile::bucket::Bucket;
-use crate::volatile::hashing::{Hashing, Place, have_same_split_bits};
+use crate::bucket::Bucket;
+use crate::hashing::{Hashing, Place, have_same_split_bits};
 #[cfg(test)]
-use crate::volatile::mistakes::Mistake;
-use crate::volatile::table::{BITS_MAX, NewTable, Table, prefetch};
+use crate::mistakes::Mistake;
+use crate::table::{BITS_MAX, NewTable, Table, prefetch};
 
 /// The mean number of entries in a bucket below which a table shrinks to half.
 const SHRINK_BELOW: usize = 2;
@@ -191,7 +191,7 @@ impl<K, V> Shard<K, V> {
 
     /// Completes the replacement of the table, if there is one. Other writers can use the shard in
     /// the meantime.
-    pub(in crate::volatile) fn finish<S>(&self, hashing: &Hashing<S>, guard: &Guard<'_>)
+    pub(crate) fn finish<S>(&self, hashing: &Hashing<S>, guard: &Guard<'_>)
     where
         K: Hash,
         S: BuildHasher,
@@ -207,12 +207,8 @@ impl<K, V> Shard<K, V> {
 
     /// Makes the table large enough for `entries` entries. It does not become smaller than that
     /// before [`shrink_to_fit`](Self::shrink_to_fit) is called.
-    pub(in crate::volatile) fn reserve<S>(
-        &self,
-        entries: usize,
-        hashing: &Hashing<S>,
-        guard: &Guard<'_>,
-    ) where
+    pub(crate) fn reserve<S>(&self, entries: usize, hashing: &Hashing<S>, guard: &Guard<'_>)
+    where
         K: Hash,
         S: BuildHasher,
     {
@@ -229,7 +225,7 @@ impl<K, V> Shard<K, V> {
     }
 
     /// Makes the table as small as its entries allow, and frees what nobody uses any more.
-    pub(in crate::volatile) fn shrink_to_fit<S>(&self, hashing: &Hashing<S>, guard: &Guard<'_>)
+    pub(crate) fn shrink_to_fit<S>(&self, hashing: &Hashing<S>, guard: &Guard<'_>)
     where
         K: Hash,
         S: BuildHasher,

@@ -6,17 +6,17 @@ use std::ptr;
 
 use evermap_pm::Guard;
 
-use super::iter::{Iter, Keys, Values};
-use super::map::VolatileMap;
-use super::shard::{Change, Decision, Entry, Subject};
+use crate::iter::{Iter, Keys, Values};
+use crate::map::VolatileMap;
+use crate::shard::{Change, Decision, Entry, Subject};
 
 /// A handle of a [`VolatileMap`], for one thread, that keeps what it lends valid.
 ///
 /// While it exists, memory that others stop using cannot be reused, so a thread should not keep it
 /// while it waits for something.
 pub struct Pinned<'m, K, V, S = RandomState, G = Guard<'m>> {
-    pub(super) map: &'m VolatileMap<K, V, S>,
-    pub(super) guard: G,
+    pub(crate) map: &'m VolatileMap<K, V, S>,
+    pub(crate) guard: G,
 }
 
 /// A guard, or a reference to one.
@@ -87,6 +87,28 @@ pub enum Compute<'g, K, V, T> {
     Aborted(T),
 }
 
+impl<K, V, S> VolatileMap<K, V, S> {
+    /// Pins the map: the returned handle has the methods to use it, and everything that they lend
+    /// stays valid as long as the handle.
+    ///
+    /// Costs two stores to memory of the calling thread. Pinning once for several operations is
+    /// cheaper; memory that is not needed any more cannot be reused in the meantime.
+    #[inline(always)]
+    pub fn pin(&self) -> Pinned<'_, K, V, S> {
+        Pinned { map: self, guard: self.domain.pin() }
+    }
+
+    /// Returns a handle like [`pin`](VolatileMap::pin), with a guard that the caller has.
+    ///
+    /// # Panics
+    /// If the guard is not one of the map's [domain](VolatileMap::domain).
+    #[inline]
+    pub fn with_guard<'g>(&'g self, guard: &'g Guard<'_>) -> Pinned<'g, K, V, S, &'g Guard<'g>> {
+        assert!(std::ptr::eq(guard.domain(), &*self.domain), "a guard of another domain");
+        Pinned { map: self, guard }
+    }
+}
+
 impl<'m, K, V, S, G: Protect> Pinned<'m, K, V, S, G> {
     /// Returns the map.
     pub fn map(&self) -> &'m VolatileMap<K, V, S> {
@@ -113,7 +135,7 @@ impl<K: Hash + Eq, V, S: BuildHasher, G: Protect> Pinned<'_, K, V, S, G> {
     /// Returns the value of a key. Wait-free.
     ///
     /// ```
-    /// let map = evermap_papers::VolatileMap::from([("a", 1)]);
+    /// let map = evermap_volatile::VolatileMap::from([("a", 1)]);
     /// let map = map.pin();
     /// assert_eq!((map.get("a"), map.get("b")), (Some(&1), None));
     /// ```
@@ -162,7 +184,7 @@ impl<K: Hash + Eq, V, S: BuildHasher, G: Protect> Pinned<'_, K, V, S, G> {
     /// stored too.
     ///
     /// ```
-    /// let map = evermap_papers::VolatileMap::new();
+    /// let map = evermap_volatile::VolatileMap::new();
     /// let map = map.pin();
     /// assert_eq!(map.insert("a", 1), None);
     /// assert_eq!(map.insert("a", 2), Some(&1));
@@ -212,7 +234,7 @@ impl<K: Hash + Eq, V, S: BuildHasher, G: Protect> Pinned<'_, K, V, S, G> {
     /// `change` is called without a lock, again if another thread changes the key meanwhile.
     ///
     /// ```
-    /// let map = evermap_papers::VolatileMap::from([("a", 1)]);
+    /// let map = evermap_volatile::VolatileMap::from([("a", 1)]);
     /// let map = map.pin();
     /// assert_eq!(map.update("a", |count| count + 1), Some(&2));
     /// assert_eq!(map.update("b", |count| count + 1), None);
@@ -239,7 +261,7 @@ impl<K: Hash + Eq, V, S: BuildHasher, G: Protect> Pinned<'_, K, V, S, G> {
     /// [`update`](Pinned::update).
     ///
     /// ```
-    /// let map = evermap_papers::VolatileMap::new();
+    /// let map = evermap_volatile::VolatileMap::new();
     /// for word in "to be or not to be".split(' ') {
     ///     map.pin().update_or_insert_with(word, |count| count + 1, || 1);
     /// }
@@ -276,8 +298,8 @@ impl<K: Hash + Eq, V, S: BuildHasher, G: Protect> Pinned<'_, K, V, S, G> {
     /// operation that is carried out is the one for the pair that it is applied to.
     ///
     /// ```
-    /// use evermap_papers::volatile::{Compute, Operation};
-    /// let map = evermap_papers::VolatileMap::from([("stock", 1)]);
+    /// use evermap_volatile::{Compute, Operation};
+    /// let map = evermap_volatile::VolatileMap::from([("stock", 1)]);
     /// let take = |current: Option<(&&str, &u32)>| match current {
     ///     Some((_, 1)) => Operation::Remove,
     ///     Some((_, count)) => Operation::Insert(count - 1),
@@ -398,7 +420,7 @@ impl<K: Hash + Eq, V, S: BuildHasher, G: Protect> Pinned<'_, K, V, S, G> {
     /// however often tables are resized; any other key at most once. Each pair was current at some
     /// moment during the iteration.
     pub fn iter(&self) -> Iter<'_, K, V, S> {
-        Iter::new(self.map, self.guard())
+        Iter::new(&self.map.shards, &self.map.hashing, self.guard())
     }
 
     /// Iterates over all keys, like [`iter`](Pinned::iter).
@@ -429,7 +451,7 @@ impl<K: Hash + Eq, V, S: BuildHasher, G: Protect> Pinned<'_, K, V, S, G> {
         self.map.shard(hash).get(key, hash, &self.map.hashing, self.guard())
     }
 
-    pub(super) fn modify<'g, Q>(
+    pub(crate) fn modify<'g, Q>(
         &'g self,
         subject: Subject<'_, K, Q>,
         hash: u64,

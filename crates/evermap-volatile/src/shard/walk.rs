@@ -1,20 +1,20 @@
 //! Walking a shard while it is changed and its table replaced, in an order of hashes that suits
-//! insertions into another map: see [`walk_order`](evermap_index::hash::walk_order).
+//! insertions into another map: see `order.rs`.
 
 use std::hash::{BuildHasher, Hash};
 
-use evermap_index::hash::walk_order::Position;
 use evermap_pm::Guard;
 
 use super::{CHAIN_MAX, Entry, Shard};
-use crate::volatile::bucket::Bucket;
-use crate::volatile::hashing::Hashing;
+use crate::bucket::Bucket;
+use crate::hashing::Hashing;
 #[cfg(test)]
-use crate::volatile::mistakes::Mistake;
-use crate::volatile::table::Table;
+use crate::mistakes::Mistake;
+use crate::order::Position;
+use crate::table::Table;
 
 /// A position in this order.
-pub(in crate::volatile) struct Cursor<'g> {
+pub(crate) struct Cursor<'g> {
     /// The table in whose order the entries are shown.
     table: Table<'g>,
     /// Where the walk continues, or `None` after the last bucket.
@@ -23,11 +23,7 @@ pub(in crate::volatile) struct Cursor<'g> {
 
 impl<K, V> Shard<K, V> {
     /// Returns a cursor before the first entry.
-    pub(in crate::volatile) fn cursor<'g, S>(
-        &'g self,
-        hashing: &Hashing<S>,
-        guard: &'g Guard<'_>,
-    ) -> Cursor<'g>
+    pub(crate) fn cursor<'g, S>(&'g self, hashing: &Hashing<S>, guard: &'g Guard<'_>) -> Cursor<'g>
     where
         K: Hash,
         S: BuildHasher,
@@ -38,14 +34,14 @@ impl<K, V> Shard<K, V> {
             // later, old buckets are still as they were when they were forwarded.
             match table.next() {
                 Some(next) if next.seed() != table.seed() => self.finish(hashing, guard),
-                _ => return Cursor { table, next: Some(Position::first(table.bits(), 0)) },
+                _ => return Cursor { table, next: Some(Position::first(table.bits())) },
             }
         }
     }
 
     /// Adds the entries of the bucket after the cursor to `shown`, and advances the cursor. Returns
     /// `false` after the last bucket.
-    pub(in crate::volatile) fn show<'g, S>(
+    pub(crate) fn show<'g, S>(
         &'g self,
         cursor: &mut Cursor<'g>,
         shown: &mut Vec<&'g Entry<K, V>>,
@@ -57,7 +53,7 @@ impl<K, V> Shard<K, V> {
         S: BuildHasher,
     {
         let Some(position) = cursor.next else { return false };
-        let hashes = position.ranks();
+        let hashes = position.hashes();
         let from = *hashes.start();
         let seed = cursor.table.seed();
         let table = self.table(guard);
@@ -84,7 +80,7 @@ impl<K, V> Shard<K, V> {
         }
         cursor.next = position.after(next);
         if let Some(next) = cursor.next {
-            table.prefetch(*next.ranks().start());
+            table.prefetch(*next.hashes().start());
         }
         true
     }

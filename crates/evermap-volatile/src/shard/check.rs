@@ -7,7 +7,7 @@ use super::*;
 
 impl<K: Hash + Eq, V> Shard<K, V> {
     /// Describes each violated invariant. Nobody else uses the shard.
-    pub(in super::super) fn check<S: BuildHasher>(
+    pub(crate) fn check<S: BuildHasher>(
         &self,
         hashing: &Hashing<S>,
         guard: &Guard<'_>,
@@ -59,7 +59,7 @@ impl<K: Hash + Eq, V> Shard<K, V> {
     }
 
     /// Returns the largest number of entries in a chain of the current table.
-    pub(in super::super) fn longest_chain(&self, guard: &Guard<'_>) -> usize {
+    pub(crate) fn longest_chain(&self, guard: &Guard<'_>) -> usize {
         let table = self.table(guard);
         let length = |index| self.slots(table.bucket_at(index), guard).count();
         (0..table.buckets()).map(length).max().unwrap_or(0)

@@ -1,4 +1,21 @@
-//! A concurrent hash map for ordinary memory: [`VolatileMap`].
+//! A concurrent hash map in ordinary memory, whose lookups are wait-free: [`VolatileMap`].
+//!
+//! ```
+//! use evermap_volatile::VolatileMap;
+//!
+//! let stock = VolatileMap::from([("apple", 3), ("plum", 5)]);
+//! let stock = stock.pin();
+//! let plums = stock.get("plum");
+//! stock.update("plum", |count| count - 1);
+//! // What was lent stays as it was.
+//! assert_eq!((plums, stock.get("plum")), (Some(&5), Some(&4)));
+//! ```
+//!
+//! It needs 64-bit Linux. The [guide] compares it with other concurrent maps.
+//!
+//! [guide]: https://github.com/evermap/evermap/blob/main/docs/use/volatile.md
+//!
+//! # How it works
 //!
 //! ```text
 //!   hash   | shard | bucket            | ...            | tag |
@@ -20,7 +37,7 @@
 //! entries for each bucket, few are in an overflow bucket.
 //!
 //! Entries are immutable and never move. Replacing one is a single store of its reference, and the
-//! old entry is dropped after a [grace period](evermap_pm::Domain). Tables are replaced bucket by
+//! old entry is dropped after a [grace period](Domain). Tables are replaced bucket by
 //! bucket, by the writes that come anyway; see `shard.rs`. This is the resize of Triplett, McKenney
 //! and Walpole, *Resizable, Scalable, Concurrent Hash Tables via Relativistic Programming* (2011),
 //! with the difference that slots are copied into new buckets, as in the tables of David, Guerraoui
@@ -37,6 +54,7 @@ mod map;
 mod memory;
 #[cfg(test)]
 mod mistakes;
+mod order;
 mod pinned;
 #[cfg(feature = "serde")]
 mod serde;
@@ -46,12 +64,19 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod traits;
-mod words;
 
+pub use evermap_pm::{Domain, Guard};
 pub use iter::{IntoIter, Iter, Keys, Values};
 pub use map::{VolatileMap, VolatileStats};
 pub use pinned::{Compute, Occupied, Operation, Pinned, Protect};
-pub use words::VolatileWords;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/use/volatile.md")]
+mod guide {}
 
 /// A point between two accesses to what threads share, at which tests let another thread run.
 #[inline(always)]

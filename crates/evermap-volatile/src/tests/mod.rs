@@ -28,6 +28,8 @@ mod panics;
 mod schedules;
 #[cfg(test)]
 mod sizes;
+#[cfg(test)]
+mod words;
 
 thread_local! {
     /// The number of accesses of this thread to what threads share.

@@ -24,7 +24,7 @@ const STEP: usize = HUGE_PAGE;
 const LINE: usize = 64;
 
 /// A piece of memory that was zeroed when it was created.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     base: NonNull<u8>,
     /// The size, and the alignment, which is at least that of a cache line.
     layout: Layout,
@@ -39,7 +39,7 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// Creates a piece of at least this size and alignment. Returns `None` if the system has no
     /// more memory, or if the size is zero or larger than the address space.
-    pub(super) fn zeroed(bytes: usize, align: usize) -> Option<Self> {
+    pub(crate) fn zeroed(bytes: usize, align: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes, align.max(LINE)).ok()?;
         if bytes == 0 {
             return None;
@@ -55,18 +55,18 @@ impl Memory {
     }
 
     /// Returns the address of the first byte.
-    pub(super) fn base(&self) -> NonNull<u8> {
+    pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
     /// Returns the number of bytes.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.layout.size()
     }
 
     /// Gives some of the last bytes back to the system. Returns `false` if it is better to drop the
     /// whole piece. The caller does not use these bytes any more.
-    pub(super) fn shrink(&mut self) -> bool {
+    pub(crate) fn shrink(&mut self) -> bool {
         let bytes = self.bytes();
         if !self.mapped || bytes <= STEP {
             return false;

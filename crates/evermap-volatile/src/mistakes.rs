@@ -2,7 +2,7 @@
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mistake {
+pub(crate) enum Mistake {
     /// A lookup takes the number of the bucket from one table and the array from another.
     LoadsTheTableTwice,
     /// A lookup searches a bucket that was forwarded, and does not continue in the next table.

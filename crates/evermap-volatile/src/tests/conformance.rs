@@ -4,6 +4,7 @@ use evermap_index::testkit::{Coarse, Instance, Numbered, Plain, Subject};
 use evermap_index::{Index, Key};
 use evermap_pm::{Guard, Result};
 
+use super::words::VolatileWords;
 use super::*;
 
 struct Words<S>(VolatileWords<S>);

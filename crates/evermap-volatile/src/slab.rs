@@ -11,7 +11,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::memory::Memory;
+use crate::memory::Memory;
 
 /// The smallest id, which is also the number of places in the first block.
 const FIRST: u32 = 16;
@@ -20,18 +20,18 @@ const BITS: usize = 32;
 
 /// The number of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Id(NonZeroU32);
+pub(crate) struct Id(NonZeroU32);
 
 impl Id {
     /// Returns the id with this number, or `None` for 0, which is no id.
     #[inline(always)]
-    pub(super) fn new(number: u32) -> Option<Self> {
+    pub(crate) fn new(number: u32) -> Option<Self> {
         NonZeroU32::new(number).map(Id)
     }
 
     /// Returns the number.
     #[inline(always)]
-    pub(super) fn get(self) -> u32 {
+    pub(crate) fn get(self) -> u32 {
         self.0.get()
     }
 
@@ -51,13 +51,13 @@ union Cell<T> {
 }
 
 /// The places for values of type `T`, as readers find them. [`Places`] says which are in use.
-pub(super) struct Slab<T> {
+pub(crate) struct Slab<T> {
     /// Where the place with the number 0 would be, if the block of these ids began there.
     blocks: [AtomicPtr<Cell<T>>; BITS],
 }
 
 /// Which places of a [`Slab`] are in use. Protected by a lock.
-pub(super) struct Places<T> {
+pub(crate) struct Places<T> {
     /// The number of the first place that was never used.
     next: u32,
     /// The first of the places that were used and are free.
@@ -69,13 +69,13 @@ pub(super) struct Places<T> {
 }
 
 impl<T> Slab<T> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Slab { blocks: [const { AtomicPtr::new(null_mut()) }; BITS] }
     }
 
     /// Returns the address of a place.
     #[inline(always)]
-    pub(super) fn at(&self, id: Id) -> *mut T {
+    pub(crate) fn at(&self, id: Id) -> *mut T {
         // Relaxed: who has an id has it by an acquire from a thread that allocated the place after
         // the block.
         let block = self.blocks[id.block()].load(Relaxed);
@@ -84,17 +84,17 @@ impl<T> Slab<T> {
 }
 
 impl<T> Places<T> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Places { next: FIRST, free: None, used: 0, blocks: Vec::new(), holds: PhantomData }
     }
 
     /// Returns the number of places in use.
-    pub(super) fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.used as usize
     }
 
     /// Returns the number of bytes of all blocks.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.blocks.iter().map(Memory::bytes).sum()
     }
 
@@ -102,7 +102,7 @@ impl<T> Places<T> {
     /// is [freed](Places::free). Its contents are undefined.
     ///
     /// Returns `None` if there is no more memory, or no number below `limit`.
-    pub(super) fn allocate(&mut self, slab: &Slab<T>, limit: u32) -> Option<Id> {
+    pub(crate) fn allocate(&mut self, slab: &Slab<T>, limit: u32) -> Option<Id> {
         let id = match self.free {
             Some(id) => {
                 // SAFETY: a free place of this slab, which `free` has written.
@@ -140,7 +140,7 @@ impl<T> Places<T> {
     /// # Safety
     /// 1. The place was allocated from this slab, and has not been freed since.
     /// 2. It is not used any more, and its value was dropped or is not needed.
-    pub(super) unsafe fn free(&mut self, slab: &Slab<T>, id: Id) {
+    pub(crate) unsafe fn free(&mut self, slab: &Slab<T>, id: Id) {
         let next = self.free.map_or(0, Id::get);
         // SAFETY: a place of this slab (1.) that nobody else uses (2.).
         unsafe { (*slab.at(id).cast::<Cell<T>>()).next_free = next };
@@ -149,7 +149,7 @@ impl<T> Places<T> {
     }
 
     /// Takes all blocks, if no place is in use and they are larger than `bytes_kept`.
-    pub(super) fn take_blocks(&mut self, slab: &Slab<T>, bytes_kept: usize) -> Vec<Memory> {
+    pub(crate) fn take_blocks(&mut self, slab: &Slab<T>, bytes_kept: usize) -> Vec<Memory> {
         if self.used > 0 || self.bytes() <= bytes_kept {
             return Vec::new();
         }
@@ -160,7 +160,7 @@ impl<T> Places<T> {
 
 /// Returns a pointer to a place that is not null, for values that were written to it.
 #[inline(always)]
-pub(super) fn non_null<T>(place: *mut T) -> NonNull<T> {
+pub(crate) fn non_null<T>(place: *mut T) -> NonNull<T> {
     debug_assert!(!place.is_null());
     // SAFETY: places are in blocks, and no block contains the null address.
     unsafe { NonNull::new_unchecked(place) }

@@ -123,3 +123,62 @@ fn maps_are_serialized() {
     let lie = [0xff, 0xff, 0xff, 0xff, 0x7f, 1, b'a', 1];
     assert!(postcard::from_bytes::<VolatileMap<String, u32>>(&lie).is_err());
 }
+
+/// Runs `call`, and fails if it does not end.
+fn expect_to_end(call: impl FnOnce() + Send + 'static) {
+    let (done, ended) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        call();
+        ignore(done.send(()));
+    });
+    let waited = ended.recv_timeout(std::time::Duration::from_secs(60));
+    assert_ne!(waited, Err(std::sync::mpsc::RecvTimeoutError::Timeout), "threads wait for ever");
+    thread.join().unwrap();
+}
+
+/// Where what is lent holds a lock, each of these lines waits for its own thread.
+#[test]
+fn a_thread_that_was_lent_entries_can_do_anything() {
+    expect_to_end(|| {
+        let map = Arc::new(VolatileMap::from([(1, 10), (2, 20)]));
+        let pinned = map.pin();
+        let (one, mut pairs) = (pinned.get(&1).unwrap(), pinned.iter());
+        let first = pairs.next().unwrap();
+        map.pin().insert(1, 11);
+        map.pin().remove(&2);
+        map.pin().update_or_insert(2, |value| value + 1, 22);
+        pinned.get_or_insert_with(3, || map.pin().len());
+        pinned
+            .compute(1, |_| Operation::<_, ()>::Insert(map.pin().insert(4, 4).map_or(12, |_| 13)));
+        pinned.retain(|key, _| map.pin().insert(key + 10, 0).is_none());
+        map.reserve(100_000);
+        map.pin().clear();
+        map.shrink_to_fit();
+        assert!(map.is_empty());
+        assert_eq!((*one, *first.1), (10, first.0 * 10));
+    });
+}
+
+/// Two threads were lent an entry each, and change each other's.
+#[test]
+fn threads_that_were_lent_entries_do_not_wait_for_each_other() {
+    expect_to_end(|| {
+        // One shard, whose lock is everybody's.
+        let map: VolatileMap<u64, u64, RandomState> = tiny();
+        map.pin().insert(0, 0);
+        map.pin().insert(1, 1);
+        let both_are_lent = std::sync::Barrier::new(2);
+        std::thread::scope(|threads| {
+            for mine in [0, 1] {
+                let (map, both_are_lent) = (&map, &both_are_lent);
+                threads.spawn(move || {
+                    let pinned = map.pin();
+                    let lent = pinned.get(&mine).unwrap();
+                    both_are_lent.wait();
+                    (0..1000).for_each(|more| ignore(pinned.insert(1 - mine, 2 + more)));
+                    assert_eq!(*lent, mine);
+                });
+            }
+        });
+    });
+}

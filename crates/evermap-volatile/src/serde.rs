@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use super::map::VolatileMap;
-use super::pinned::{Pinned, Protect};
+use crate::map::VolatileMap;
+use crate::pinned::{Pinned, Protect};
 
 /// The largest number of entries for which room is made because the input says so. It may be
 /// wrong.
