@@ -33,5 +33,5 @@ pub use cumulative::Cumulative;
 pub use memory::MemoryCache;
 pub use metrics::METRICS_CONNECTIONS_MAX;
 pub use model::ModelCache;
-pub use namespaces::{Namespace, Namespaces};
+pub use namespaces::{Namespace, Namespaces, WhenFull};
 pub use server::{Config, ListenAddress, Listener, Server};

@@ -1,9 +1,9 @@
 //! Namespaces: items whose keys begin with a prefix, which are counted, limited and flushed apart
 //! from the others.
 //!
-//! Each is a named map of the file, so its counts, its limit and its flush are those of a map, each
-//! O(1). The items of all other keys are in the default map, and only those are evicted. A key is
-//! the whole key in either, so it says by itself where its item is.
+//! Each is a named map of the file, so its counts, its limit, its evictions and its flush are those
+//! of a map, each O(1) but the evictions. The items of all other keys are in the default map. A key
+//! is the whole key in either, so it says by itself where its item is.
 
 use std::cmp::Reverse;
 use std::fmt::Display;
@@ -31,8 +31,17 @@ const UNFINISHED: &str = "  ";
 pub struct Namespace {
     /// What its keys begin with, without spaces.
     pub prefix: String,
-    /// The maximum of bytes that its items take. Further items are refused.
+    /// The maximum of bytes that its items take.
     pub limit: u64,
+}
+
+/// What happens to an item for which its namespace has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// Other items of the namespace are evicted.
+    Evict,
+    /// The item is refused.
+    Refuse,
 }
 
 impl Namespace {
@@ -61,7 +70,11 @@ impl Namespaces {
     ///
     /// # Errors
     /// Those of [`Evermap::map`], and of reading and removing.
-    pub fn open(db: &Evermap, namespaces: Vec<Namespace>) -> evermap::Result<Arc<dyn Cache>> {
+    pub fn open(
+        db: &Evermap,
+        namespaces: Vec<Namespace>,
+        when_full: WhenFull,
+    ) -> evermap::Result<Arc<dyn Cache>> {
         let mut prefixes: Vec<_> = namespaces.iter().map(|space| &space.prefix[..]).collect();
         prefixes.sort_unstable();
         let wanted = prefixes.join(" ");
@@ -75,7 +88,7 @@ impl Namespaces {
             return Ok(Arc::new(db.default_map()));
         }
         if is_as_before {
-            return Ok(Arc::new(Namespaces::of(db, namespaces)?));
+            return Ok(Arc::new(Namespaces::of(db, namespaces, when_full)?));
         }
         let record = db.map(RECORD_MAP, MapOptions::new())?;
         // Until it is done: if this server is killed meanwhile, the next one does it again.
@@ -87,7 +100,7 @@ impl Namespaces {
                 db.drop_map(&name)?;
             }
         }
-        let cache = Namespaces::of(db, namespaces)?;
+        let cache = Namespaces::of(db, namespaces, when_full)?;
         cache.remove_misplaced()?;
         record.put(RECORD_KEY, &wanted)?;
         db.sync()?;
@@ -106,10 +119,16 @@ impl Namespaces {
     }
 
     /// Opens the maps of these namespaces, and creates those that the file does not have.
-    fn of(db: &Evermap, mut namespaces: Vec<Namespace>) -> evermap::Result<Self> {
+    fn of(
+        db: &Evermap,
+        mut namespaces: Vec<Namespace>,
+        when_full: WhenFull,
+    ) -> evermap::Result<Self> {
         namespaces.sort_by_key(|space| Reverse(space.prefix.len()));
         let open = |space: Namespace| {
-            let map = db.map(&space.map_name(), MapOptions::new().max_bytes(space.limit))?;
+            let evicts = when_full == WhenFull::Evict;
+            let options = MapOptions::new().max_bytes(space.limit).evict(evicts);
+            let map = db.map(&space.map_name(), options)?;
             Ok((space, map))
         };
         let spaces = namespaces.into_iter().map(open).collect::<evermap::Result<_>>()?;
@@ -316,6 +335,8 @@ impl Cache for Namespaces {
             each(&format!("evermap_namespaces_items:{prefix}"), &map.len());
             each(&format!("evermap_namespaces_bytes:{prefix}"), &map.bytes().value);
             each(&format!("evermap_namespaces_limit:{prefix}"), limit);
+            let evictions = map.stat().map_evictions;
+            each(&format!("evermap_namespaces_evictions:{prefix}"), &evictions);
         }
     }
 

@@ -116,8 +116,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = KEY_MAX, value_parser = key_size())]
     max_key_size: usize,
     /// Prefix of keys whose items are counted, limited and flushed apart from others, and the
-    /// maximum memory of these items, for example user:=64M; can be repeated. Such items are not
-    /// evicted
+    /// maximum memory of these items, for example user:=64M; can be repeated. With --memory, what
+    /// is unlikely to be read again makes space for further items of its own namespace
     #[arg(long, value_name = "PREFIX=SIZE", value_parser = parse_namespace)]
     namespace: Vec<Namespace>,
     /// Maximum number of open connections

@@ -12,6 +12,7 @@ use evermap_server::protocol::Credentials;
 use evermap_server::server::{ClientCertificates, Tls, TlsSettings};
 use evermap_server::{
     Cache, Config, ListenAddress, Listener, METRICS_CONNECTIONS_MAX, Namespace, Namespaces, Server,
+    WhenFull,
 };
 use rustix::process::getuid;
 
@@ -468,7 +469,8 @@ impl StoreSettings {
 
     /// Returns what clients are served from.
     fn cache(&self, db: &Evermap) -> Result<Arc<dyn Cache>, Failure> {
-        Ok(Namespaces::open(&self.log.handle_of(db), self.namespaces.clone())?)
+        let when_full = if self.evict { WhenFull::Evict } else { WhenFull::Refuse };
+        Ok(Namespaces::open(&self.log.handle_of(db), self.namespaces.clone(), when_full)?)
     }
 
     fn open(&self, path: Option<&Path>) -> Result<Evermap, Failure> {

@@ -314,6 +314,59 @@ fn limits_are_enforced_and_shown_in_stats() {
     server.output().success();
 }
 
+/// A full namespace takes new items, and the others lose none, before and after kills. Without
+/// eviction it refuses them.
+#[test]
+fn a_full_namespace_evicts_its_own_items() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("map");
+    let value = "x".repeat(1_000);
+    let set = |key: &str| format!("set {key} 0 0 1000\r\n{value}\r\n");
+    let hit = |key: &str| format!("VALUE {key} 0 1000\r\n{value}\r\nEND\r\n");
+    let namespaces = ["--namespace", "a:=200000", "--namespace", "b:=200000", "--memory", "16M"];
+    for round in 0..4 {
+        let mut server = Server::start(&path, "127.0.0.1:0", &namespaces);
+        let mut client = server.connect();
+        if round == 0 {
+            for number in 0..150 {
+                client.ask(&set(&format!("b:{number}")), "STORED\r\n");
+                client.ask(&set(&format!("{number}")), "STORED\r\n");
+            }
+        }
+        for number in 0..500 {
+            client.ask(&set(&format!("a:{}", round * 500 + number)), "STORED\r\n");
+        }
+        let last = format!("a:{}", round * 500 + 499);
+        client.ask(&format!("get {last}\r\n"), &hit(&last));
+        for number in 0..150 {
+            for key in [format!("b:{number}"), format!("{number}")] {
+                client.ask(&format!("get {key}\r\n"), &hit(&key));
+            }
+        }
+        client.send("stats namespaces\r\n");
+        let stats: Vec<_> =
+            std::iter::from_fn(|| client.line().filter(|line| line != "END")).collect();
+        assert!(stats.contains(&"STAT evermap_namespaces_evictions:b: 0".to_owned()), "{stats:?}");
+        let evictions = "STAT evermap_namespaces_evictions:a: ";
+        let evictions = stats.iter().find_map(|line| line.strip_prefix(evictions)).unwrap();
+        assert!(evictions.parse::<u64>().unwrap() > 300, "{stats:?}");
+        server.child.kill().unwrap();
+        server.child.wait().unwrap();
+    }
+    let refusing = [&namespaces[..], &["--no-evict"]].concat();
+    let server = Server::start(&path, "127.0.0.1:0", &refusing);
+    let mut client = server.connect();
+    let refused = (0..10).filter(|number| {
+        client.send(&set(&format!("a:new{number}")));
+        client.line().unwrap() == "SERVER_ERROR out of memory storing object"
+    });
+    assert!(refused.count() >= 5);
+    client.ask("get b:7\r\n", &hit("b:7"));
+    client.ask(&set("more"), "STORED\r\n");
+    server.signal(Signal::TERM);
+    server.output().success();
+}
+
 /// Everything is stored, what was read stays, and a watcher sees what goes.
 #[test]
 fn items_are_evicted_beyond_the_memory_limit() {

@@ -23,6 +23,8 @@ pub enum Rank {
     Maintenance,
     /// The hand of eviction: held by the thread that evicts. Not waited for under a guard.
     Hand,
+    /// The hand of a map that evicts its own records.
+    OwnHand,
     /// Held by the thread that executes deferred calls of a list. Only tried, but for a thread that
     /// waits for guards and calls to end.
     Calls,
@@ -120,6 +122,7 @@ mod checked {
         const ALL: [Rank; Rank::Leaf as usize + 1] = [
             Rank::Maintenance,
             Rank::Hand,
+            Rank::OwnHand,
             Rank::Calls,
             Rank::Readers,
             Rank::Expiry,

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use evermap::{Evermap, MapOptions, Options};
 use evermap_server::protocol::Restricted;
-use evermap_server::{Config, Namespace, Namespaces, Server};
+use evermap_server::{Config, Namespace, Namespaces, Server, WhenFull};
 
 struct Client {
     server: Server,
@@ -14,8 +14,18 @@ struct Client {
 }
 
 fn serve(db: &Evermap, namespaces: &[(&str, u64)], refused: Vec<Restricted>) -> Client {
+    serve_with(db, namespaces, WhenFull::Refuse, refused)
+}
+
+fn serve_with(
+    db: &Evermap,
+    namespaces: &[(&str, u64)],
+    when_full: WhenFull,
+    refused: Vec<Restricted>,
+) -> Client {
     let space = |&(prefix, limit): &(&str, u64)| Namespace { prefix: prefix.into(), limit };
-    let cache = Namespaces::open(db, namespaces.iter().map(space).collect()).unwrap();
+    let namespaces = namespaces.iter().map(space).collect();
+    let cache = Namespaces::open(db, namespaces, when_full).unwrap();
     let listen = ([127, 0, 0, 1], 0).into();
     let config = Config { listen, threads: 2, refused, ..Config::default() };
     let server = Server::start(cache, config).unwrap();
@@ -115,6 +125,52 @@ fn a_limit_concerns_its_namespace_only() {
     assert_eq!(stored(&mut client, "large:"), 100);
     client.check("flush_namespace little:", "OK");
     assert!(stored(&mut client, "little:") > 0);
+}
+
+/// With eviction, a full namespace takes new items, and its old ones go, from one server to the
+/// next.
+#[test]
+fn a_full_namespace_evicts_its_own_items_only() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("map");
+    let options = Options::new().memory_limit(32 << 20).evict(true);
+    let value = "v".repeat(1000);
+    let (namespaces, mut stored) = ([("little:", 100_000), ("other:", 100_000)], 0);
+    for round in 0..3 {
+        let db = Evermap::open(&path, options.clone()).unwrap();
+        let mut client = serve_with(&db, &namespaces, WhenFull::Evict, Vec::new());
+        let set = |client: &mut Client, key: &str| {
+            client.check(&format!("set {key} 0 0 1000|{value}"), "STORED");
+        };
+        if round == 0 {
+            (0..80).for_each(|number| set(&mut client, &format!("other:{number}")));
+            (0..80).for_each(|number| set(&mut client, &format!("rest{number}")));
+        }
+        for _ in 0..1000 {
+            set(&mut client, &format!("little:{stored}"));
+            stored += 1;
+        }
+        let stats = client.stats("stats namespaces");
+        let figure = |name: &str| stats[&format!("evermap_namespaces_{name}:")[..]].parse::<u64>();
+        let (items, evictions) = (figure("items:little").unwrap(), figure("evictions:little"));
+        assert!((70..100).contains(&items), "{items}");
+        // 1000 were added to what was there.
+        assert!(evictions.unwrap() > 900 && figure("bytes:little").unwrap() <= 100_000);
+        assert_eq!(figure("evictions:other").unwrap(), 0);
+        assert_eq!(
+            client.stats("stats")["evictions"],
+            stats["evermap_namespaces_evictions:little:"]
+        );
+        let there = |client: &mut Client, key: String| client.ask(&format!("mg {key}")) == "HD";
+        let last = (stored - 20..stored).filter(|it| there(&mut client, format!("little:{it}")));
+        assert!(last.count() >= 18);
+        for number in 0..80 {
+            assert!(there(&mut client, format!("other:{number}")));
+            assert!(there(&mut client, format!("rest{number}")));
+        }
+        drop(client);
+        db.close().unwrap();
+    }
 }
 
 #[test]

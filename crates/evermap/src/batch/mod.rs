@@ -566,7 +566,11 @@ impl<M: Medium> Map<M> {
             }
         }
         self.db.ensure_not_backed_up()?;
-        self.db.with_space(|| {
+        let is_changed = |map: &Self| match map.name() {
+            name if name == self.name() => true,
+            name => batch.named.iter().any(|(named, _)| Some(&**named) == name),
+        };
+        self.db.with_space(&is_changed, || {
             loop {
                 let named = named()?;
                 let stores: Vec<_> = std::iter::once(self).chain(&named).collect();

@@ -401,7 +401,7 @@ impl<M: Medium> Map<M> {
     fn count_dead(&self, record: &Record<'_, M>) {
         let maintenance = &self.db.file.maintenance;
         maintenance.purged.fetch_add(1, Relaxed);
-        if self.inner.evicts && !record.access().is_fetched() {
+        if self.inner.evicts() && !record.access().is_fetched() {
             maintenance.evictor.counts.expired_unfetched.fetch_add(1, Relaxed);
         }
     }

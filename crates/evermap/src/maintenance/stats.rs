@@ -88,8 +88,10 @@ pub struct Stat {
     pub purges: u64,
     /// Number of records that were removed since opening because they were expired or flushed.
     pub purged: u64,
-    /// Number of records that were evicted since opening.
+    /// Number of records of all maps that were evicted since opening.
     pub evictions: u64,
+    /// Number of those of them that were in this map.
+    pub map_evictions: u64,
     /// Number of those of them that were never read.
     pub evicted_unfetched: u64,
     /// Bytes of the blocks of the records that were evicted.
@@ -210,6 +212,7 @@ impl<M: Medium> Map<M> {
             purges: file.maintenance.purges.load(Relaxed),
             purged: file.maintenance.purged.load(Relaxed),
             evictions: evicted.evictions.load(Relaxed),
+            map_evictions: self.inner.own_eviction.evictions.load(Relaxed),
             evicted_unfetched: evicted.evicted_unfetched.load(Relaxed),
             evicted_bytes: evicted.evicted_bytes.load(Relaxed),
             evicted_directly: evicted.direct.load(Relaxed),

@@ -46,6 +46,7 @@ pub struct MapOptions {
     create: bool,
     index: Option<IndexKind>,
     max_bytes: Option<u64>,
+    evict: Option<bool>,
 }
 
 impl Default for MapOptions {
@@ -57,7 +58,7 @@ impl Default for MapOptions {
 impl MapOptions {
     /// Opens the map, or creates it if it does not exist.
     pub fn new() -> Self {
-        MapOptions { create: true, index: None, max_bytes: None }
+        MapOptions { create: true, index: None, max_bytes: None, evict: None }
     }
 
     /// Sets whether the map is created if it does not exist. The default is `true`.
@@ -97,6 +98,32 @@ impl MapOptions {
     /// ```
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets whether this map evicts its own records, from now on, where
+    /// [`max_bytes`](MapOptions::max_bytes) would be exceeded: those that are unlikely to be read
+    /// again, while other maps keep theirs. So a mutation returns [`Error::Full`] only for a record
+    /// that is larger than the limit. The default is `false`, and to leave it as it is if the map
+    /// is open. It is not stored in the file; without a limit it has no effect, and in a file that
+    /// is read-only neither.
+    ///
+    /// In a file that is a [cache](crate::Options::evict), the default map is what makes space for
+    /// all maps; if it has next to nothing left, the map does that is nearest to its own limit.
+    ///
+    /// ```
+    /// # use evermap::{Evermap, MapOptions, Options};
+    /// let db = Evermap::in_memory(Options::new())?;
+    /// let little = db.map("little", MapOptions::new().max_bytes(10_000).evict(true))?;
+    /// for number in 0..1000_u32 {
+    ///     little.put(number.to_le_bytes(), &[0; 500])?;
+    /// }
+    /// assert!(little.bytes().value <= 10_000);
+    /// assert!(little.contains(999_u32.to_le_bytes())?);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    pub fn evict(mut self, evict: bool) -> Self {
+        self.evict = Some(evict);
         self
     }
 }
@@ -176,7 +203,7 @@ impl<M: Medium> Evermap<M> {
             return Err(Error::MapName { len: name.len(), max: MAP_NAME_MAX });
         }
         let mut is_new = false;
-        let map = self.with_space(|| {
+        let map = self.with_space(&|_| false, || {
             let mut table = self.table()?;
             let store = match self.find_map(&mut table, name)? {
                 Some(store) => store,
@@ -192,6 +219,9 @@ impl<M: Medium> Evermap<M> {
             }
             if let Some(bytes) = options.max_bytes {
                 store.inner.max_bytes.store(bytes, Relaxed);
+            }
+            if let Some(evict) = options.evict {
+                store.inner.set_evicts(evict && !self.file.read_only);
             }
             Ok(store)
         })?;

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 
 use evermap_index::Visitor;
 use evermap_index::key::BytesRef;
@@ -12,6 +12,7 @@ use evermap_pm::{Medium, Pool};
 
 use crate::index::PrimaryIndex;
 use crate::maintenance::census::{Counters, Totals};
+use crate::maintenance::evict::course::OwnEviction;
 use crate::maintenance::expire::Expiries;
 use crate::map::header::{MapHeader, mix};
 use crate::ops::losses::Losses;
@@ -44,7 +45,8 @@ pub(crate) struct MapInner<M: Medium> {
     pub(crate) counters: Counters,
     pub(crate) max_bytes: AtomicU64,
     /// Whether its records are evicted, and keep how they were read.
-    pub(crate) evicts: bool,
+    evicts: AtomicBool,
+    pub(crate) own_eviction: OwnEviction,
     pub(crate) expiries: Expiries,
     /// The ordered index in ordinary memory, if [`Options::ordered`] asks for it.
     pub(crate) ordered: Option<Ordered>,
@@ -170,7 +172,10 @@ impl<M: Medium> OpenContext<'_, M> {
             )?,
             counters: Counters::new(known, bound),
             max_bytes: AtomicU64::new(u64::MAX),
-            evicts: header.is_default() && self.options.evict && !self.options.read_only,
+            evicts: AtomicBool::new(
+                header.is_default() && self.options.evict && !self.options.read_only,
+            ),
+            own_eviction: OwnEviction::new(),
             expiries: Expiries::new(is_new),
             ordered: ordered
                 .then(|| Ordered::new(self.options.ordered_updates, is_new))
@@ -221,6 +226,17 @@ impl<M: Medium> MapInner<M> {
     /// Returns `true` for the map with the names of the others.
     pub(crate) fn is_catalogue(&self) -> bool {
         self.name.is_none() && !self.header.is_default()
+    }
+
+    /// Returns `true` if its records are evicted, and keep how they were read.
+    #[inline]
+    pub(crate) fn evicts(&self) -> bool {
+        // Relaxed: a read beside the call that sets it may be counted or not.
+        self.evicts.load(Relaxed)
+    }
+
+    pub(crate) fn set_evicts(&self, evicts: bool) {
+        self.evicts.store(evicts, Relaxed);
     }
 
     /// Returns `true` if operations may begin.

@@ -91,7 +91,7 @@ impl<M: Medium> Map<M> {
     /// Returns the access state of a record that is stored now.
     #[inline]
     pub(crate) fn new_access(&self) -> AccessState {
-        match self.inner.evicts {
+        match self.inner.evicts() {
             true => AccessState::new(self.db.file.clock.coarse()),
             false => AccessState::default(),
         }

@@ -147,7 +147,6 @@ impl<M: Medium> Map<M> {
     fn store_alone(&self, record: &NewRecord<'_>) -> Result<u64> {
         let key = self.begin_change(record.key)?;
         let outcome = self
-            .db
             .with_space(|| self.try_store(key, record.value, record.meta, Condition::Any, None))?;
         Ok(outcome.cas().expect("something was stored"))
     }

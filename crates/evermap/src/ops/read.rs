@@ -73,7 +73,7 @@ impl<M: Medium> Map<M> {
     /// was read before.
     #[inline]
     pub(crate) fn accessed(&self, record: &Record<'_, M>) -> Access {
-        if self.inner.evicts { self.count_access(record) } else { Access::default() }
+        if self.inner.evicts() { self.count_access(record) } else { Access::default() }
     }
 
     #[inline(never)]
@@ -89,7 +89,7 @@ impl<M: Medium> Map<M> {
 
     /// Returns how a record was read, as [`accessed`](Map::accessed) does, without counting a read.
     pub(crate) fn prior_access(&self, record: &Record<'_, M>) -> Access {
-        match self.inner.evicts {
+        match self.inner.evicts() {
             true => record.access().prior(self.db.file.clock.coarse()),
             false => Access::default(),
         }

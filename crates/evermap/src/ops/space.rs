@@ -1,15 +1,18 @@
 //! Making space where a mutation lacks some.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use evermap_pm::Medium;
-
-use std::sync::atomic::Ordering::Relaxed;
 
 use crate::error::Shortage;
 use crate::maintenance::evict::shortage_of;
 use crate::{Error, Evermap, Map, Result};
 
+/// The number of times that a mutation makes room in a full map and finds that others have taken
+/// it.
+const ROOM_ATTEMPTS: u32 = 64;
 /// How long a mutation that lacks space waits for readers that keep some from being reused.
 const READER_WAIT: Duration = Duration::from_millis(500);
 /// The number of dead records that a mutation removes at a time, so that later ones find room as
@@ -20,14 +23,19 @@ const FOR_SPACE: u64 = 4096;
 impl<M: Medium> Evermap<M> {
     /// Calls `attempt`, and again while it fails for lack of space that can be made: by removing
     /// dead records or saved keys, by evicting others in a cache, by waiting for readers or for the
-    /// sweep, or by moving records together.
+    /// sweep, or by moving records together. Room within its own limit is made in a map that
+    /// `is_changed`.
     ///
     /// `attempt` must not hold a guard when it returns.
     #[inline(always)]
-    pub(crate) fn with_space<R>(&self, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
+    pub(crate) fn with_space<R>(
+        &self,
+        is_changed: &dyn Fn(&Map<M>) -> bool,
+        mut attempt: impl FnMut() -> Result<R>,
+    ) -> Result<R> {
         match attempt() {
             answer @ Err(Error::Full { .. } | Error::Storage(_)) => {
-                self.make_space_and_retry(answer, attempt)
+                self.make_space_and_retry(is_changed, answer, attempt)
             }
             answer => answer,
         }
@@ -37,6 +45,7 @@ impl<M: Medium> Evermap<M> {
     #[inline(never)]
     fn make_space_and_retry<R>(
         &self,
+        is_changed: &dyn Fn(&Map<M>) -> bool,
         mut answer: Result<R>,
         mut attempt: impl FnMut() -> Result<R>,
     ) -> Result<R> {
@@ -44,8 +53,12 @@ impl<M: Medium> Evermap<M> {
             Err(Error::Storage(error)) => error.is_no_space(),
             _ => false,
         };
-        while let Err(Error::Full { needed, .. }) = answer {
-            let made = self.open_maps().iter().any(|map| map.make_space(needed));
+        for _ in 0..ROOM_ATTEMPTS {
+            let Err(Error::Full { needed, .. }) = answer else { break };
+            let mut made = false;
+            for map in self.open_maps().iter().filter(|map| is_changed(map)) {
+                made |= map.make_space(needed);
+            }
             // Even if not: other threads may have made some before.
             answer = attempt();
             if !made {
@@ -123,19 +136,29 @@ impl<M: Medium> Evermap<M> {
 }
 
 impl<M: Medium> Map<M> {
+    /// [`with_space`](Evermap::with_space) for an attempt that changes this map.
+    #[inline]
+    pub(crate) fn with_space<R>(&self, attempt: impl FnMut() -> Result<R>) -> Result<R> {
+        self.db.with_space(&|map| Arc::ptr_eq(&map.inner, &self.inner), attempt)
+    }
+
     /// If this map is full, removes dead records, or waits until another thread has, or until its
-    /// records are counted. Returns `true` if there is space for `bytes` now, as far as that is
-    /// known, and was none before.
+    /// records are counted, or evicts some. Returns `true` if there is space for `bytes` now, as
+    /// far as that is known, and there was none before, or others can take what is made.
     #[cold]
     fn make_space(&self, bytes: u64) -> bool {
         let has_space = || self.ensure_room(bytes).is_ok();
         if has_space() {
-            return false;
+            return self.evicts_own();
         }
         // A failure to remove leaves things as they are.
         let _ = self.remove_expired(FOR_LIMIT);
         let (maintenance, expiries) = (&self.db.file.maintenance, &self.inner.expiries);
         let is_counted = has_space() || self.bytes().exact || maintenance.wait_for_space();
+        if self.evicts_own() {
+            // What is passed over and has expired goes as well. A walk for it would take longer.
+            return self.evict_for_room(bytes).is_ok_and(|made| made);
+        }
         if !has_space() && is_counted && expiries.is_walk_due() {
             self.db.walk_for_space(|| has_space() || !expiries.is_walk_due());
         }

@@ -149,7 +149,7 @@ impl<'s, M: Medium> ValueWriter<'s, M> {
         }
         let meta = (meta.flags(), Control::of(&meta)?.encode());
         let named = store.begin_change(key)?;
-        let record = store.db.with_space(|| {
+        let record = store.with_space(|| {
             let _guard = store.enter_writing()?;
             store.ensure_room(store.db.file.pool.block_size(record_bytes(key.len(), len)))?;
             PartialRecord::reserve(&store.db.file.pool, &store.db.file.partial, named.bytes, len)
@@ -194,7 +194,7 @@ impl<'s, M: Medium> ValueWriter<'s, M> {
         }
         let (store, key) = (self.store, std::mem::take(&mut self.key));
         let key = store.begin_change(&key)?;
-        let cas = store.db.with_space(|| self.try_finish(key))?;
+        let cas = store.with_space(|| self.try_finish(key))?;
         store.db.settle()?;
         Ok(cas)
     }

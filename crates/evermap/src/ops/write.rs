@@ -98,9 +98,8 @@ impl<M: Medium> Map<M> {
         mut old: Option<&mut Vec<u8>>,
     ) -> Result<Outcome> {
         let key = self.begin_change(key)?;
-        let stored = self
-            .db
-            .with_space(|| self.try_store(key, value, meta, condition, old.as_deref_mut()))?;
+        let stored =
+            self.with_space(|| self.try_store(key, value, meta, condition, old.as_deref_mut()))?;
         self.db.settle()?;
         Ok(stored)
     }
@@ -370,7 +369,7 @@ impl<M: Medium> Map<M> {
         key: BytesRef<'_>,
         mut edit: impl FnMut(Option<Item<'_>>) -> CacheEdit,
     ) -> Result<Outcome> {
-        let outcome = self.db.with_space(|| {
+        let outcome = self.with_space(|| {
             loop {
                 if let Some(outcome) = self.try_modify(key, &mut edit)? {
                     return Ok(outcome);

@@ -148,7 +148,7 @@ impl<M: Medium> Map<M> {
     /// as new. Returns `true` if the key was not bound.
     fn bind_copy(&self, copied: &Copied<'_>) -> Result<bool> {
         let key = self.begin_change(copied.key)?;
-        self.db.with_space(|| self.try_bind_copy(key, copied))
+        self.with_space(|| self.try_bind_copy(key, copied))
     }
 
     fn try_bind_copy(&self, key: BytesRef<'_>, copied: &Copied<'_>) -> Result<bool> {

@@ -74,6 +74,7 @@ fn the_names_of_figures_stay() {
         "held_up_by",
         "index",
         "map",
+        "map_evictions",
         "maps",
         "max_bytes",
         "medium",

@@ -12,6 +12,7 @@ mod costs;
 mod crash;
 mod damage;
 mod evict;
+mod evict_own;
 mod expire;
 mod figures;
 mod files;

@@ -29,6 +29,7 @@ use evermap_index::record::OFFSET_MASK;
 use evermap_index::{BATCH_KEYS, Guard};
 use evermap_pm::Medium;
 
+use super::course::{Course, Share};
 use super::{Evicted, Manner};
 use crate::item::Access;
 use crate::maintenance::expire::unless_damaged;
@@ -42,11 +43,6 @@ const TOGETHER: u64 = 8 * BATCH_KEYS as u64;
 /// A record that was stored after this part of all records, counted in changes, is new: a reader
 /// may still come for it. So is what was stored since the hand began its round.
 const NEW_PART: u64 = 20;
-/// Records that were never read are evicted while they take more than one part in this many.
-const PROBATION_PART: u64 = 4;
-/// Their part is that of the bytes which the hand has passed over lately: the older half of a
-/// round counts less and less.
-const ROUND_PART: u64 = 2;
 /// How many times a pass over a record counts at most; at least, it counts as one in this many.
 const TIMES_MAX: u64 = 4;
 /// 1, in fixed point: see [`Judge::times`].
@@ -61,53 +57,12 @@ pub(super) struct Hand {
     /// The blocks of the extent that are still to be passed, the last one first.
     blocks: Vec<u64>,
     block_size: u64,
-    /// What it has passed over lately.
-    lately: Share,
-    /// The number of live records that it has passed over.
-    records: u64,
-    /// The CAS id that was next when it began its round.
-    round: u64,
-}
-
-/// Records that were passed over, and the part of those that were never read, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Share {
-    unread: u64,
-    all: u64,
-    /// The number of all.
-    records: u64,
-}
-
-impl Share {
-    /// Adds what was passed over, and forgets half of the past when that exceeds `most` bytes.
-    fn add(&mut self, passed: Share, most: u64) {
-        self.unread += passed.unread;
-        self.all += passed.all;
-        self.records += passed.records;
-        if self.all > most {
-            self.unread /= 2;
-            self.all /= 2;
-            self.records /= 2;
-        }
-    }
-
-    /// Returns `true` if there are many of them.
-    fn is_large(self) -> bool {
-        self.unread * PROBATION_PART > self.all
-    }
+    course: Course,
 }
 
 impl Hand {
     pub(super) fn new() -> Self {
-        Hand {
-            next: 0,
-            extent: 0,
-            blocks: Vec::new(),
-            block_size: 0,
-            lately: Share::default(),
-            records: 0,
-            round: 0,
-        }
+        Hand { next: 0, extent: 0, blocks: Vec::new(), block_size: 0, course: Course::default() }
     }
 
     /// Goes on to the next extent, behind the last one to the first. Returns the bytes of free
@@ -115,7 +70,7 @@ impl Hand {
     fn advance<M: Medium>(&mut self, db: &Evermap<M>) -> Option<u64> {
         let heap = db.file.pool.heap();
         let extent = heap.extent_from(self.next).filter(|_| self.next > 0).or_else(|| {
-            self.round = db.file.cas_counter.next();
+            self.course.round = db.file.cas_counter.next();
             heap.extent_from(0)
         })?;
         (self.next, self.extent) = (extent.next, extent.extent);
@@ -152,7 +107,7 @@ impl Event {
 }
 
 /// What is to be done with records.
-struct Judge<'j> {
+pub(super) struct Judge<'j> {
     /// The largest frequency of records that are evicted. If it is above zero, too few were.
     bar: u16,
     /// Whether records on probation are evicted, and not others.
@@ -162,7 +117,7 @@ struct Judge<'j> {
     /// The number of records that the hand had passed over before.
     records: u64,
     /// What was passed over.
-    passed: Share,
+    pub(super) passed: Share,
     /// Records with this CAS id and later ones are new.
     new_from: u64,
     /// Records with a smaller CAS id are flushed.
@@ -229,21 +184,7 @@ impl<M: Medium> Evermap<M> {
             let Some(free) = hand.advance(self) else { return Ok(passed) };
             passed.bytes += free;
         }
-        let records = map.inner.counters.totals().0.records;
-        let mut judge = Judge {
-            bar,
-            ends_probation: hand.lately.is_large(),
-            mean: hand.lately.all.checked_div(hand.lately.records).unwrap_or(0),
-            records: hand.records,
-            passed: Share::default(),
-            new_from: hand
-                .round
-                .min(self.file.cas_counter.next().saturating_sub(records / NEW_PART)),
-            mark: map.inner.flush.mark(),
-            now: self.file.clock.now(),
-            manner,
-            events: self.file.maintenance.evictor.is_watched.load(Relaxed).then_some(events),
-        };
+        let mut judge = map.judge(&hand.course, bar, manner, events);
         let mut left = (most / hand.block_size.max(1)).clamp(1, TOGETHER) as usize;
         while left > 0 && !hand.blocks.is_empty() {
             let from = hand.blocks.len().saturating_sub(left.min(BATCH_KEYS));
@@ -252,14 +193,37 @@ impl<M: Medium> Evermap<M> {
             passed.bytes += blocks.len() as u64 * hand.block_size;
             map.examine_blocks(hand.extent, &blocks, &mut judge)?;
         }
-        hand.records = hand.records.wrapping_add(judge.passed.records);
-        let all = map.inner.counters.most_bytes();
-        hand.lately.add(judge.passed, all / ROUND_PART);
+        hand.course.add(judge.passed, map.inner.counters.most_bytes());
         Ok(passed)
     }
 }
 
 impl<M: Medium> Map<M> {
+    /// Returns what a hand does with the next records of this map, of which those go whose
+    /// frequency is `bar` at most.
+    pub(super) fn judge<'j>(
+        &self,
+        course: &Course,
+        bar: u16,
+        manner: Manner,
+        events: &'j mut Vec<Event>,
+    ) -> Judge<'j> {
+        let file = &self.db.file;
+        let records = self.inner.counters.totals().0.records;
+        Judge {
+            bar,
+            ends_probation: course.lately.is_large(),
+            mean: course.lately.all.checked_div(course.lately.records).unwrap_or(0),
+            records: course.records,
+            passed: Share::default(),
+            new_from: course.round.min(file.cas_counter.next().saturating_sub(records / NEW_PART)),
+            mark: self.inner.flush.mark(),
+            now: file.clock.now(),
+            manner,
+            events: file.maintenance.evictor.is_watched.load(Relaxed).then_some(events),
+        }
+    }
+
     /// Evicts the record in a block of an extent, however often it was read, if there is one of
     /// this map.
     pub(super) fn evict_block(
@@ -321,7 +285,7 @@ impl<M: Medium> Map<M> {
     }
 
     /// Passes over a record that the index names under `guard`.
-    fn examine_record(
+    pub(super) fn examine_record(
         &self,
         key: BytesRef<'_>,
         record: &Record<'_, M>,
@@ -386,6 +350,7 @@ impl<M: Medium> Map<M> {
         let bytes = self.db.file.pool.block_size(record.bytes());
         let Access { fetched, idle } = access.prior(judge.now);
         counts.evictions.fetch_add(1, Relaxed);
+        self.inner.own_eviction.evictions.fetch_add(1, Relaxed);
         counts.evicted_bytes.fetch_add(bytes, Relaxed);
         counts.evicted_unfetched.fetch_add(u64::from(!fetched), Relaxed);
         counts.direct.fetch_add(u64::from(judge.manner == Manner::Direct), Relaxed);
@@ -488,18 +453,6 @@ mod tests {
         assert_eq!(judge.verdict(cold, 0, 4), Chosen::Goes);
         judge.ends_probation = true;
         assert_eq!(judge.verdict(AccessState::new(1_000), 0, 0), Chosen::Stays);
-    }
-
-    #[test]
-    fn the_share_of_what_was_never_read_is_that_of_lately() {
-        let mut share = Share::default();
-        assert!(!share.is_large(), "nothing is known");
-        (0..10).for_each(|_| share.add(Share { unread: 10, all: 100, records: 1 }, 1_000));
-        assert!(!share.is_large());
-        (0..10).for_each(|_| share.add(Share { unread: 60, all: 100, records: 1 }, 1_000));
-        assert!(share.is_large() && share.all <= 1_000);
-        (0..20).for_each(|_| share.add(Share { unread: 10, all: 100, records: 1 }, 1_000));
-        assert!(!share.is_large());
     }
 
     /// What happens between the choice of a record and its removal decides.

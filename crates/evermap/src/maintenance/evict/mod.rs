@@ -7,21 +7,25 @@
 //!
 //! * [`need`] decides whether space has to be made, and for which sizes.
 //! * [`hand`] chooses the records that go: it passes over the extents of the file in turn.
+//! * [`course`] has what hands know, and keep.
 //! * [`empty`] moves what is left in sparse extents together, so that the space of one size can
 //!   serve another.
 //! * [`neighbours`] moves or evicts what is between free units, where enough are free for a record,
 //!   but not in one place.
 //! * [`limits`] has the limit in effect, and how long the file may become for it.
+//! * [`own`] makes room in a map that evicts its own records within its own limit.
 //!
 //! An eviction is a removal like any other, under the lock of the key, and only if the record is
 //! still the one that was chosen. Nothing about it is in the file but [how each record was
 //! read](crate::record::access), so that there is nothing to recover.
 
+pub(crate) mod course;
 mod empty;
 mod hand;
 mod limits;
 mod need;
 mod neighbours;
+mod own;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -33,7 +37,7 @@ use evermap_pm::sync::{Condvar, Mutex, MutexGuard, Rank};
 
 use crate::error::Shortage;
 use crate::trace::Evictions;
-use crate::{Error, Evermap, Result};
+use crate::{Error, Evermap, Map, Result};
 use hand::Hand;
 use limits::Limits;
 use need::{Demands, Goal, Need};
@@ -50,6 +54,9 @@ const WAITING_AT_ONCE: u64 = 4 << 20;
 const READER_WAIT: Duration = Duration::from_millis(500);
 /// The number of times that a mutation makes space and finds that others have taken it.
 const ATTEMPTS: u32 = 64;
+/// Records of the default map that take less than this part of the limit are not searched for:
+/// nearly all that the hand would pass over is something else.
+const LITTLE_PART: u64 = 64;
 /// The number of times in a row that it finds nothing to be made, and none left.
 const STALLS: u32 = 8;
 
@@ -160,6 +167,8 @@ enum Manner {
     Ahead,
     /// By a mutation that needs it.
     Direct,
+    /// By a mutation, within the limit of its map.
+    Own,
 }
 
 impl<M: Medium> Evermap<M> {
@@ -196,9 +205,25 @@ impl<M: Medium> Evermap<M> {
         Ok(counts.evictions.load(Relaxed) - before)
     }
 
-    /// Returns `true` if the default map evicts records.
+    /// Returns `true` if the file is a cache: the default map evicts records.
     pub(crate) fn evicts(&self) -> bool {
-        self.file.default.evicts
+        self.file.default.evicts()
+    }
+
+    /// Returns the map whose records go so that the file stays within its limit: the default one
+    /// as long as it has some, and then, of the maps that evict their own, that which is nearest to
+    /// its limit.
+    fn map_to_give_way(&self) -> Map<M> {
+        let default = self.default_map();
+        if default.inner.counters.most_bytes() > self.file.pool.heap().room().limit / LITTLE_PART {
+            return default;
+        }
+        let part = |map: &Map<M>| {
+            let limit = map.inner.max_bytes.load(Relaxed).max(1);
+            map.inner.counters.most_bytes() as f64 / limit as f64
+        };
+        let own = self.open_maps().into_iter().filter(Map::evicts_own);
+        own.max_by(|a, b| part(a).total_cmp(&part(b))).unwrap_or(default)
     }
 
     /// Runs in a thread in the background until the store is closed: evicts when space becomes
@@ -401,13 +426,17 @@ impl<M: Medium> Evermap<M> {
             Need::Blocks => passes.steps += 1,
         }
         // What has expired first. A failure to remove leaves things as they are.
-        if self.default_map().remove_expired(need::EXPIRED_AT_ONCE).is_ok_and(|gone| gone > 0) {
+        let map = self.map_to_give_way();
+        if map.remove_expired(need::EXPIRED_AT_ONCE).is_ok_and(|gone| gone > 0) {
             self.file.pool.epoch().drain_within(READERS);
             return Ok(true);
         }
-        let bar = passes.bar();
-        let passed = self.pass(hand, passes.goal.step(), bar, manner, events)?;
-        passes.passed += passed.bytes;
+        let (bar, step) = (passes.bar(), passes.goal.step());
+        let passed = match map.evicts_own() {
+            true => map.pass_own(step, bar, events)?,
+            false => self.pass(hand, step, bar, manner, events)?.bytes,
+        };
+        passes.passed += passed;
         if passes.passed >= passes.goal.passed_per_bar() / 2 && !passes.has_returned {
             // In a small cache, these keep many extents from becoming free.
             passes.has_returned = true;
@@ -416,7 +445,7 @@ impl<M: Medium> Evermap<M> {
         if waiting() >= excess {
             self.file.pool.epoch().drain_within(READERS);
         }
-        Ok(passed.bytes > 0 && passes.passed <= passes.goal.most_passed())
+        Ok(passed > 0 && passes.passed <= passes.goal.most_passed())
     }
 }
 
