@@ -49,11 +49,70 @@ install_packages() {
         command -v cpio >/dev/null || missing+=(cpio)
         command -v depmod >/dev/null || missing+=(kmod)
         command -v valgrind >/dev/null || missing+=(valgrind)
+        # For tests as programs of another processor.
+        command -v qemu-aarch64 >/dev/null || missing+=(qemu-user)
+        command -v aarch64-linux-gnu-gcc >/dev/null || missing+=(gcc-aarch64-linux-gnu)
+        ls /usr/aarch64-linux-gnu/lib/libc.so >/dev/null 2>&1 || missing+=(libc6-dev-arm64-cross)
     fi
     [ ${#missing[@]} -gt 0 ] || return 0
     step "installing ${missing[*]}"
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"
+}
+
+# Another processor, for the code that is left out on x86-64.
+other=aarch64-unknown-linux-gnu
+
+# Returns 0 if programs can be compiled for it. Rustup may fetch what is missing, where it can.
+has_other() {
+    command -v rustup >/dev/null || return
+    rustup target list --installed | grep -qx "$other" \
+        || timeout 60 rustup target add "$other" >/dev/null 2>&1
+}
+
+# All that a user of the libraries and of the command gets, but TLS, which has code in C.
+other_processor() {
+    step "compiled for $other"
+    if ! has_other; then
+        echo "NOT TRIED: rustup has no target $other here"
+        return
+    fi
+    # Warnings are those of code that only other processors compile.
+    local name=${other^^}
+    local -x "CARGO_TARGET_${name//-/_}_RUSTFLAGS=-D warnings"
+    cargo check --target "$other" --quiet -p evermap-pm -p evermap-index -p evermap-papers \
+        -p evermap-volatile -p evermap -p evermap-raft --features evermap/more-indexes,evermap/serde
+    cargo check --target "$other" --quiet -p evermap-server -p evermap-cli \
+        --no-default-features --features evermap-cli/more-indexes,evermap-cli/top
+}
+
+# Tests as programs of that processor, which QEMU interprets: what is portable, and the order of
+# memory only as strict as this machine's.
+tests_of_other_processor() {
+    step "tests for $other"
+    if ! has_other || ! command -v qemu-aarch64 >/dev/null; then
+        echo "NOT TRIED: needs rustup's target $other and qemu-aarch64"
+        return
+    fi
+    local name=${other^^}
+    export "CARGO_TARGET_${name//-/_}_LINKER=aarch64-linux-gnu-gcc"
+    export "CARGO_TARGET_${name//-/_}_RUNNER=qemu-aarch64 -L /usr/aarch64-linux-gnu"
+    env -u EVERMAP_TEST_TIER cargo test --target "$other" --quiet -p evermap-volatile --lib
+}
+
+# With exactly the version of Rust that the manifest declares.
+declared_version() {
+    local version toolchain
+    version=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    step "Rust $version"
+    toolchain=$(rustup toolchain list 2>/dev/null | grep -m 1 -o "^$version[.-][^ ]*" || true)
+    if [ -n "$toolchain" ]; then
+        cargo "+$toolchain" check --workspace --all-targets --locked --quiet
+    elif rustc --version | grep -q "^rustc $version\."; then
+        cargo check --workspace --all-targets --locked --quiet
+    else
+        echo "NOT TRIED: rustup has no toolchain $version here"
+    fi
 }
 
 lints() {
@@ -63,8 +122,10 @@ lints() {
     cargo clippy --workspace --all-targets "${features[@]}" -- -D warnings
     # In the workspace, the command turns on features of the library that are off by default.
     cargo clippy -p evermap -- -D warnings
+    other_processor
     # They are a workspace of their own.
     if $full; then
+        declared_version
         cargo check --manifest-path fuzz/Cargo.toml --quiet
         cargo clippy --manifest-path bindings/python/Cargo.toml --quiet -- -D warnings
         cargo fmt --manifest-path bindings/python/Cargo.toml --check
@@ -138,6 +199,9 @@ long_campaigns() {
     tests/source-edits/run.py --table
     step "the package for Python"
     bindings/python/test.sh
+    step "the crates as they would be published"
+    packaging/publish.sh --allow-dirty --quiet
+    tests_of_other_processor
     step "fuzzing"
     fuzz
 }

@@ -7,7 +7,7 @@ use evermap_pm::{Error, Medium, PmU64, Result};
 
 use super::bits::{Search, extract};
 use super::contents::{Contents, Positions};
-use super::layout::{BITS_MAX, Child, ENTRIES_MAX, HEADER, INDEXES, Root, Shape};
+use super::layout::{BITS_MAX, Child, HEADER, INDEXES, Root, Shape};
 
 /// A node, or the root block, which is treated as a node with one entry that no other entry has to
 /// be told apart from.
@@ -200,6 +200,7 @@ fn last_subset<const BITS: u32, M: Medium>(m: &M, keys: &[PmU64], bits: u64) -> 
 fn last_subset_of_bytes<M: Medium>(m: &M, keys: &[PmU64], bits: u64) -> usize {
     #[cfg(all(target_arch = "x86_64", target_feature = "sse2"))]
     {
+        use super::layout::ENTRIES_MAX;
         // Bit n is set if the key at n has no others.
         let mut subsets = 0;
         for (at, pair) in keys.chunks(2).enumerate().take(ENTRIES_MAX / 16) {
