@@ -198,7 +198,7 @@ long_campaigns() {
     tests/source-edits/run.py --only-for 10
     tests/source-edits/run.py --table
     step "the package for Python"
-    bindings/python/test.sh
+    bindings/python/test.sh --full
     step "the crates as they would be published"
     packaging/publish.sh --allow-dirty --quiet
     tests_of_other_processor

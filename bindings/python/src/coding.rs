@@ -1,11 +1,23 @@
 //! Keys and values as bytes, and as objects of Python.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 
+use evermap::cache::UnreadRecord;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyTypeError, PyUnicodeDecodeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
+
+use crate::errors::raised;
+
+/// The capacity up to which a buffer is kept, bytes.
+const BUFFER_KEPT: usize = 32 << 10;
+
+thread_local! {
+    /// Where text is copied to, before it becomes an object.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// What keys, or values, are in Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +48,31 @@ impl Coding {
                 Ok(text) => Ok(Cow::Borrowed(text.to_str()?.as_bytes())),
                 Err(_) => Err(not_of_type(object, what, "str")),
             },
+        }
+    }
+
+    /// Returns the object of the value of a record: `bytes` are copied to where they stay. Runs no
+    /// code of Python, because there is a guard.
+    #[inline]
+    pub(crate) fn read<'py>(
+        self,
+        py: Python<'py>,
+        record: &UnreadRecord<'_>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Coding::Bytes => {
+                let copy = |out: &mut [u8]| record.copy_to(out).map_err(raised);
+                PyBytes::new_with(py, record.value_len(), copy).map(Bound::into_any)
+            }
+            Coding::Text => BUFFER.with_borrow_mut(|buffer| {
+                buffer.clear();
+                record.append_to(buffer).map_err(raised)?;
+                let text = self.decode(py, buffer);
+                if buffer.capacity() > BUFFER_KEPT {
+                    *buffer = Vec::new();
+                }
+                text
+            }),
         }
     }
 

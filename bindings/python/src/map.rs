@@ -1,11 +1,11 @@
 //! Operations on keys.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
 use std::ops::{Bound as End, ControlFlow};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use evermap::cache::{BATCH_KEYS, NewRecord};
 use evermap::{Expiry, KeyRange, Meta, Outcome};
 use evermap_bindings::{StoreMap, Walk};
 use pyo3::exceptions::{PyKeyError, PyValueError};
@@ -23,11 +23,6 @@ use crate::store::{Slot, Store};
 const LONG: usize = 32 << 10;
 /// Pairs that `update` collects before it stores them without the interpreter's lock.
 const GROUP: usize = 256;
-
-thread_local! {
-    /// Where a value is copied to, before it becomes an object.
-    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
 
 /// A map of bytes, or text, in a store.
 #[pyclass(frozen, subclass, module = "evermap")]
@@ -68,17 +63,8 @@ impl Map {
         let py = key.py();
         let key = self.encode_key(key)?;
         let map = self.open(py)?;
-        BUFFER.with_borrow_mut(|buffer| {
-            buffer.clear();
-            if !map.map().get_into(&key, buffer).map_err(raised)? {
-                return Ok(None);
-            }
-            let value = self.values.decode(py, buffer);
-            if buffer.capacity() > LONG {
-                *buffer = Vec::new();
-            }
-            value.map(Some)
-        })
+        let found = map.map().cache().find(&key, |record| self.values.read(py, &record));
+        found.map_err(raised)?.transpose()
     }
 
     /// Makes a change, without the interpreter's lock if that may take long.
@@ -153,6 +139,17 @@ fn two<'py>(pair: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Bound<'py,
         Ok([key, value]) => Ok((key, value)),
         Err(_) => Err(PyValueError::new_err("update needs pairs of a key and a value")),
     }
+}
+
+/// Stores records. If some cannot be, returns the first error, and stores the others.
+fn store_all(map: &evermap::Map, records: &[NewRecord<'_>]) -> evermap::Result<()> {
+    let mut result = Ok(());
+    map.cache().set_many(records, |_, stored| {
+        if result.is_ok() {
+            result = stored.map(drop);
+        }
+    });
+    result
 }
 
 /// Returns what is stored beside a value that lives for `ttl` seconds.
@@ -280,15 +277,17 @@ impl Map {
             Err(_) => keys.try_iter()?.collect::<PyResult<_>>()?,
         };
         let encoded = keys.iter().map(|key| self.encode_key(key)).collect::<PyResult<Vec<_>>>()?;
-        let mut values: Vec<Option<Bound<'py, PyAny>>> = vec![None; keys.len()];
-        let mut failed = None;
+        let default = default.unwrap_or_else(|| py.None().into_bound(py));
+        let (mut values, mut failed) = (Vec::with_capacity(keys.len()), None);
         self.open(py)?
             .map()
-            .get_many(&encoded, |at, item| {
-                let value =
-                    item.map_err(raised).and_then(|item| self.values.decode(py, item.value));
+            .cache()
+            .find_many(&encoded, |at, record| {
+                let value = record.map_err(raised).and_then(|record| self.values.read(py, &record));
+                // Those that are absent are not shown.
+                values.resize(at, default.clone());
                 match value {
-                    Ok(value) => values[at] = Some(value),
+                    Ok(value) => values.push(value),
                     Err(error) => failed = Some(error),
                 }
                 if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -297,8 +296,8 @@ impl Map {
         if let Some(error) = failed {
             return Err(error);
         }
-        let default = default.unwrap_or_else(|| py.None().into_bound(py));
-        PyList::new(py, values.into_iter().map(|value| value.unwrap_or_else(|| default.clone())))
+        values.resize(keys.len(), default);
+        PyList::new(py, values)
     }
 
     /// Returns a `memoryview` of the value where it is stored, if the store lends its values, and
@@ -595,11 +594,12 @@ impl Map {
                 }
             }
         }
-        let store = || {
-            pairs.iter().try_for_each(|(key, value)| map.set(key).meta(meta).put(value).map(drop))
-        };
+        let records: Vec<_> =
+            pairs.iter().map(|(key, value)| NewRecord { key, value, meta }).collect();
+        let store = || records.chunks(BATCH_KEYS).try_for_each(|records| store_all(map, records));
         let stored =
             if pairs.len() < GROUP / 8 && !self.waits { store() } else { py.detach(store) };
+        drop(records);
         drop(pairs);
         group.clear();
         stored.map_err(raised)?;

@@ -113,6 +113,11 @@ assert cache.add("text", "other") is False and cache.add("new", 1) is True
 assert cache.set_many({"a": 1, "b": [2]}) == []
 assert cache.get_many(["a", "b", "x"]) == {"a": 1, "b": [2]}
 cache.delete_many(["a", "x"])
+# Many more than a batch may have, and than there is space for.
+many = {str(number): bytes(300) for number in range(70_000)}
+assert cache.set_many(many) == [] and cache.get("69999") == bytes(300)
+cache.delete_many(many)
+assert cache.get("69999") is None
 assert "a" not in cache and "b" in cache and cache.delete("b") and not cache.delete("b")
 assert cache.get_or_set("made", lambda: "once") == "once" == cache.get_or_set("made", lambda: 0)
 cache.set("versions", 1, version=2)
@@ -170,6 +175,9 @@ with app.app_context():
     assert cache.add("b", 2) and not cache.add("b", 3) and cache.has("b")
     assert cache.set_many({"c": 3, "d": 4}, timeout=60) and cache.get_many("c", "x", "d") == [3, None, 4]
     assert cache.delete("b") and not cache.delete("b") and cache.delete_many("c", "d")
+    many = {str(number): bytes(300) for number in range(70_000)}
+    assert cache.set_many(many) and cache.get("69999") == bytes(300)
+    assert cache.delete_many(*many)
     assert cache.get_dict("a", "c") == {"a": [1], "c": None}
     pages = [app.test_client().get("/").text for _ in range(3)]
     doubles = [double(4), double(4)]

@@ -27,6 +27,29 @@ pub struct CacheMap<'m, M: Medium = Mapped> {
 }
 
 impl<M: Medium> CacheMap<'_, M> {
+    /// Looks up a key, as [`get`](Map::get) does, and leaves it to `read` whether and where to copy
+    /// the value. Returns what `read` returns, or `None` if the key is absent. A guard is held
+    /// meanwhile, so `read` should be quick. Expected O(1).
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// assert_eq!(map.cache().find(b"key", |record| record.value_len())?, Some(5));
+    /// assert_eq!(map.cache().find(b"other", |record| record.value_len())?, None);
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Map`].
+    #[inline]
+    pub fn find<R>(
+        &self,
+        key: impl AsRef<[u8]>,
+        read: impl FnOnce(UnreadRecord<'_, M>) -> R,
+    ) -> Result<Option<R>> {
+        self.map.find_unread(key.as_ref(), read)
+    }
+
     /// Looks up several keys with their cache misses overlapped, as [`get_many`](Map::get_many)
     /// does, and leaves it to `each` whether and where to copy the values.
     ///

@@ -26,6 +26,8 @@ import evermap
 
 # The flags of a record: what its value is.
 _PICKLED, _INTEGER = 1, 2
+# Changes that are made together: any number of keys must fit into the cache one after the other.
+_TOGETHER = 100
 
 _stores = {}
 _lock = threading.Lock()
@@ -106,17 +108,26 @@ class EvermapCache(BaseCache):
         for key, value in data.items():
             value, flags = _encoded(value)
             batch.set(self._key(key, version), value, ttl, flags=flags)
-        batch.apply()
+            _apply(batch, _TOGETHER)
+        _apply(batch, 1)
         return []
 
     def delete_many(self, keys, version=None):
         batch = self._map.batch()
         for key in keys:
             batch.delete(self._key(key, version))
-        batch.apply()
+            _apply(batch, _TOGETHER)
+        _apply(batch, 1)
 
     def clear(self):
         self._map.clear()
+
+
+def _apply(batch, least):
+    """Makes the changes of a batch, if it has as many, and empties it."""
+    if len(batch) >= least:
+        batch.apply()
+        batch.clear()
 
 
 def _encoded(value):

@@ -64,11 +64,12 @@ class EvermapCache(BaseCache, _CachelibCache):
         return self._map.add(key.encode(), pickle.dumps(value, protocol=5), self._ttl(timeout))
 
     def set_many(self, mapping, timeout=None):
-        batch, ttl = self._map.batch(), self._ttl(timeout)
-        for key, value in dict(mapping).items():
-            batch.set(key.encode(), pickle.dumps(value, protocol=5), ttl)
-        batch.apply()
-        return list(dict(mapping))
+        pairs, ttl = dict(mapping), self._ttl(timeout)
+        self._map.update(
+            ((key.encode(), pickle.dumps(value, protocol=5)) for key, value in pairs.items()),
+            ttl=ttl,
+        )
+        return list(pairs)
 
     def delete(self, key):
         return self._map.delete(key.encode())

@@ -72,6 +72,32 @@ impl<M: Medium> UnreadRecord<'_, M> {
         self.map.copy(self.key, &self.record, out)
     }
 
+    /// Copies the value to `out`, which has its [length](UnreadRecord::value_len), and verifies the
+    /// copy as [`append_to`](UnreadRecord::append_to) does. O(length), with one copy.
+    ///
+    /// ```
+    /// # let map = evermap::Evermap::in_memory(evermap::Options::new())?.default_map();
+    /// map.put(b"key", b"value")?;
+    /// let copied = map.cache().find(b"key", |record| {
+    ///     let mut out = vec![0; record.value_len()].into_boxed_slice();
+    ///     record.copy_to(&mut out).map(|()| out)
+    /// })?;
+    /// assert_eq!(&*copied.unwrap()?, b"value");
+    /// # Ok::<(), evermap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Damaged`](crate::Error::Damaged) if the checksum does not match. What is in `out`
+    /// then is not the value.
+    ///
+    /// # Panics
+    /// If `out` has another length.
+    #[inline]
+    pub fn copy_to(&self, out: &mut [u8]) -> Result<()> {
+        assert_eq!(out.len(), self.value_len(), "the length of the value");
+        self.map.copy_to(self.key, &self.record, out)
+    }
+
     /// Copies the value to `value`, which is cleared first, and returns the record with it.
     #[inline]
     pub(crate) fn read<'v>(&'v self, value: &'v mut Vec<u8>) -> Result<Item<'v>> {
@@ -82,6 +108,20 @@ impl<M: Medium> UnreadRecord<'_, M> {
 }
 
 impl<M: Medium> Map<M> {
+    /// [`CacheMap::find`](crate::cache::CacheMap::find).
+    #[inline]
+    pub(crate) fn find_unread<R>(
+        &self,
+        key: &[u8],
+        read: impl FnOnce(UnreadRecord<'_, M>) -> R,
+    ) -> Result<Option<R>> {
+        let key = self.key(key)?;
+        let guard = self.enter()?;
+        let Some((record, control)) = self.find_to_read(key, &guard)? else { return Ok(None) };
+        let prior = self.accessed(&record);
+        Ok(Some(read(UnreadRecord { map: self, key: key.bytes, record, control, prior })))
+    }
+
     /// [`CacheMap::find_many`](crate::cache::CacheMap::find_many).
     pub(crate) fn find_many<K: AsRef<[u8]>>(
         &self,

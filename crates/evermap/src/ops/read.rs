@@ -354,6 +354,20 @@ impl<M: Medium> Map<M> {
         out.truncate(start);
         Err(self.met(Error::damaged(key, record.offset(), MISMATCH)))
     }
+
+    /// Copies the value to `out`, which has its length, and verifies the copy as
+    /// [`copy`](Map::copy) does.
+    #[inline]
+    pub(crate) fn copy_to(&self, key: &[u8], record: &Record<'_, M>, out: &mut [u8]) -> Result<()> {
+        if !self.db.file.verify {
+            record.read_value(0, out);
+            return Ok(());
+        }
+        if record.read_verified(self.inner.header.owner(), key, out) {
+            return Ok(());
+        }
+        Err(self.met(Error::damaged(key, record.offset(), MISMATCH)))
+    }
 }
 
 /// A walk through the index, one segment at a time.

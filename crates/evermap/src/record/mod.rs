@@ -611,19 +611,39 @@ impl<'m, M: Medium> Record<'m, M> {
         out: &mut Vec<u8>,
     ) -> Result<bool> {
         reserve(out, self.value_len)?;
-        let mut check = crc32c::crc32c_append(self.check_begin(owner), key);
+        let mut check = self.check_of_key(owner, key);
         for from in (0..self.value_len).step_by(PIECE) {
             let start = out.len();
             self.append_reserved(self.key_len + from, PIECE.min(self.value_len - from), out);
-            let next = from + PIECE;
-            if next < self.value_len {
-                let at = self.offset() + HEADER + (self.key_len + next) as u64;
-                let bytes = PIECE.min(self.value_len - next) as u64;
-                self.medium.prefetch_bytes(at, bytes);
-            }
+            self.prefetch_value(from + PIECE);
             check = checksum::append(check, &out[start..]);
         }
         Ok(self.check_is(check))
+    }
+
+    /// Copies the value to `out`, which has its length, as
+    /// [`append_verified`](Record::append_verified) appends it.
+    pub(crate) fn read_verified(&self, owner: Owner, key: &[u8], out: &mut [u8]) -> bool {
+        let mut check = self.check_of_key(owner, key);
+        for (piece, from) in out.chunks_mut(PIECE).zip((0..).step_by(PIECE)) {
+            self.read_value(from, piece);
+            self.prefetch_value(from + PIECE);
+            check = checksum::append(check, piece);
+        }
+        self.check_is(check)
+    }
+
+    fn check_of_key(&self, owner: Owner, key: &[u8]) -> u32 {
+        crc32c::crc32c_append(self.check_begin(owner), key)
+    }
+
+    /// Prefetches the piece of the value that begins at `from`, if there is one.
+    #[inline]
+    fn prefetch_value(&self, from: usize) {
+        if from < self.value_len {
+            let at = self.offset() + HEADER + (self.key_len + from) as u64;
+            self.medium.prefetch_bytes(at, PIECE.min(self.value_len - from) as u64);
+        }
     }
 
     /// Copies key and value.

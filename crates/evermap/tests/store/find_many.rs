@@ -59,4 +59,31 @@ fn a_damaged_value_is_reported_when_it_is_copied() {
         })
         .unwrap();
     assert_eq!((out.as_slice(), damaged), (&b"> intact"[..], 1));
+    let copied = |key: &str| {
+        let copied = map.cache().find(key, |record| {
+            let mut out = vec![0; record.value_len()];
+            record.copy_to(&mut out).map(|()| out)
+        });
+        copied.unwrap().unwrap()
+    };
+    assert!(matches!(copied("bad"), Err(Error::Damaged { .. })));
+    assert_eq!(copied("good").unwrap(), b"intact");
+}
+
+/// Into a buffer of its length, in pieces of which each begins anywhere in a word.
+#[test]
+fn a_value_of_any_length_is_copied_to_where_it_is_wanted() {
+    let map = Evermap::in_memory(Options::new()).unwrap().default_map();
+    assert!(map.cache().find("key", |_| ()).unwrap().is_none());
+    for key in ["", "k", "seventeen letters"] {
+        for len in [0, 1, 7, 8, 9, 256, 4095, 4096, 4097, 20_000] {
+            let value: Vec<u8> = (0..len).map(|at| at as u8 ^ key.len() as u8).collect();
+            map.put(key, &value).unwrap();
+            let copied = map.cache().find(key, |record| {
+                let mut out = vec![0xff; record.value_len()];
+                record.copy_to(&mut out).map(|()| out)
+            });
+            assert!(copied.unwrap().unwrap().unwrap() == value, "{len} bytes of {key:?}");
+        }
+    }
 }
