@@ -165,7 +165,7 @@ programs() {
 # Campaigns that take minutes each, optimised as for release.
 long_campaigns() {
     step "the store, over each of its other indexes"
-    for index in dash-lh cceh level p-clht tranche; do
+    for index in dash-lh cceh level line-hash p-clht tranche; do
         EVERMAP_TEST_INDEX=$index cargo test --release --quiet -p evermap --test store
     done
     step "kills under transfers"

@@ -353,6 +353,8 @@ const ACCESS_FORMAT: u32 = 9;
 const fn least_capacity(index: IndexKind) -> u64 {
     match index {
         IndexKind::DashEh => 64 << 10,
+        #[cfg(feature = "more-indexes")]
+        IndexKind::LineHash => 64 << 10,
         // Those begin with more buckets.
         _ => 128 << 10,
     }

@@ -13,7 +13,7 @@ use evermap_index::{
     Visitor,
 };
 #[cfg(feature = "more-indexes")]
-use evermap_papers::{Cceh, DashLh, Level, Tranche, cceh, level, tranche};
+use evermap_papers::{Cceh, DashLh, Level, Tranche, cceh, level, line, tranche};
 use evermap_pm::region::Region;
 use evermap_pm::sync::{HeldRank, Rank};
 use evermap_pm::{ErrorKind, Medium, PmU64, Pool};
@@ -46,6 +46,9 @@ pub enum IndexKind {
     /// Level hashing: two levels of buckets, and four places for a record. It never shrinks.
     #[cfg(feature = "more-indexes")]
     Level,
+    /// The line hash: extendible hashing with buckets of one cache line, which have no headers.
+    #[cfg(feature = "more-indexes")]
+    LineHash,
     /// P-CLHT: buckets of one cache line, and chains behind them.
     #[cfg_attr(feature = "serde", serde(rename = "p-clht"))]
     Clht,
@@ -57,8 +60,13 @@ pub enum IndexKind {
 
 /// Kinds that need the feature `more-indexes`: their names, and what their root blocks begin with.
 /// The rest of the first word is about the format of keys and the geometry.
-const MORE: [(&str, &[u8]); 4] =
-    [("dash-lh", b"DASHL"), ("cceh", b"CCEH"), ("level", b"LEV"), ("tranche", b"TRAN")];
+const MORE: [(&str, &[u8]); 5] = [
+    ("dash-lh", b"DASHL"),
+    ("cceh", b"CCEH"),
+    ("level", b"LEV"),
+    ("line-hash", b"LINEH"),
+    ("tranche", b"TRAN"),
+];
 
 impl IndexKind {
     /// Every kind.
@@ -70,6 +78,8 @@ impl IndexKind {
         IndexKind::Cceh,
         #[cfg(feature = "more-indexes")]
         IndexKind::Level,
+        #[cfg(feature = "more-indexes")]
+        IndexKind::LineHash,
         IndexKind::Clht,
         #[cfg(feature = "more-indexes")]
         IndexKind::Tranche,
@@ -85,6 +95,8 @@ impl IndexKind {
             IndexKind::Cceh => "cceh",
             #[cfg(feature = "more-indexes")]
             IndexKind::Level => "level",
+            #[cfg(feature = "more-indexes")]
+            IndexKind::LineHash => "line-hash",
             IndexKind::Clht => "p-clht",
             #[cfg(feature = "more-indexes")]
             IndexKind::Tranche => "tranche",
@@ -103,6 +115,8 @@ impl IndexKind {
             IndexKind::Cceh => (33 << 10, 41.0),
             #[cfg(feature = "more-indexes")]
             IndexKind::Level => (7 << 10, 35.9),
+            #[cfg(feature = "more-indexes")]
+            IndexKind::LineHash => (33 << 10, 29.0),
             IndexKind::Clht => (4 << 10, 34.2),
             #[cfg(feature = "more-indexes")]
             IndexKind::Tranche => (9 << 10, 28.9),
@@ -122,11 +136,15 @@ type SmallLevel<K, M> = Level<K, M, level::Sizes<{ level::layout::SLOTS_MAX }, 5
 /// The heterogeneous table in chunks of 64 KiB, which small heaps hold too.
 #[cfg(feature = "more-indexes")]
 type Tranches<K, M> = Tranche<K, M, tranche::Sizes<256, 16, 4>>;
+/// The line hash that begins with one segment or two.
+#[cfg(feature = "more-indexes")]
+type LineHash<K, M> = line::SmallLineHash<K, M>;
 /// Extents from this size on hold the arrays of the usual Dash-LH, and the chunks of the usual
 /// Level hashing.
 #[cfg(feature = "more-indexes")]
 const LARGE_EXTENT: u64 = 2 << 20;
-/// Below this capacity two segments of Dash-EH would leave little for records: it begins with one.
+/// Below this capacity two segments of Dash-EH, or of the line hash, would leave little for records:
+/// they begin with one.
 const ONE_SEGMENT: u64 = 256 << 10;
 
 /// Declares the types of index that a store can have. The rest of the store does not know them.
@@ -179,6 +197,8 @@ types! {
     Level: Level, Level;
     #[cfg(feature = "more-indexes")]
     SmallLevel: SmallLevel, Level;
+    #[cfg(feature = "more-indexes")]
+    LineHash: LineHash, LineHash;
     Clht: Clht, Clht;
     #[cfg(feature = "more-indexes")]
     Tranche: Tranches, Tranche;
@@ -246,9 +266,9 @@ impl<M: Medium> AnyIndex<M> {
         let small = small || pool.region().extent_size() < LARGE_EXTENT;
         #[cfg(not(feature = "more-indexes"))]
         let _ = small;
+        let initial_depth = u32::from(pool.region().capacity() >= ONE_SEGMENT);
         match kind {
             IndexKind::DashEh => {
-                let initial_depth = u32::from(pool.region().capacity() >= ONE_SEGMENT);
                 DashEh::create(pool, root, dash::Config { initial_depth }).map(AnyIndex::DashEh)
             }
             #[cfg(feature = "more-indexes")]
@@ -271,6 +291,10 @@ impl<M: Medium> AnyIndex<M> {
                     true => SmallLevel::create(pool, root, config).map(AnyIndex::SmallLevel),
                     false => Level::create(pool, root, config).map(AnyIndex::Level),
                 }
+            }
+            #[cfg(feature = "more-indexes")]
+            IndexKind::LineHash => {
+                LineHash::create(pool, root, line::Config { initial_depth }).map(AnyIndex::LineHash)
             }
             IndexKind::Clht => {
                 let config = clht::Config { initial_buckets: 64 };

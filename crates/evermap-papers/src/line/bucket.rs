@@ -7,7 +7,8 @@ use evermap_index::key::Quotient;
 use evermap_pm::{Medium, Quad};
 
 use super::layout::{
-    FOREIGN, Geometry, LOCKED, Line, META, TAG, VALID, VERSION_LOW, VERSION_MORE, filter_bit,
+    FOREIGN, Geometry, LOCKED, Line, META, TAG, TAKEN, VALID, VERSION_LOW, VERSION_MORE,
+    filter_bit, holds_tops,
 };
 
 /// A key to look for, with its image.
@@ -86,18 +87,19 @@ pub(super) fn foreign(keys: &Keys) -> u32 {
     is(0) | is(1) | is(2) | is(3)
 }
 
-/// Returns the lowest slot without a record.
+/// Returns the lowest free slot.
 #[inline(always)]
-pub(super) fn free_slot<const N: usize>(keys: &Keys) -> Option<usize> {
-    let slot = valid(keys).trailing_ones() as usize;
-    (slot < N).then_some(slot)
+pub(super) fn free_slot(keys: &Keys) -> Option<usize> {
+    let is = |slot: usize| u32::from(keys[slot] & TAKEN != 0) << slot;
+    let slot = (is(0) | is(1) | is(2) | is(3)).trailing_ones() as usize;
+    (slot < 4).then_some(slot)
 }
 
 /// Does what [`free_slot`] does for key words that were loaded together.
 #[inline]
-pub(super) fn free_slot_seen<const N: usize>(seen: &Quad) -> Option<usize> {
-    let slot = seen.matching(VALID, VALID).trailing_ones() as usize;
-    (slot < N).then_some(slot)
+pub(super) fn free_slot_seen(seen: &Quad) -> Option<usize> {
+    let slot = seen.matching(TAKEN, 0).trailing_zeros() as usize;
+    (slot < 4).then_some(slot)
 }
 
 /// Returns the slots whose bits are set in `bits`.
@@ -116,13 +118,13 @@ pub(super) fn slots(mut bits: u32) -> impl Iterator<Item = usize> {
 ///
 /// If the caller does not hold the lock, it must validate the result by the home line's version.
 #[inline(always)]
-pub(super) fn find<K: Quotient, M: Medium, const L: usize, const N: usize>(
+pub(super) fn find<K: Quotient, M: Medium, const L: usize, const SMALL: bool>(
     m: &M,
     line: &Line,
     matching: u32,
     probe: &Probe<'_, K>,
 ) -> Option<(usize, u64)> {
-    if N == 4 && !K::WORDS_ARE_RECORDS {
+    if !SMALL && !K::WORDS_ARE_RECORDS {
         // No two keys have the same image, so at most one slot matches.
         return (matching != 0).then(|| {
             let slot = matching.trailing_zeros() as usize & 3;
@@ -131,24 +133,25 @@ pub(super) fn find<K: Quotient, M: Medium, const L: usize, const N: usize>(
     }
     slots(matching).find_map(|slot| {
         let word = m.load_relaxed(&line.words[slot]);
-        is_record_of::<K, M, L, N>(m, line, slot, word, probe).then_some((slot, word))
+        is_record_of::<K, M, L, SMALL>(m, line, slot, word, probe).then_some((slot, word))
     })
 }
 
 /// Returns whether the record with this word, in a slot that matches, is the one for the probe's
 /// key.
 #[inline(always)]
-pub(super) fn is_record_of<K: Quotient, M: Medium, const L: usize, const N: usize>(
+pub(super) fn is_record_of<K: Quotient, M: Medium, const L: usize, const SMALL: bool>(
     m: &M,
     line: &Line,
     slot: usize,
     word: u64,
     probe: &Probe<'_, K>,
 ) -> bool {
-    // With four slots, the segment determines the top bits.
-    let has_top = N == 4
-        || Geometry::<L, N>::top_in(m.load_relaxed(&line.words[3]), slot)
-            == Geometry::<L, N>::top(probe.image);
+    // The segment determines the top bits, unless it is shallow.
+    let has_top = !SMALL
+        || !holds_tops(m.load_relaxed(&line.keys[3]))
+        || Geometry::<L, SMALL>::top_in(m.load_relaxed(&line.words[3]), slot)
+            == Geometry::<L, SMALL>::top(probe.image);
     has_top && K::matches(m, word, probe.key)
 }
 
@@ -201,7 +204,7 @@ fn carry<M: Medium>(m: &M, line: &Line) {
 /// Stores a record in a free slot of a locked line. Stores to one cache line persist in program
 /// order, so a valid record has its word, also after a crash.
 #[inline(always)]
-pub(super) fn write<M: Medium, const L: usize, const N: usize>(
+pub(super) fn write<M: Medium, const L: usize, const SMALL: bool>(
     m: &M,
     line: &Line,
     slot: usize,
@@ -209,27 +212,27 @@ pub(super) fn write<M: Medium, const L: usize, const N: usize>(
     mark: u64,
 ) {
     m.store(&line.words[slot], record.word);
-    if N < 4 {
+    if SMALL && holds_tops(m.load_relaxed(&line.keys[3])) {
         let tops = m.load_relaxed(&line.words[3]);
-        let top = Geometry::<L, N>::top(record.image);
-        m.store(&line.words[3], Geometry::<L, N>::with_top(tops, slot, top));
+        let top = Geometry::<L, SMALL>::top(record.image);
+        m.store(&line.words[3], Geometry::<L, SMALL>::with_top(tops, slot, top));
     }
     let meta = m.load_relaxed(&line.keys[slot]) & META;
     // The commit.
-    let tag = Geometry::<L, N>::tag(record.image);
+    let tag = Geometry::<L, SMALL>::tag(record.image);
     m.store(&line.keys[slot], tag | VALID | mark | meta);
 }
 
 /// Does what [`write`] does, durably: one flush and one fence.
 #[inline(always)]
-pub(super) fn place<M: Medium, const L: usize, const N: usize>(
+pub(super) fn place<M: Medium, const L: usize, const SMALL: bool>(
     m: &M,
     line: &Line,
     slot: usize,
     record: Record,
     mark: u64,
 ) {
-    write::<M, L, N>(m, line, slot, record, mark);
+    write::<M, L, SMALL>(m, line, slot, record, mark);
     m.persist(line);
 }
 

@@ -1,5 +1,6 @@
 //! The structures of a line hash in the region. The documentation of each type shows its layout.
 
+use evermap_index::hash::hash_prefix::HashPrefix;
 use evermap_index::hash::segmented::{SegmentHeader, SegmentLayout, chain};
 use evermap_pm::medium::Note;
 use evermap_pm::{Medium, PmU64, pod};
@@ -24,8 +25,9 @@ pod! {
     ///
     /// The tag lacks some bits of the image, which follow from the position of the record: the
     /// lowest bits are the number of its home line, and the highest are equal for all records of a
-    /// segment. In a geometry of three slots, the highest bits are not equal, and the fourth word
-    /// holds them: 16 bits for each slot.
+    /// segment. In a *shallow* segment, which an index that begins small has at first, the highest
+    /// bits are not equal. Its lines have three slots: of the fourth, the key word is marked as
+    /// foreign, but not as valid, and the word holds the highest bits, 16 for each slot.
     ///
     /// Version, lock, filter and chained need not survive a crash, so changes of them alone are
     /// never flushed.
@@ -52,14 +54,24 @@ pub const FILTER: u64 = 0xff;
 pub const CHAINED: u64 = 1 << 8 | FILTER;
 /// The bits of a key word that do not describe its record.
 pub const META: u64 = (1 << 10) - 1;
-/// The record belongs to another line.
+/// The record belongs to another line. In the key word of a slot without a record: the word of the
+/// slot holds the top bits of the records of this line.
 pub const FOREIGN: u64 = 1 << 10;
 /// There is a record.
 pub const VALID: u64 = 1 << 11;
+/// The bits of a key word of which none is set if its slot is free.
+pub const TAKEN: u64 = VALID | FOREIGN;
 /// The bits of a key word that contain a part of the image.
 pub const TAG: u64 = !0 << TAG_SHIFT;
 const TAG_SHIFT: u32 = 12;
 const TAG_BITS: u32 = 64 - TAG_SHIFT;
+
+/// Returns whether the fourth slot of a line, with this key word, holds the top bits of the
+/// records in the other three, instead of a record.
+#[inline(always)]
+pub fn holds_tops(fourth: u64) -> bool {
+    fourth & TAKEN == FOREIGN
+}
 
 /// Returns the bit of [`FILTER`] for a tag.
 #[inline(always)]
@@ -67,21 +79,35 @@ pub fn filter_bit(tag: u64) -> u64 {
     1 << (tag >> (TAG_SHIFT + 8) & 7)
 }
 
-/// How images are divided into parts, in segments of `L` lines of which `N` slots each are used.
-pub struct Geometry<const L: usize, const N: usize>;
+/// How images are divided into parts, in segments of `L` lines. If `SMALL`, an index begins with
+/// one segment, and segments are shallow until they determine the bits of an image above the tag.
+pub struct Geometry<const L: usize, const SMALL: bool>;
 
-impl<const L: usize, const N: usize> Geometry<L, N> {
+impl<const L: usize, const SMALL: bool> Geometry<L, SMALL> {
     const LINE_BITS: u32 = {
-        assert!(L.is_power_of_two() && L >= 4 && L <= 1024 && (N == 3 || N == 4));
+        assert!(L.is_power_of_two() && L >= 4 && L <= 1024);
         L.ilog2()
     };
     /// The number of bits of an image above the tag.
     const TOP_BITS: u32 = 64 - TAG_BITS - Self::LINE_BITS;
-    /// The least local depth of a segment: with four slots, the segment must determine the top
-    /// bits.
-    pub const DEPTH_MIN: u32 = if N == 4 { Self::TOP_BITS } else { 0 };
-    /// The slots of a line, as a bit set.
-    pub const SLOTS: u32 = (1 << N) - 1;
+    /// The least local depth of a segment: unless it may be shallow, it must determine the top bits.
+    pub const DEPTH_MIN: u32 = if SMALL { 0 } else { Self::TOP_BITS };
+
+    /// Returns whether a segment of this depth is shallow: its lines hold the top bits of images.
+    #[inline(always)]
+    pub fn is_shallow(depth: u32) -> bool {
+        SMALL && depth < Self::TOP_BITS
+    }
+
+    /// Returns the top bits of the images that a segment with this prefix serves. Those of a
+    /// shallow segment differ in some of them.
+    pub fn top_of(prefix: HashPrefix) -> u64 {
+        let HashPrefix { depth, pattern } = prefix;
+        match depth.checked_sub(Self::TOP_BITS) {
+            Some(below) => pattern >> below,
+            None => pattern << (Self::TOP_BITS - depth),
+        }
+    }
 
     /// Returns the home line of an image.
     #[inline(always)]
@@ -133,8 +159,8 @@ impl<const L: usize, const N: usize> Geometry<L, N> {
         Self::other(Self::home(image), Self::tag(image))
     }
 
-    /// Returns `word`, from a line's fourth slot, with the top bits of the record in `slot`
-    /// replaced.
+    /// Returns `word`, from the fourth slot of a line of a shallow segment, with the top bits of
+    /// the record in `slot` replaced.
     #[inline(always)]
     pub fn with_top(word: u64, slot: usize, top: u64) -> u64 {
         word & !(0xffff << (16 * slot)) | top << (16 * slot)
@@ -267,32 +293,46 @@ impl chain::Link for Link {
 mod tests {
     use super::*;
 
-    fn parts_make_the_whole<const L: usize, const N: usize>() {
+    fn parts_make_the_whole<const L: usize, const SMALL: bool>() {
         let mut image = 0x0123_4567_89ab_cdef_u64;
         for _ in 0..1000 {
             image = image.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let (top, tag) = (Geometry::<L, N>::top(image), Geometry::<L, N>::tag(image));
-            let home = Geometry::<L, N>::home(image);
-            assert_eq!(Geometry::<L, N>::image(top, tag, home), image);
+            let (top, tag) = (Geometry::<L, SMALL>::top(image), Geometry::<L, SMALL>::tag(image));
+            let home = Geometry::<L, SMALL>::home(image);
+            assert_eq!(Geometry::<L, SMALL>::image(top, tag, home), image);
             assert_eq!(tag & !TAG, 0);
-            let other = Geometry::<L, N>::other(home, tag);
+            let other = Geometry::<L, SMALL>::other(home, tag);
             assert!(other != home && other < L);
-            assert_eq!(Geometry::<L, N>::other(other, tag), home);
+            assert_eq!(Geometry::<L, SMALL>::other(other, tag), home);
             assert_eq!(filter_bit(tag) & !FILTER, 0);
-            let tops = (0..3).fold(!0, |word, slot| Geometry::<L, N>::with_top(word, slot, top));
-            assert!((0..3).all(|slot| Geometry::<L, N>::top_in(tops, slot) == top));
-            for depth in Geometry::<L, N>::DEPTH_MIN..=40 {
-                let half = Geometry::<L, N>::half(tag | META, tops, 2, depth);
+            let with_top = |word, slot| Geometry::<L, SMALL>::with_top(word, slot, top);
+            let tops = (0..3).fold(!0, with_top);
+            assert!((0..3).all(|slot| Geometry::<L, SMALL>::top_in(tops, slot) == top));
+            for depth in Geometry::<L, SMALL>::DEPTH_MIN..=40 {
+                let half = Geometry::<L, SMALL>::half(tag | META, tops, 2, depth);
                 assert_eq!(half, image >> (63 - depth) & 1, "{depth}");
+                let pattern = image.checked_shr(64 - depth).unwrap_or(0);
+                let of_prefix = Geometry::<L, SMALL>::top_of(HashPrefix { depth, pattern });
+                assert!(Geometry::<L, SMALL>::is_shallow(depth) || of_prefix == top, "{depth}");
             }
         }
     }
 
     #[test]
     fn the_parts_of_an_image_make_it_whole() {
-        parts_make_the_whole::<4, 3>();
-        parts_make_the_whole::<64, 4>();
-        parts_make_the_whole::<256, 4>();
-        parts_make_the_whole::<1024, 3>();
+        parts_make_the_whole::<4, true>();
+        parts_make_the_whole::<64, false>();
+        parts_make_the_whole::<256, false>();
+        parts_make_the_whole::<256, true>();
+        parts_make_the_whole::<1024, true>();
+    }
+
+    /// What a free slot looks like, and one that holds top bits, differs from any record.
+    #[test]
+    fn a_slot_with_top_bits_holds_no_record() {
+        assert!(holds_tops(FOREIGN | META));
+        for other in [0, META, VALID, VALID | FOREIGN, TAG | VALID | FOREIGN] {
+            assert!(!holds_tops(other));
+        }
     }
 }

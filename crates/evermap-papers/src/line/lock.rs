@@ -9,7 +9,7 @@ use super::LineHash;
 use super::bucket::{Held, try_lock};
 use super::layout::{Line, Segment};
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> LineHash<K, M, L, SMALL> {
     /// Locks every line of a segment. Returns `false`, with nothing locked, if the segment no
     /// longer serves `image`.
     ///

@@ -81,12 +81,14 @@ pub struct Config {
     pub initial_depth: u32,
 }
 
-/// A line hash over keys `K` in medium `M`, with segments of `L` lines, of which `N` slots each are
-/// used.
+/// A line hash over keys `K` in medium `M`, with segments of `L` lines.
 ///
-/// See the [module](self). With three slots, the fourth holds the image bits that the position of a
-/// record does not determine in small segments: see [`Tiny`], which is for tests.
-pub struct LineHash<K: Quotient, M: Medium, const L: usize = 256, const N: usize = 4> {
+/// See the [module](self). A segment must determine the bits of an image above the tag. So an index
+/// begins with sixteen segments, for 256 lines; or, if it is `SMALL`, with one segment. Its
+/// segments are *shallow* at first: their lines have three slots, and in the place of the fourth
+/// hold these bits of the other three. A split after which both halves determine them frees the
+/// fourth slots.
+pub struct LineHash<K: Quotient, M: Medium, const L: usize = 256, const SMALL: bool = false> {
     core: Core<M>,
     map: Extendible<M>,
     /// The upper bits of directory entries whose segments this opener has recovered.
@@ -94,10 +96,12 @@ pub struct LineHash<K: Quotient, M: Medium, const L: usize = 256, const N: usize
     keys: PhantomData<fn(K) -> K>,
 }
 
+/// A line hash that begins with one segment of 16 KiB.
+pub type SmallLineHash<K, M> = LineHash<K, M, 256, true>;
 /// Segments so small that a few keys cause every kind of structure change.
-pub type Tiny<K, M> = LineHash<K, M, 4, 3>;
+pub type Tiny<K, M> = LineHash<K, M, 4, true>;
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> LineHash<K, M, L, SMALL> {
     #[inline(always)]
     fn medium(&self) -> &M {
         self.core.medium()
@@ -120,7 +124,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// `None` if this opener has not recovered the segment.
     #[inline(always)]
     fn home_in<'a>(&self, m: &'a M, entry: u64, image: u64) -> Option<&'a Line> {
-        let line = offset_of!(Segment<L>, lines) + 64 * Geometry::<L, N>::home(image);
+        let line = offset_of!(Segment<L>, lines) + 64 * Geometry::<L, SMALL>::home(image);
         m.at((entry ^ self.generation_tag).wrapping_add(line as u64))
     }
 
@@ -128,8 +132,18 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// to, whether or not there is a segment.
     #[inline]
     fn home_offset(entry: u64, image: u64) -> u64 {
-        let line = Geometry::<L, N>::home(image) as u64;
-        (entry & OFFSET) + offset_of!(Segment<L>, lines) as u64 + line * LINE
+        Self::line_offset(entry, Geometry::<L, SMALL>::home(image))
+    }
+
+    /// Does what [`home_offset`](Self::home_offset) does for the other line of an image.
+    #[inline]
+    fn other_offset(entry: u64, image: u64) -> u64 {
+        Self::line_offset(entry, Geometry::<L, SMALL>::other_of(image))
+    }
+
+    #[inline]
+    fn line_offset(entry: u64, line: usize) -> u64 {
+        (entry & OFFSET) + offset_of!(Segment<L>, lines) as u64 + line as u64 * LINE
     }
 
     /// Returns the offset of the segment that serves an image.
@@ -142,7 +156,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let m = self.medium();
         let found = self.map.directory.find(probe.image);
         if let Some(home) = self.home_in(m, found.segment, probe.image) {
-            match segment::look_in_line::<K, M, L, N>(m, home, probe) {
+            match segment::look_in_line::<K, M, L, SMALL>(m, home, probe) {
                 // No need to check the directory again: a record that was moved to another segment
                 // is removed before its line is released.
                 SearchResult::Found(word) => return Ok(Some(word)),
@@ -186,7 +200,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let m = self.medium();
         let Some(home) = self.home_in(m, entry, probe.image) else { return Ok(None) };
         if K::WORDS_ARE_RECORDS {
-            let tag = Geometry::<L, N>::tag(probe.image);
+            let tag = Geometry::<L, SMALL>::tag(probe.image);
             let bits = bucket::matching_seen(&m.load_four(&home.keys), tag, 0);
             if bits != 0 {
                 let slot = bits.trailing_zeros() as usize & 3;
@@ -194,14 +208,13 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
                 return Ok(None);
             }
         }
-        match segment::look_in_line::<K, M, L, N>(m, home, probe) {
+        match segment::look_in_line::<K, M, L, SMALL>(m, home, probe) {
             SearchResult::Found(word) => Ok(Some(Some(word))),
             SearchResult::Absent if self.map.directory.find(probe.image).segment == entry => {
                 Ok(Some(None))
             }
             SearchResult::Unsure => {
-                let other = Geometry::<L, N>::other_of(probe.image) as u64;
-                m.prefetch((entry & OFFSET) + (other + 1) * evermap_pm::medium::LINE);
+                m.prefetch(Self::other_offset(entry, probe.image));
                 Ok(None)
             }
             _ => Ok(None),
@@ -209,7 +222,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     }
 }
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> BucketLocked
+    for LineHash<K, M, L, SMALL>
+{
     type Probe<'k> = Probe<'k, K>;
     type Held<'a> = Held<'a>;
     type Spot<'a> = Spot<'a>;
@@ -234,9 +249,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         if mode == MutateMode::MayInsert {
             // One insert in four finds its home line full. Prefetched before locking: no later load
             // begins before a locked instruction is complete.
-            segment::prefetch_line(&segment.lines[Geometry::<L, N>::other_of(image)]);
+            segment::prefetch_line(&segment.lines[Geometry::<L, SMALL>::other_of(image)]);
         }
-        match try_lock(m, &segment.lines[Geometry::<L, N>::home(image)]) {
+        match try_lock(m, &segment.lines[Geometry::<L, SMALL>::home(image)]) {
             // While one of its lines is locked, a segment is neither split nor merged.
             Some(held) if self.map.directory.is_current(m, &found) => {
                 Ok(LockingHome::Held(Home { segment, held }))
@@ -259,9 +274,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         let (m, probe) = (self.medium(), operation.probe);
         let line = home.held.line;
         let seen = m.load_four(&line.keys);
-        let tag = Geometry::<L, N>::tag(probe.image);
+        let tag = Geometry::<L, SMALL>::tag(probe.image);
         let matching = matching_seen(&seen, tag, 0);
-        if let Some((slot, word)) = find::<K, M, L, N>(m, line, matching, probe) {
+        if let Some((slot, word)) = find::<K, M, L, SMALL>(m, line, matching, probe) {
             let spot = Spot::Home(line, slot);
             return apply_to(self, (&spot, word), Locks::default(), home, operation, decide);
         }
@@ -270,7 +285,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
         let third = seen.word::<2>();
         let absent = !segment::may_be_elsewhere(third, tag)
             || self.find_elsewhere(home.segment, third, probe).is_none();
-        match (absent, operation.mode, free_slot_seen::<N>(&seen)) {
+        match (absent, operation.mode, free_slot_seen(&seen)) {
             (true, MutateMode::ExistingOnly, _) => {
                 home.held.release(m);
                 Ok(Change::default())
@@ -281,7 +296,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
                     return Ok(Change::default());
                 };
                 let record = Record { image: probe.image, word };
-                bucket::place::<M, L, N>(m, line, slot, record, 0);
+                bucket::place::<M, L, SMALL>(m, line, slot, record, 0);
                 home.held.release_changed(m);
                 Ok(Change { old: None, new: Some(word) })
             }
@@ -312,8 +327,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
     ) -> Option<(Spot<'a>, u64)> {
         let (m, line) = (self.medium(), home.held.line);
         let keys = keys_of(m, line);
-        let matching = matching(&keys, Geometry::<L, N>::tag(probe.image), 0);
-        match find::<K, M, L, N>(m, line, matching, probe) {
+        let matching = matching(&keys, Geometry::<L, SMALL>::tag(probe.image), 0);
+        match find::<K, M, L, SMALL>(m, line, matching, probe) {
             Some((slot, word)) => Some((Spot::Home(line, slot), word)),
             None => self.find_elsewhere(home.segment, keys[2], probe),
         }
@@ -383,7 +398,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> BucketLocked for Li
     }
 }
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> HasCore for LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> HasCore
+    for LineHash<K, M, L, SMALL>
+{
     type Medium = M;
 
     #[inline(always)]
@@ -392,12 +409,14 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> HasCore for LineHas
     }
 }
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> Segmented for LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> Segmented
+    for LineHash<K, M, L, SMALL>
+{
     type Map = Extendible<M>;
     type Segment = Segment<L>;
     type Locked<'a> = &'a Segment<L>;
 
-    const SLOTS: usize = L * N;
+    const SLOTS: usize = L * 4;
     const LINK: (usize, u64) = (LINK_SLOTS, size_of::<Link>() as u64);
 
     #[inline(always)]
@@ -470,19 +489,19 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Segmented for LineH
     }
 }
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
-    for LineHash<K, M, L, N>
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> SegmentedIndex
+    for LineHash<K, M, L, SMALL>
 {
     type Key = K;
     type Config = Config;
 
     fn kind() -> u64 {
-        let geometry = (L as u64) << 4 | N as u64;
+        let geometry = (L as u64) << 4 | if SMALL { 3 } else { 4 };
         u64::from_le_bytes(*b"LINEH\0\0\0") ^ u64::from(K::FORMAT) << 56 ^ geometry << 40
     }
 
     fn initial_depth(config: &Config) -> Result<u32> {
-        Ok(config.initial_depth.max(Geometry::<L, N>::DEPTH_MIN))
+        Ok(config.initial_depth.max(Geometry::<L, SMALL>::DEPTH_MIN))
     }
 
     fn assemble(core: Core<M>, map: Extendible<M>, _: Option<Config>) -> Result<Self> {
@@ -491,7 +510,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
     }
 
     fn write_empty(&self, offset: u64, prefix: HashPrefix) -> Result<()> {
-        self.build(offset, prefix, &rebuild::SegmentBuffer::empty(), &[])?;
+        self.build(offset, prefix, &rebuild::SegmentBuffer::empty(prefix.depth), &[])?;
         self.unlock_unchanged(self.segment(offset)?);
         Ok(())
     }
@@ -539,6 +558,24 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> SegmentedIndex
         let entry = self.map.directory.find(image).segment;
         // Only a hint: an operation on the key checks that the segment exists.
         self.medium().prefetch(Self::home_offset(entry, image));
+    }
+
+    #[inline]
+    fn prefetch_found(&self, key: K::Ref<'_>, bytes: u64) {
+        if !K::WORDS_ARE_RECORDS {
+            return;
+        }
+        let (m, image) = (self.medium(), K::image(key, self.core.seed));
+        let entry = self.map.directory.find(image).segment;
+        let Some(home) = self.home_in(m, entry, image) else { return };
+        let (seen, tag) = (m.load_four(&home.keys), Geometry::<L, SMALL>::tag(image));
+        let alike = seen.matching_upper((tag >> 32) as u32);
+        if alike != 0 {
+            let slot = alike.trailing_zeros() as usize & 3;
+            K::prefetch(m, m.load_relaxed(&home.words[slot]), bytes);
+        } else if segment::may_be_elsewhere(seen.word::<2>(), tag) {
+            m.prefetch(Self::other_offset(entry, image));
+        }
     }
 
     #[inline(always)]

@@ -12,13 +12,13 @@ use super::bucket::{
 };
 use super::layout::{
     CHAINED, FOREIGN, Geometry, Header, LINK_SLOTS, LOCKED, Line, Link, META, OFFSET, Segment,
-    VALID, filter_bit, link_bit, valid_in,
+    VALID, filter_bit, holds_tops, link_bit, valid_in,
 };
 use super::{HashPrefix, LineHash};
 
 /// The lines of a segment in ordinary memory. Of the metadata, their key words contain only the
 /// filter and the bit for the chain.
-pub struct SegmentBuffer<const L: usize, const N: usize> {
+pub struct SegmentBuffer<const L: usize, const SMALL: bool> {
     lines: Box<[LineBuffer; L]>,
 }
 
@@ -35,10 +35,15 @@ struct HomeMove {
     record: Record,
 }
 
-impl<const L: usize, const N: usize> SegmentBuffer<L, N> {
-    pub(super) fn empty() -> Self {
+impl<const L: usize, const SMALL: bool> SegmentBuffer<L, SMALL> {
+    /// Returns the lines of a segment of this depth that has no records.
+    pub(super) fn empty(depth: u32) -> Self {
+        let mut line = LineBuffer::default();
+        if Geometry::<L, SMALL>::is_shallow(depth) {
+            line.keys[3] = FOREIGN;
+        }
         // Not `Box::new`, which would make the array on the stack and copy it.
-        let lines: Box<[LineBuffer]> = vec![LineBuffer::default(); L].into();
+        let lines: Box<[LineBuffer]> = vec![line; L].into();
         let Ok(lines) = lines.try_into() else { unreachable!("it has this length") };
         SegmentBuffer { lines }
     }
@@ -46,12 +51,12 @@ impl<const L: usize, const N: usize> SegmentBuffer<L, N> {
     fn put(&mut self, at: usize, slot: usize, record: Record, mark: u64) {
         let line = &mut self.lines[at];
         line.words[slot] = record.word;
-        if N < 4 {
-            let top = Geometry::<L, N>::top(record.image);
-            line.words[3] = Geometry::<L, N>::with_top(line.words[3], slot, top);
+        if SMALL && holds_tops(line.keys[3]) {
+            let top = Geometry::<L, SMALL>::top(record.image);
+            line.words[3] = Geometry::<L, SMALL>::with_top(line.words[3], slot, top);
         }
         let meta = line.keys[slot] & META;
-        line.keys[slot] = Geometry::<L, N>::tag(record.image) | VALID | mark | meta;
+        line.keys[slot] = Geometry::<L, SMALL>::tag(record.image) | VALID | mark | meta;
     }
 
     /// Returns the number of records in the lines.
@@ -61,12 +66,12 @@ impl<const L: usize, const N: usize> SegmentBuffer<L, N> {
 
     /// Stores a record in its home line or its other one. Returns `false` if both are full.
     pub(super) fn put_anywhere(&mut self, record: Record) -> bool {
-        let home = Geometry::<L, N>::home(record.image);
-        let tag = Geometry::<L, N>::tag(record.image);
-        let other = Geometry::<L, N>::other(home, tag);
-        if let Some(slot) = free_slot::<N>(&self.lines[home].keys) {
+        let home = Geometry::<L, SMALL>::home(record.image);
+        let tag = Geometry::<L, SMALL>::tag(record.image);
+        let other = Geometry::<L, SMALL>::other(home, tag);
+        if let Some(slot) = free_slot(&self.lines[home].keys) {
             self.put(home, slot, record, 0);
-        } else if let Some(slot) = free_slot::<N>(&self.lines[other].keys) {
+        } else if let Some(slot) = free_slot(&self.lines[other].keys) {
             self.put(other, slot, record, FOREIGN);
             self.lines[home].keys[2] |= filter_bit(tag);
         } else {
@@ -76,20 +81,22 @@ impl<const L: usize, const N: usize> SegmentBuffer<L, N> {
     }
 
     /// Moves foreign records to their home lines if there are free slots, and sets all filters.
-    /// Returns the moves, whose records' images may lack the top bits.
+    /// Returns the moves. The top bits of their records' images mean something only in a shallow
+    /// segment.
     fn move_home(&mut self) -> Vec<HomeMove> {
         let mut moves = Vec::new();
         for at in 0..L {
             for slot in slots(foreign(&self.lines[at].keys)) {
                 let key = self.lines[at].keys[slot];
                 let tag = tag_of(key);
-                let home = Geometry::<L, N>::other(at, tag);
-                let Some(free) = free_slot::<N>(&self.lines[home].keys) else {
+                let home = Geometry::<L, SMALL>::other(at, tag);
+                let Some(free) = free_slot(&self.lines[home].keys) else {
                     self.lines[home].keys[2] |= filter_bit(tag);
                     continue;
                 };
-                let top = Geometry::<L, N>::top_in(self.lines[at].words[3], slot);
-                let image = Geometry::<L, N>::image(if N < 4 { top } else { 0 }, tag, home);
+                let top = Geometry::<L, SMALL>::top_in(self.lines[at].words[3], slot);
+                let top = if holds_tops(self.lines[at].keys[3]) { top } else { 0 };
+                let image = Geometry::<L, SMALL>::image(top, tag, home);
                 let record = Record { image, word: self.lines[at].words[slot] };
                 self.put(home, free, record, 0);
                 moves.push(HomeMove { from: (at, slot), to: (home, free), record });
@@ -105,11 +112,11 @@ impl<const L: usize, const N: usize> SegmentBuffer<L, N> {
 
     /// Marks the home line of a record that is in the chain.
     fn note_chained(&mut self, image: u64) {
-        self.lines[Geometry::<L, N>::home(image)].keys[2] |= CHAINED;
+        self.lines[Geometry::<L, SMALL>::home(image)].keys[2] |= CHAINED;
     }
 }
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> LineHash<K, M, L, SMALL> {
     /// Writes a segment with this prefix, and with these records in its chain, into a new block,
     /// with every line locked, and flushes it without a fence.
     ///
@@ -119,7 +126,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         &self,
         offset: u64,
         prefix: HashPrefix,
-        buffer: &SegmentBuffer<L, N>,
+        buffer: &SegmentBuffer<L, SMALL>,
         chained: &[Record],
     ) -> Result<()> {
         let m = self.medium();
@@ -150,7 +157,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         &self,
         offset: u64,
         upper: HashPrefix,
-        moving: &mut SegmentBuffer<L, N>,
+        moving: &mut SegmentBuffer<L, SMALL>,
         chained: &[Record],
     ) -> Result<()> {
         moving.move_home();
@@ -189,18 +196,19 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         &self,
         segment: &Segment<L>,
         prefix: HashPrefix,
-        mut staying: SegmentBuffer<L, N>,
+        mut staying: SegmentBuffer<L, SMALL>,
     ) {
         let m = self.medium();
         // Not flushed: if removed records reappear after a crash, they do not have the segment's
         // prefix. Stores every key word, with an empty filter: which records stay is random, and
-        // mispredicted branches would take longer than the stores.
+        // mispredicted branches would take longer than the stores. The last word last: as long as
+        // it says so, the line holds the top bits by which recovery recognizes what was removed.
         for (line, buffered) in segment.lines.iter().zip(staying.lines.iter()) {
             let keys = keys_of(m, line);
-            for slot in [0, 1, 3] {
-                m.store(&line.keys[slot], buffered.keys[slot] | keys[slot] & META);
+            let meta = [keys[0] & META, keys[1] & META, 0, keys[3] & META];
+            for slot in 0..4 {
+                m.store(&line.keys[slot], buffered.keys[slot] | meta[slot]);
             }
-            m.store(&line.keys[2], buffered.keys[2]);
         }
         let moves = staying.move_home();
         if !moves.is_empty() {
@@ -214,20 +222,25 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Returns the lower and the upper half of a segment of this depth, which the caller has
     /// locked: every record in its present line and slot, without filters.
-    pub(super) fn copy_halves(&self, segment: &Segment<L>, depth: u32) -> [SegmentBuffer<L, N>; 2] {
+    pub(super) fn copy_halves(
+        &self,
+        segment: &Segment<L>,
+        depth: u32,
+    ) -> [SegmentBuffer<L, SMALL>; 2] {
         let m = self.medium();
-        let mut halves = [SegmentBuffer::empty(), SegmentBuffer::empty()];
+        let mut halves = [SegmentBuffer::empty(depth + 1), SegmentBuffer::empty(depth + 1)];
         let [lower, upper] = &mut halves;
         let lines = segment.lines.iter().zip(lower.lines.iter_mut().zip(upper.lines.iter_mut()));
         for (line, (lower, upper)) in lines {
             let keys = keys_of(m, line);
             let words = [0, 1, 2, 3].map(|slot| m.load_relaxed(&line.words[slot]));
-            for (slot, &key) in keys.iter().enumerate().take(N) {
+            for (slot, &key) in keys.iter().enumerate() {
                 // Masks instead of branches: the half to which a record belongs is random.
                 let there = 0u64.wrapping_sub(u64::from(key & VALID != 0));
-                let goes = 0u64.wrapping_sub(Geometry::<L, N>::half(key, words[3], slot, depth));
-                lower.keys[slot] = key & !META & there & !goes;
-                upper.keys[slot] = key & !META & there & goes;
+                let goes =
+                    0u64.wrapping_sub(Geometry::<L, SMALL>::half(key, words[3], slot, depth));
+                lower.keys[slot] |= key & !META & there & !goes;
+                upper.keys[slot] |= key & !META & there & goes;
             }
             (lower.words, upper.words) = (words, words);
         }
@@ -239,7 +252,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let m = self.medium();
         for moved in moves {
             let (line, slot) = (&segment.lines[moved.to.0], moved.to.1);
-            write::<M, L, N>(m, line, slot, moved.record, 0);
+            write::<M, L, SMALL>(m, line, slot, moved.record, 0);
             m.flush(line);
         }
         // The copies are durable before an original is removed.
@@ -260,7 +273,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         &self,
         segment: &Segment<L>,
         prefix: HashPrefix,
-        staying: &mut SegmentBuffer<L, N>,
+        staying: &mut SegmentBuffer<L, SMALL>,
     ) {
         let m = self.medium();
         for link in chain::links::<Link, M>(self.medium(), &segment.header.chain) {
@@ -292,9 +305,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
              `a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped`",
         ));
         m.persist(segment);
+        if Geometry::<L, SMALL>::is_shallow(prefix.depth) {
+            self.mark_shallow(segment);
+        }
         let mut filters = [0u64; L];
         self.for_each_slot(segment, |at, slot, key, record| {
-            let home = Geometry::<L, N>::home(record.image);
+            let home = Geometry::<L, SMALL>::home(record.image);
             let line = &segment.lines[at];
             let belongs = prefix.covers(record.image);
             if !belongs || is_foreign(key) && self.is_copy(segment, home, prefix, record) {
@@ -323,8 +339,31 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             if first & LOCKED != 0 {
                 m.store_transient(&line.keys[0], first & !LOCKED);
             }
-            if N < 4 && m.load_relaxed(&line.keys[3]) & !META != 0 {
-                clear(m, line, 3);
+        }
+        if !Geometry::<L, SMALL>::is_shallow(prefix.depth) {
+            self.free_slots_without_records(segment);
+        }
+    }
+
+    /// Marks the fourth slots of all lines of a shallow segment, which only damage can have
+    /// changed.
+    fn mark_shallow(&self, segment: &Segment<L>) {
+        let m = self.medium();
+        for line in &segment.lines {
+            let fourth = m.load_relaxed(&line.keys[3]);
+            if !holds_tops(fourth) {
+                m.store(&line.keys[3], fourth & META | FOREIGN);
+            }
+        }
+    }
+
+    /// Frees the slots that held top bits when a segment was still shallow: a crash can have
+    /// interrupted the split after which it is not.
+    fn free_slots_without_records(&self, segment: &Segment<L>) {
+        let m = self.medium();
+        for line in &segment.lines {
+            for slot in (0..4).filter(|&slot| holds_tops(m.load_relaxed(&line.keys[slot]))) {
+                clear(m, line, slot);
             }
         }
     }
@@ -341,13 +380,11 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     ) -> bool {
         let (m, line) = (self.medium(), &segment.lines[home]);
         let keys = keys_of(m, line);
-        let top = prefix.pattern >> prefix.depth.saturating_sub(Geometry::<L, N>::DEPTH_MIN);
-        slots(valid(&keys) & Geometry::<L, N>::SLOTS).filter(|&slot| !is_foreign(keys[slot])).any(
-            |slot| {
-                let other = self.record_in(line, home, slot, keys[slot], top);
-                other.image == record.image && (other.word == record.word || !K::WORDS_ARE_RECORDS)
-            },
-        )
+        let top = Geometry::<L, SMALL>::top_of(prefix);
+        slots(valid(&keys)).filter(|&slot| !is_foreign(keys[slot])).any(|slot| {
+            let other = self.record_in(line, home, slot, &keys, top);
+            other.image == record.image && (other.word == record.word || !K::WORDS_ARE_RECORDS)
+        })
     }
 
     /// Does for the chain what [`rebuild`](Self::rebuild) does for the lines. Ends the chain at a
@@ -360,7 +397,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
             for slot in (0..LINK_SLOTS).filter(|&slot| there >> slot & 1 == 1) {
                 let image = m.load_relaxed(&link.images[slot]);
                 if prefix.covers(image) {
-                    filters[Geometry::<L, N>::home(image)] |= CHAINED;
+                    filters[Geometry::<L, SMALL>::home(image)] |= CHAINED;
                 } else {
                     next &= !link_bit(slot);
                 }
@@ -380,7 +417,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
 
     /// Returns every record of a segment that the caller has locked.
     pub(super) fn all_records(&self, segment: &Segment<L>) -> Vec<Record> {
-        let mut records = Vec::with_capacity(L * N);
+        let mut records = Vec::with_capacity(Self::SLOTS);
         self.for_each_slot(segment, |_, _, _, record| records.push(record));
         for link in chain::links::<Link, M>(self.medium(), &segment.header.chain) {
             records.extend(self.records_in(link).map(|(_, record)| record));

@@ -21,7 +21,7 @@ use evermap_pm::{Medium, Result};
 use super::layout::{OFFSET, Segment};
 use super::{HashPrefix, LineHash};
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> LineHash<K, M, L, SMALL> {
     /// Stores the generation in the entries of a segment's range that refer to it. Until here, all
     /// other threads wait, because every entry is stale.
     pub(super) fn store_generation(&self, offset: u64) -> Result<()> {

@@ -15,12 +15,12 @@ use evermap_pm::{Medium, PmU64, Result};
 
 use super::LineHash;
 use super::bucket::{
-    Held, Probe, Record, clear, find, free_slot, is_foreign, is_record_of, is_unchanged, keys_of,
-    matching_seen, note_away, place, tag_of, try_lock, valid,
+    Held, Keys, Probe, Record, clear, find, free_slot, is_foreign, is_record_of, is_unchanged,
+    keys_of, matching_seen, note_away, place, slots, tag_of, try_lock, valid,
 };
 use super::layout::{
-    CHAINED, FOREIGN, Geometry, LINK_SLOTS, Line, Link, META, Segment, VALID, filter_bit, link_bit,
-    valid_in,
+    CHAINED, FOREIGN, Geometry, LINK_SLOTS, Line, Link, META, Segment, VALID, filter_bit,
+    holds_tops, link_bit, valid_in,
 };
 
 /// The outcome of a search without locks.
@@ -38,13 +38,13 @@ pub(super) enum SearchResult {
 ///
 /// A processor overlaps more lookups if each takes fewer instructions, so this is short.
 #[inline(always)]
-pub(super) fn look_in_line<K: Quotient, M: Medium, const L: usize, const N: usize>(
+pub(super) fn look_in_line<K: Quotient, M: Medium, const L: usize, const SMALL: bool>(
     m: &M,
     home: &Line,
     probe: &Probe<'_, K>,
 ) -> SearchResult {
     let seen = m.load_four(&home.keys);
-    let tag = Geometry::<L, N>::tag(probe.image);
+    let tag = Geometry::<L, SMALL>::tag(probe.image);
     let alike = seen.matching_upper((tag >> 32) as u32);
     if alike != 0 {
         // Half of the tag selects a slot, and the complete tag confirms it. If it does not, because
@@ -52,7 +52,7 @@ pub(super) fn look_in_line<K: Quotient, M: Medium, const L: usize, const N: usiz
         let slot = alike.trailing_zeros() as usize & 3;
         let word = m.load_relaxed(&home.words[slot]);
         let is_it = m.load_relaxed(&home.keys[slot]) ^ (tag | VALID) <= META
-            && is_record_of::<K, M, L, N>(m, home, slot, word, probe);
+            && is_record_of::<K, M, L, SMALL>(m, home, slot, word, probe);
         let sure = is_it && is_unchanged(m, home, &seen);
         return if sure { SearchResult::Found(word) } else { SearchResult::Unsure };
     }
@@ -87,13 +87,28 @@ pub enum Spot<'a> {
     Chain(&'a Link, usize),
 }
 
+/// The number of records that an insert moves at most before the segment is split.
+const DISPLACED_MAX: usize = 1;
+
+/// Locked lines to which records were displaced.
+#[derive(Default)]
+struct Beyond<'a>([Option<Held<'a>>; DISPLACED_MAX]);
+
+impl<'a> Beyond<'a> {
+    /// Adds a line. There are no more than records that are moved.
+    fn push(&mut self, held: Held<'a>) {
+        let free = self.0.iter_mut().find(|held| held.is_none());
+        *free.expect("one line for each move") = Some(held);
+    }
+}
+
 /// Locks held in addition to that of the home line.
 #[derive(Default)]
 pub struct Locks<'a> {
     /// The other line.
     other: Option<Held<'a>>,
-    /// The line to which a record was displaced.
-    beyond: Option<Held<'a>>,
+    /// The lines to which records were displaced.
+    beyond: Beyond<'a>,
     /// The lock of the chain.
     chain: Option<&'a PmU64>,
 }
@@ -102,7 +117,7 @@ impl Locks<'_> {
     /// Returns whether making room has moved a record, whose old slot must be flushed before these
     /// locks are released.
     pub(super) fn displaced(&self) -> bool {
-        self.beyond.is_some()
+        self.beyond.0[0].is_some()
     }
 }
 
@@ -110,7 +125,7 @@ impl OtherLocks for Locks<'_> {
     // Released as changed in any case: making room may have moved a record.
     #[inline(always)]
     fn release<M: Medium>(self, m: &M, _changed: bool) {
-        for held in [self.beyond, self.other].into_iter().flatten() {
+        for held in self.beyond.0.into_iter().chain([self.other]).flatten() {
             held.release_changed(m);
         }
         if let Some(lock) = self.chain {
@@ -119,14 +134,14 @@ impl OtherLocks for Locks<'_> {
     }
 }
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> LineHash<K, M, L, SMALL> {
     /// Searches for a key in all places, without taking a lock or storing anything.
     pub(super) fn look(&self, segment: &Segment<L>, probe: &Probe<'_, K>) -> SearchResult {
         let m = self.medium();
-        let home = &segment.lines[Geometry::<L, N>::home(probe.image)];
+        let home = &segment.lines[Geometry::<L, SMALL>::home(probe.image)];
         let seen = m.load_four(&home.keys);
-        let matching = matching_seen(&seen, Geometry::<L, N>::tag(probe.image), 0);
-        let found = match find::<K, M, L, N>(m, home, matching, probe) {
+        let matching = matching_seen(&seen, Geometry::<L, SMALL>::tag(probe.image), 0);
+        let found = match find::<K, M, L, SMALL>(m, home, matching, probe) {
             Some((_, word)) => Some(word),
             None => {
                 let elsewhere = self.find_elsewhere(segment, seen.word::<2>(), probe);
@@ -151,11 +166,11 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         probe: &Probe<'_, K>,
     ) -> Option<(Spot<'a>, u64)> {
         let m = self.medium();
-        let tag = Geometry::<L, N>::tag(probe.image);
+        let tag = Geometry::<L, SMALL>::tag(probe.image);
         if key & filter_bit(tag) != 0 {
-            let line = &segment.lines[Geometry::<L, N>::other_of(probe.image)];
+            let line = &segment.lines[Geometry::<L, SMALL>::other_of(probe.image)];
             let matching = matching_seen(&m.load_four(&line.keys), tag, FOREIGN);
-            if let Some((slot, word)) = find::<K, M, L, N>(m, line, matching, probe) {
+            if let Some((slot, word)) = find::<K, M, L, SMALL>(m, line, matching, probe) {
                 return Some((Spot::Away(line, slot), word));
             }
         }
@@ -255,7 +270,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// Finds a free slot for a record whose home line the caller has locked.
     ///
     /// Tries the home line and the other line; then moving one record of either line to its second
-    /// line; then, if `chain` allows it, the chain.
+    /// line, and so on for that line; then, if `chain` allows it, the chain.
     pub(super) fn find_room<'a>(
         &'a self,
         segment: &'a Segment<L>,
@@ -263,28 +278,29 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         chain: &mut Chain,
     ) -> Result<FreeSlot<Spot<'a>, Locks<'a>>> {
         let m = self.medium();
-        let (at, beside) = (Geometry::<L, N>::home(image), Geometry::<L, N>::other_of(image));
+        let (at, beside) =
+            (Geometry::<L, SMALL>::home(image), Geometry::<L, SMALL>::other_of(image));
         let (home, other) = (&segment.lines[at], &segment.lines[beside]);
         let Some(held) = try_lock(m, other) else { return Ok(FreeSlot::Busy) };
         let mut locks = Locks { other: Some(held), ..Locks::default() };
         let keys = keys_of(m, home);
         // The caller has locked the home line, but may not have searched it for a free slot.
-        if let Some(slot) = free_slot::<N>(&keys) {
+        if let Some(slot) = free_slot(&keys) {
             return Ok(FreeSlot::Free(Spot::Home(home, slot), locks));
         }
-        if let Some(slot) = free_slot::<N>(&keys_of(m, other)) {
+        if let Some(slot) = free_slot(&keys_of(m, other)) {
             return Ok(FreeSlot::Free(Spot::Away(other, slot), locks));
         }
         // All lines that a record could be moved to, so that their cache misses overlap.
         self.prefetch_others(segment, at);
         self.prefetch_others(segment, beside);
-        if let Some((slot, beyond)) = self.displace(segment, at) {
-            locks.beyond = Some(beyond);
-            return Ok(FreeSlot::Free(Spot::Home(home, slot), locks));
-        }
-        if let Some((slot, beyond)) = self.displace(segment, beside) {
-            locks.beyond = Some(beyond);
-            return Ok(FreeSlot::Free(Spot::Away(other, slot), locks));
+        for moves in 1..=DISPLACED_MAX {
+            if let Some(slot) = self.displace(segment, at, moves, &mut locks.beyond) {
+                return Ok(FreeSlot::Free(Spot::Home(home, slot), locks));
+            }
+            if let Some(slot) = self.displace(segment, beside, moves, &mut locks.beyond) {
+                return Ok(FreeSlot::Free(Spot::Away(other, slot), locks));
+            }
         }
         if *chain != Chain::Avoid {
             locks.chain = Some(self.lock_chain(segment)?);
@@ -299,73 +315,112 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     /// Prefetches the second lines of the records in line `at`.
     fn prefetch_others(&self, segment: &Segment<L>, at: usize) {
         let keys = keys_of(self.medium(), &segment.lines[at]);
-        for &key in &keys[..N] {
-            prefetch_line(&segment.lines[Geometry::<L, N>::other(at, tag_of(key))]);
+        for slot in slots(valid(&keys)) {
+            prefetch_line(&segment.lines[Geometry::<L, SMALL>::other(at, tag_of(keys[slot]))]);
         }
     }
 
-    /// Frees a slot of the full, locked line `at` by moving a record to its second line. Returns
-    /// the slot, and the second line, locked.
+    /// Frees a slot of the full, locked line `at` by moving a record to its second line. If that is
+    /// full too, a record is moved from there first, up to `moves` records in all. Returns the slot.
+    /// Adds to `beyond` the second lines, locked.
     ///
-    /// The copy is durable. The removal of the original is durable only once the line `at` is
-    /// flushed: after an earlier crash, recovery finds both and drops one. The line with the copy
-    /// must stay locked until then: otherwise another thread could remove the copy, and the
-    /// original could reappear after a crash.
-    fn displace<'a>(&self, segment: &'a Segment<L>, at: usize) -> Option<(usize, Held<'a>)> {
+    /// The copies are durable. The removal of the original from the line `at` is durable only once
+    /// that line is flushed: after an earlier crash, recovery finds both and drops one. The line
+    /// with the copy must stay locked until then: otherwise another thread could remove the copy,
+    /// and the original could reappear after a crash.
+    fn displace<'a>(
+        &self,
+        segment: &'a Segment<L>,
+        at: usize,
+        moves: usize,
+        beyond: &mut Beyond<'a>,
+    ) -> Option<usize> {
         let m = self.medium();
-        let from = &segment.lines[at];
-        let keys = keys_of(m, from);
-        let top = self.top_of(segment);
-        let to = |slot: usize| &segment.lines[Geometry::<L, N>::other(at, tag_of(keys[slot]))];
-        (0..N).find_map(|slot| {
-            let to = to(slot);
+        let keys = keys_of(m, &segment.lines[at]);
+        let mut all = slots(valid(&keys));
+        all.find(|&slot| {
+            let to = Geometry::<L, SMALL>::other(at, tag_of(keys[slot]));
             // Checked before locking, because most lines are full.
-            free_slot::<N>(&keys_of(m, to))?;
-            let held = try_lock(m, to)?;
-            let Some(free) = free_slot::<N>(&keys_of(m, to)) else {
-                held.release(m);
-                return None;
-            };
-            // One of the two lines is the record's home, and both are locked.
-            let record = self.record_in(from, at, slot, keys[slot], top);
-            let leaves_home = !is_foreign(keys[slot]);
-            place::<M, L, N>(m, to, free, record, if leaves_home { FOREIGN } else { 0 });
-            if leaves_home {
-                note_away(m, from, tag_of(keys[slot]));
+            if !self.can_make_room(segment, to, moves) {
+                return false;
             }
-            clear(m, from, slot);
-            Some((slot, held))
+            let Some(held) = try_lock(m, &segment.lines[to]) else { return false };
+            let free = free_slot(&keys_of(m, held.line));
+            let free = match free {
+                None if moves > 1 => self.displace(segment, to, moves - 1, beyond),
+                free => free,
+            };
+            let Some(free) = free else {
+                held.release(m);
+                return false;
+            };
+            self.move_away(segment, (at, slot), (held.line, free));
+            beyond.push(held);
+            true
         })
     }
 
-    /// Returns the top bits of the images of a segment's records. Meaningful only in a geometry of
-    /// four slots, in which they are equal.
-    pub(super) fn top_of(&self, segment: &Segment<L>) -> u64 {
-        let prefix = prefix_of(self.medium(), segment);
-        let depth_min = Geometry::<L, N>::DEPTH_MIN;
-        prefix.map_or(0, |prefix| prefix.pattern >> prefix.depth.saturating_sub(depth_min))
+    /// Returns whether the line `at` seems to have a free slot, or to get one by fewer than `moves`
+    /// moves of records to their second lines. If the line is not locked, other threads may be
+    /// changing it.
+    fn can_make_room(&self, segment: &Segment<L>, at: usize, moves: usize) -> bool {
+        let keys = keys_of(self.medium(), &segment.lines[at]);
+        free_slot(&keys).is_some()
+            || moves > 1
+                && slots(valid(&keys)).any(|slot| {
+                    let to = Geometry::<L, SMALL>::other(at, tag_of(keys[slot]));
+                    self.can_make_room(segment, to, moves - 1)
+                })
     }
 
-    /// Returns the record in a slot of line `at`, whose key word is `key`. `top` is the result of
-    /// [`top_of`](Self::top_of).
+    /// Moves the record in a slot of line `at` to a free slot of its second line. Both lines are
+    /// locked, and one of them is the record's home. See [`displace`](Self::displace).
+    fn move_away(
+        &self,
+        segment: &Segment<L>,
+        (at, slot): (usize, usize),
+        (to, free): (&Line, usize),
+    ) {
+        let (m, from) = (self.medium(), &segment.lines[at]);
+        let keys = keys_of(m, from);
+        let record = self.record_in(from, at, slot, &keys, self.top_of(segment));
+        let leaves_home = !is_foreign(keys[slot]);
+        place::<M, L, SMALL>(m, to, free, record, if leaves_home { FOREIGN } else { 0 });
+        if leaves_home {
+            note_away(m, from, tag_of(keys[slot]));
+        }
+        clear(m, from, slot);
+    }
+
+    /// Returns the top bits of the images of a segment's records. Meaningful only if the segment is
+    /// not shallow.
+    pub(super) fn top_of(&self, segment: &Segment<L>) -> u64 {
+        prefix_of(self.medium(), segment).map_or(0, Geometry::<L, SMALL>::top_of)
+    }
+
+    /// Returns the record in a slot of line `at`, whose key words are `keys`. `top` is the result
+    /// of [`top_of`](Self::top_of).
+    ///
+    /// The line decides whether it holds the top bits itself, because recovery can find lines of a
+    /// shallow segment in one that is not shallow any more.
     #[inline(always)]
     pub(super) fn record_in(
         &self,
         line: &Line,
         at: usize,
         slot: usize,
-        key: u64,
+        keys: &Keys,
         top: u64,
     ) -> Record {
         let m = self.medium();
-        let tag = tag_of(key);
-        let home = if is_foreign(key) { Geometry::<L, N>::other(at, tag) } else { at };
-        let top = if N == 4 {
-            top
+        let tag = tag_of(keys[slot]);
+        let home = if is_foreign(keys[slot]) { Geometry::<L, SMALL>::other(at, tag) } else { at };
+        let top = if SMALL && holds_tops(keys[3]) {
+            Geometry::<L, SMALL>::top_in(m.load_relaxed(&line.words[3]), slot)
         } else {
-            Geometry::<L, N>::top_in(m.load_relaxed(&line.words[3]), slot)
+            top
         };
-        let image = Geometry::<L, N>::image(top, tag, home);
+        let image = Geometry::<L, SMALL>::image(top, tag, home);
         Record { image, word: m.load_relaxed(&line.words[slot]) }
     }
 
@@ -380,8 +435,8 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let (m, top) = (self.medium(), self.top_of(segment));
         for (at, line) in segment.lines.iter().enumerate() {
             let keys = keys_of(m, line);
-            for slot in super::bucket::slots(valid(&keys) & Geometry::<L, N>::SLOTS) {
-                each(at, slot, keys[slot], self.record_in(line, at, slot, keys[slot], top));
+            for slot in slots(valid(&keys)) {
+                each(at, slot, keys[slot], self.record_in(line, at, slot, &keys, top));
             }
         }
     }
@@ -405,10 +460,10 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     pub(super) fn place_in(&self, home: &Line, spot: Spot<'_>, record: Record) {
         let m = self.medium();
         match spot {
-            Spot::Home(line, slot) => place::<M, L, N>(m, line, slot, record, 0),
+            Spot::Home(line, slot) => place::<M, L, SMALL>(m, line, slot, record, 0),
             Spot::Away(line, slot) => {
-                place::<M, L, N>(m, line, slot, record, FOREIGN);
-                note_away(m, home, Geometry::<L, N>::tag(record.image));
+                place::<M, L, SMALL>(m, line, slot, record, FOREIGN);
+                note_away(m, home, Geometry::<L, SMALL>::tag(record.image));
             }
             Spot::Chain(link, slot) => {
                 m.store(&link.words[slot], record.word);

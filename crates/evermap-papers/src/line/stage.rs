@@ -12,7 +12,7 @@ use super::bucket::{
 use super::layout::{FOREIGN, Geometry, Line, Segment};
 use super::segment::{Locks, Spot, may_be_elsewhere};
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> LineHash<K, M, L, SMALL> {
     /// Stores the change that `decide` chooses for a key whose home line is locked. See
     /// [`BucketLocked::stage`](evermap_index::hash::segmented::apply::BucketLocked::stage).
     #[inline]
@@ -25,9 +25,9 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     ) -> Option<Staged<'a, Self>> {
         let (m, probe) = (self.medium(), operation.probe);
         let seen = m.load_four(&home.keys);
-        let tag = Geometry::<L, N>::tag(probe.image);
+        let tag = Geometry::<L, SMALL>::tag(probe.image);
         let matching = matching_seen(&seen, tag, 0);
-        if let Some((slot, word)) = find::<K, M, L, N>(m, home, matching, probe) {
+        if let Some((slot, word)) = find::<K, M, L, SMALL>(m, home, matching, probe) {
             let action = decide(Some(word));
             return Some(self.stage_at(home, slot, word, action, Locks::default()));
         }
@@ -42,12 +42,12 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         if operation.mode == MutateMode::ExistingOnly {
             return Some(Staged::unchanged(None));
         }
-        if let Some(slot) = free_slot_seen::<N>(&seen) {
+        if let Some(slot) = free_slot_seen(&seen) {
             return Some(self.stage_new(home, slot, 0, probe.image, Locks::default(), decide));
         }
-        let other = &segment.lines[Geometry::<L, N>::other_of(probe.image)];
+        let other = &segment.lines[Geometry::<L, SMALL>::other_of(probe.image)];
         let locks = self.lock_beside(segment, Spot::Away(other, 0)).ok()??;
-        let Some(slot) = free_slot::<N>(&keys_of(m, other)) else {
+        let Some(slot) = free_slot(&keys_of(m, other)) else {
             locks.release(m, false);
             return None;
         };
@@ -92,7 +92,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
         let Action::Put(word) = decide(None) else {
             return Staged { locks, ..Staged::unchanged(None) };
         };
-        write::<M, L, N>(self.medium(), line, slot, Record { image, word }, mark);
+        write::<M, L, SMALL>(self.medium(), line, slot, Record { image, word }, mark);
         let change = Change { old: None, new: Some(word) };
         Staged { change, locks, unflushed: [Some(&line.keys[0]), None] }
     }

@@ -14,7 +14,7 @@ use super::layout::{Geometry, Link, Segment};
 use super::rebuild::SegmentBuffer;
 use super::{HashPrefix, LineHash};
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> LineHash<K, M, L, SMALL> {
     /// The number of records in a segment and its chain below which it is not split. If two of its
     /// lines are full while the others are nearly empty, the images are not random. Without this
     /// bound, keys whose images have equal low bits would need a segment for every few keys.
@@ -24,21 +24,23 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> LineHash<K, M, L, N
     const MERGED_MAX: usize = Self::SLOTS / 4;
 }
 
-impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHash<K, M, L, N> {
+impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> Directed
+    for LineHash<K, M, L, SMALL>
+{
     /// The records that stay, and those that move.
-    type Halves = [SegmentBuffer<L, N>; 2];
+    type Halves = [SegmentBuffer<L, SMALL>; 2];
     type Rebuilt<'a> = ();
 
     const MERGES: bool = true;
     const ENTRIES_ARE_STAMPED: bool = true;
-    const DEPTH_MIN: u32 = Geometry::<L, N>::DEPTH_MIN;
+    const DEPTH_MIN: u32 = Geometry::<L, SMALL>::DEPTH_MIN;
     const FREE_DIRECTORY: u64 = if L < 64 { 256 } else { 1 << 20 };
 
     fn divide(
         &self,
         segment: &&Segment<L>,
         prefix: HashPrefix,
-    ) -> std::result::Result<[SegmentBuffer<L, N>; 2], Split> {
+    ) -> std::result::Result<[SegmentBuffer<L, SMALL>; 2], Split> {
         let halves = self.copy_halves(segment, prefix.depth);
         let [stay, move_] = [0, 1].map(|half| halves[half].count());
         if stay > 0 && move_ > 0 && stay + move_ >= Self::SPLIT_FROM {
@@ -58,7 +60,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
         block: u64,
         upper: HashPrefix,
         segment: &&Segment<L>,
-        halves: &mut [SegmentBuffer<L, N>; 2],
+        halves: &mut [SegmentBuffer<L, SMALL>; 2],
     ) -> Result<()> {
         let chained: Vec<Record> = chain::links(self.medium(), &segment.header.chain)
             .flat_map(|link: &Link| self.records_in(link))
@@ -72,7 +74,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
         &'a self,
         segment: &'a Segment<L>,
         lower: HashPrefix,
-        [staying, _]: [SegmentBuffer<L, N>; 2],
+        [staying, _]: [SegmentBuffer<L, SMALL>; 2],
         guard: &Guard<'_>,
     ) {
         let m = self.medium();
@@ -110,7 +112,7 @@ impl<K: Quotient, M: Medium, const L: usize, const N: usize> Directed for LineHa
     ) -> Option<()> {
         let records: Vec<_> =
             siblings.iter().flat_map(|segment| self.all_records(segment)).collect();
-        let mut buffer = SegmentBuffer::empty();
+        let mut buffer = SegmentBuffer::empty(parent.depth);
         let fits = records.len() <= Self::MERGED_MAX
             && records.iter().all(|&record| buffer.put_anywhere(record));
         fits.then(|| self.build(block, parent, &buffer, &[]).ok()).flatten()

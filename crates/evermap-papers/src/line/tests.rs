@@ -12,7 +12,7 @@ use evermap_pm::sim::Sim;
 use evermap_pm::{Medium, PmU64, Pool};
 
 use super::bucket::{Record, place, write};
-use super::layout::{FOREIGN, Header, Link, OFFSET, Segment, VALID, link_bit};
+use super::layout::{FOREIGN, Header, Link, OFFSET, Segment, TAG, VALID, holds_tops, link_bit};
 use super::{Config, HashPrefix, Tiny};
 
 const CAPACITY: u64 = 1 << 20;
@@ -53,7 +53,7 @@ fn what_recovery_drops_is_gone_before_the_segment_is_used() {
     let moved = key(1, 0);
     let (sim, pool, index) = filled([moved]);
     let copy = &serving(&index, moved).lines[1];
-    place::<_, 4, 3>(&sim, copy, 1, Record { image: moved, word: moved }, FOREIGN);
+    place::<_, 4, true>(&sim, copy, 1, Record { image: moved, word: moved }, FOREIGN);
     let at = sim.offset_of(&copy.keys[1]);
     drop((index, pool));
     let (pool, index) = reopened::<TinyLine>(&sim);
@@ -218,7 +218,7 @@ fn a_record_that_recovery_finds_is_durable_before_it_is_used() {
     let link = chain::links::<Link, _>(&sim, &segment.header.chain).next().unwrap();
     let [found, chained] = [key(8, 2), key(9, 0)];
     sim.checkpoint();
-    write::<_, 4, 3>(&sim, line, 0, Record { image: found, word: found }, 0);
+    write::<_, 4, true>(&sim, line, 0, Record { image: found, word: found }, 0);
     sim.store(&link.words[1], chained);
     sim.store(&link.images[1], chained);
     sim.store(&link.next, sim.load(&link.next) | link_bit(1));
@@ -236,12 +236,114 @@ fn a_copy_that_recovery_finds_is_durable_before_the_other_is_dropped() {
     let (sim, pool, index) = filled([]);
     let [home, other, ..] = &serving(&index, moved).lines;
     let record = Record { image: moved, word: moved };
-    place::<_, 4, 3>(&sim, other, 0, record, FOREIGN);
+    place::<_, 4, true>(&sim, other, 0, record, FOREIGN);
     sim.checkpoint();
-    write::<_, 4, 3>(&sim, home, 0, record, 0);
+    write::<_, 4, true>(&sim, home, 0, record, 0);
     let places = [home, other].map(|line| sim.offset_of(&line.keys[0]));
     assert_eq!(look_up_after_death(&sim, (pool, index), moved), Some(moved));
     for_each_image(&sim, false, |image| {
         assert!(places.iter().any(|&at| word_in(image, at) & VALID != 0));
     });
+}
+
+/// The depth from which on segments of four lines determine the top bits of their records.
+const DEEP: u32 = 10;
+/// The bit of an image by which the last shallow segments are divided.
+const LAST: u64 = 1 << (64 - DEEP);
+
+/// Creates an index of shallow segments that become deep when they are split. Also returns keys
+/// that are in the first of them, of both halves: one more with the home line 0 splits it.
+fn with_shallow_segment() -> (Sim, Arc<Pool<Sim>>, TinyLine, Vec<u64>) {
+    let config = Config { initial_depth: DEEP - 1 };
+    let (sim, pool, index) = created::<TinyLine>(CAPACITY, config);
+    let keys: Vec<u64> =
+        (0..8).map(|n| key(n, if n < 6 { n % 2 } else { 2 }) | n % 3 % 2 * LAST).collect();
+    for &key in &keys {
+        index.insert(key, key, &pool.pin()).unwrap();
+    }
+    assert!(are_shallow(&index, &keys, true));
+    (sim, pool, index, keys)
+}
+
+/// Returns whether all lines of the segments of these keys are as in a shallow segment, or all as
+/// in one that is not.
+fn are_shallow(index: &TinyLine, keys: &[u64], shallow: bool) -> bool {
+    let lines = keys.iter().flat_map(|&key| &serving(index, key).lines);
+    lines.into_iter().all(|line| holds_tops(index.medium().load(&line.keys[3])) == shallow)
+}
+
+/// As long as a segment is shallow its lines hold the bits by which it is divided. They are needed
+/// until no record of the other half is left, whenever a crash interrupts the split.
+#[test]
+fn the_split_of_a_shallow_segment_survives_crashes() {
+    let (sim, pool, index, keys) = with_shallow_segment();
+    let last = key(8, 0);
+    record(&sim, || assert!(index.insert(last, last, &pool.pin()).unwrap().inserted()));
+    assert_eq!(prefix_at::<Header, _>(&sim, index.locate(last)).unwrap().depth, DEEP);
+    assert!(are_shallow(&index, &keys, false));
+    survives_everywhere(&sim, &keys, last);
+}
+
+/// Checks that every crash during the recorded insertion of `last` leaves each of the other keys
+/// once, and `last` at most once.
+fn survives_everywhere(sim: &Sim, keys: &[u64], last: u64) {
+    for_each_image(sim, false, |image| {
+        let sim = Sim::from_image(image.bytes, CAPACITY).unwrap();
+        let (pool, index) = reopened::<TinyLine>(&sim);
+        let guard = pool.pin();
+        for &key in keys {
+            assert_eq!(index.get(key, &guard).unwrap(), Some(key), "{key:x}");
+            assert_eq!(index.get(key ^ LAST, &guard).unwrap(), None, "{key:x}");
+        }
+        let found = index.get(last, &guard).unwrap();
+        assert!(found == Some(last) || found.is_none() && !image.point.completed(0));
+        assert_eq!(index.check(), Vec::<String>::new());
+        let mut shown = Vec::new();
+        index.for_each(&guard, &mut |key, _| (shown.push(key), true).1).unwrap();
+        shown.sort_unstable();
+        let mut expected: Vec<u64> = keys.iter().copied().chain(found).collect();
+        expected.sort_unstable();
+        assert_eq!(shown, expected);
+    });
+}
+
+/// Two segments that determine the top bits are merged to one that does not.
+#[test]
+fn a_merge_makes_a_shallow_segment() {
+    let (_sim, pool, index, keys) = with_shallow_segment();
+    let guard = pool.pin();
+    let last = key(8, 0);
+    index.insert(last, last, &guard).unwrap();
+    let (stay, go) = keys.split_at(2);
+    for &key in go.iter().chain([&last]) {
+        assert!(index.remove(key, &guard).unwrap().removed());
+    }
+    assert!(are_shallow(&index, stay, true));
+    assert!(stay.iter().all(|&key| index.get(key, &guard).unwrap() == Some(key)));
+    assert_eq!(index.check(), Vec::<String>::new());
+}
+
+/// Damage has changed what marks the fourth slot of a line of a shallow segment: recovery marks it
+/// again, and no record is lost. It also frees the slot of a segment that is not shallow.
+#[test]
+fn recovery_corrects_the_marks_of_shallow_segments() {
+    let (sim, pool, index, keys) = with_shallow_segment();
+    let lines = &serving(&index, keys[0]).lines;
+    let marks = [0, VALID, TAG | VALID | FOREIGN];
+    for (line, mark) in lines.iter().zip(marks) {
+        sim.store(&line.keys[3], mark);
+    }
+    let last = key(8, 0);
+    drop((index, pool));
+    let (pool, index) = reopened::<TinyLine>(&sim);
+    let guard = pool.pin();
+    assert!(keys.iter().all(|&key| index.get(key, &guard).unwrap() == Some(key)));
+    assert!(are_shallow(&index, &keys, true));
+    index.insert(last, last, &guard).unwrap();
+    sim.store(&serving(&index, last).lines[3].keys[3], FOREIGN);
+    drop(guard);
+    drop((index, pool));
+    let (pool, index) = reopened::<TinyLine>(&sim);
+    assert!(keys.iter().all(|&key| index.get(key, &pool.pin()).unwrap() == Some(key)));
+    assert!(are_shallow(&index, &keys, false));
 }

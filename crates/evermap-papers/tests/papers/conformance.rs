@@ -8,6 +8,7 @@ use evermap_index::{Bytes, Quotient, conformance};
 use evermap_papers::cceh::{self, Cceh, Locking};
 use evermap_papers::dash_lh::TinyLh;
 use evermap_papers::level::{self, Resize};
+use evermap_papers::line::SmallLineHash;
 use evermap_papers::{DashLh, LineHash, Tranche, line, tranche};
 use evermap_pm::sim::Sim;
 
@@ -264,6 +265,21 @@ impl<K: Numbered + Quotient> PoolSubject<K> for FullLine {
     }
 }
 
+/// That of stores, which begins with one segment.
+struct SmallLine;
+
+impl<K: Numbered + Quotient> PoolSubject<K> for SmallLine {
+    type Index = SmallLineHash<K, Sim>;
+
+    fn config(&self) -> line::Config {
+        line::Config::default()
+    }
+
+    fn extent_size(&self) -> u64 {
+        2 << 20
+    }
+}
+
 /// A lookup reads the directory's line and one more; a change of one word flushes one line.
 #[test]
 fn line_hash_costs() -> Result<(), Failure> {
@@ -287,7 +303,9 @@ fn line_hash_costs() -> Result<(), Failure> {
     };
     let config = &testkit::Config::default();
     counters::<u64, _>(&FullLine, config, 10_000, &promises(0))?;
-    counters::<Bytes, _>(&FullLine, config, 10_000, &promises(4))
+    counters::<Bytes, _>(&FullLine, config, 10_000, &promises(4))?;
+    counters::<u64, _>(&SmallLine, config, 10_000, &promises(0))?;
+    counters::<Bytes, _>(&SmallLine, config, 10_000, &promises(4))
 }
 
 /// The default geometry.
@@ -361,7 +379,8 @@ fn level_orders() -> Result<(), Failure> {
 
 #[test]
 fn line_hash_orders() -> Result<(), Failure> {
-    orders(&FullLine, OrderOfPlaces::Include)
+    orders(&FullLine, OrderOfPlaces::Include)?;
+    orders(&SmallLine, OrderOfPlaces::Include)
 }
 
 #[test]
