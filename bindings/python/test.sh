@@ -32,7 +32,7 @@ if sys.version_info >= (3, 11): print("%d.%02d" % sys.version_info[:2])' 2>/dev/
 # Prints an interpreter of each version that the machine has, the oldest first.
 interpreters() {
     local python version
-    for python in "$interpreter" /usr/bin/python3.* /usr/local/bin/python3.* \
+    for python in "$interpreter" /usr/bin/python3.?? /usr/local/bin/python3.?? \
         "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python3; do
         version=$(version_of "$python" || true)
         [ -z "$version" ] || echo "$version $python"
