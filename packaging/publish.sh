@@ -13,12 +13,10 @@ cargo publish --workspace --dry-run "$@"
 for manifest in crates/*/Cargo.toml; do
     ! grep -q '^publish = false' "$manifest" || continue
     crate=$(basename "$(dirname "$manifest")")
-    version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
-    package=${CARGO_TARGET_DIR:-target}/package/$crate-$version.crate
+    packed=$(cargo package --list --allow-dirty --quiet -p "$crate")
     for file in README.md LICENSE-MIT LICENSE-APACHE Cargo.lock; do
-        # Extracted, because a link whose target is not packed would be listed too.
-        if ! tar -xOzf "$package" "$crate-$version/$file" 2>/dev/null | grep -q .; then
-            echo "$package has no $file" >&2
+        if ! grep -qx "$file" <<<"$packed"; then
+            echo "the package of $crate has no $file" >&2
             exit 1
         fi
     done
