@@ -143,8 +143,8 @@ type LineHash<K, M> = line::SmallLineHash<K, M>;
 /// Level hashing.
 #[cfg(feature = "more-indexes")]
 const LARGE_EXTENT: u64 = 2 << 20;
-/// Below this capacity two segments of Dash-EH, or of the line hash, would leave little for records:
-/// they begin with one.
+/// Below this capacity two segments of Dash-EH, or of the line hash, would leave little for
+/// records: they begin with one.
 const ONE_SEGMENT: u64 = 256 << 10;
 
 /// Declares the types of index that a store can have. The rest of the store does not know them.

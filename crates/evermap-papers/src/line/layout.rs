@@ -68,7 +68,7 @@ const TAG_BITS: u32 = 64 - TAG_SHIFT;
 
 /// Returns whether the fourth slot of a line, with this key word, holds the top bits of the
 /// records in the other three, instead of a record.
-#[inline(always)]
+#[inline]
 pub fn holds_tops(fourth: u64) -> bool {
     fourth & TAKEN == FOREIGN
 }
@@ -90,11 +90,10 @@ impl<const L: usize, const SMALL: bool> Geometry<L, SMALL> {
     };
     /// The number of bits of an image above the tag.
     const TOP_BITS: u32 = 64 - TAG_BITS - Self::LINE_BITS;
-    /// The least local depth of a segment: unless it may be shallow, it must determine the top bits.
+    /// The least local depth of a segment: unless it may be shallow, it determines the top bits.
     pub const DEPTH_MIN: u32 = if SMALL { 0 } else { Self::TOP_BITS };
 
     /// Returns whether a segment of this depth is shallow: its lines hold the top bits of images.
-    #[inline(always)]
     pub fn is_shallow(depth: u32) -> bool {
         SMALL && depth < Self::TOP_BITS
     }

@@ -193,6 +193,25 @@ impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> LineHash<K, M, L
         }
     }
 
+    /// Prefetches the record of an image that is in its other line, if it is there, in the segment
+    /// that `entry` refers to.
+    #[inline]
+    fn prefetch_record_away(&self, entry: u64, image: u64) {
+        let (m, tag) = (self.medium(), Geometry::<L, SMALL>::tag(image));
+        let Some(segment) = self.fresh(entry) else { return };
+        let home = m.load_four(&segment.lines[Geometry::<L, SMALL>::home(image)].keys);
+        let is_at_home = bucket::matching_seen(&home, tag, 0) != 0;
+        if is_at_home || !segment::may_be_elsewhere(home.word::<2>(), tag) {
+            return;
+        }
+        let line = &segment.lines[Geometry::<L, SMALL>::other_of(image)];
+        let bits = bucket::matching_seen(&m.load_four(&line.keys), tag, layout::FOREIGN);
+        if bits != 0 {
+            let slot = bits.trailing_zeros() as usize & 3;
+            K::prefetch(m, m.load_relaxed(&line.words[slot]), record::HEAD);
+        }
+    }
+
     /// Looks a key up only in its home line, in the segment that `entry` refers to. If that does
     /// not decide the lookup, prefetches what it needs next, and returns `None`.
     #[inline(always)]
@@ -526,7 +545,8 @@ impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> SegmentedIndex
     }
 
     /// First prefetches all home lines; then completes the lookups that their home lines decide,
-    /// and prefetches the next line for the others.
+    /// and prefetches what the others need next: the record that the home line leads to; or the
+    /// other line, and then the record that this one leads to.
     fn look_up_batch(&self, keys: &[K::Ref<'_>], out: &mut [Option<u64>]) -> Result<()> {
         let m = self.medium();
         let (mut images, mut entries) = ([0; BATCH_KEYS], [0; BATCH_KEYS]);
@@ -542,6 +562,11 @@ impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> SegmentedIndex
             match self.look_at_home(entries[at], &probe)? {
                 Some(answer) => out[at] = answer,
                 None => deferred |= 1 << at,
+            }
+        }
+        if K::WORDS_ARE_RECORDS {
+            for at in (0..keys.len()).filter(|at| deferred >> at & 1 == 1) {
+                self.prefetch_record_away(entries[at], images[at]);
             }
         }
         while deferred != 0 {

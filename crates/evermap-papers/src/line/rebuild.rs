@@ -206,8 +206,8 @@ impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> LineHash<K, M, L
         for (line, buffered) in segment.lines.iter().zip(staying.lines.iter()) {
             let keys = keys_of(m, line);
             let meta = [keys[0] & META, keys[1] & META, 0, keys[3] & META];
-            for slot in 0..4 {
-                m.store(&line.keys[slot], buffered.keys[slot] | meta[slot]);
+            for (slot, meta) in meta.into_iter().enumerate() {
+                m.store(&line.keys[slot], buffered.keys[slot] | meta);
             }
         }
         let moves = staying.move_home();

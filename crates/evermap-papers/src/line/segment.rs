@@ -87,7 +87,8 @@ pub enum Spot<'a> {
     Chain(&'a Link, usize),
 }
 
-/// The number of records that an insert moves at most before the segment is split.
+/// The number of records that an insert moves at most before the segment is split. Each one more
+/// fills segments more and makes inserts slower: see `docs/measured/hash-family.md`.
 const DISPLACED_MAX: usize = 1;
 
 /// Locked lines to which records were displaced.
@@ -321,8 +322,8 @@ impl<K: Quotient, M: Medium, const L: usize, const SMALL: bool> LineHash<K, M, L
     }
 
     /// Frees a slot of the full, locked line `at` by moving a record to its second line. If that is
-    /// full too, a record is moved from there first, up to `moves` records in all. Returns the slot.
-    /// Adds to `beyond` the second lines, locked.
+    /// full too, a record is moved from there first, up to `moves` records in all. Returns the
+    /// slot. Adds to `beyond` the second lines, locked.
     ///
     /// The copies are durable. The removal of the original from the line `at` is durable only once
     /// that line is flushed: after an earlier crash, recovery finds both and drops one. The line

@@ -13,7 +13,7 @@ use evermap_pm::{Medium, PmU64, Pool};
 
 use super::bucket::{Record, place, write};
 use super::layout::{FOREIGN, Header, Link, OFFSET, Segment, TAG, VALID, holds_tops, link_bit};
-use super::{Config, HashPrefix, Tiny};
+use super::{Config, HashPrefix, SmallLineHash, Tiny};
 
 const CAPACITY: u64 = 1 << 20;
 const UPPER: u64 = 1 << 63;
@@ -257,7 +257,7 @@ fn with_shallow_segment() -> (Sim, Arc<Pool<Sim>>, TinyLine, Vec<u64>) {
     let config = Config { initial_depth: DEEP - 1 };
     let (sim, pool, index) = created::<TinyLine>(CAPACITY, config);
     let keys: Vec<u64> =
-        (0..8).map(|n| key(n, if n < 6 { n % 2 } else { 2 }) | n % 3 % 2 * LAST).collect();
+        (0..8).map(|n| key(n, if n < 6 { n % 2 } else { 2 }) | (n % 3 % 2 * LAST)).collect();
     for &key in &keys {
         index.insert(key, key, &pool.pin()).unwrap();
     }
@@ -346,4 +346,27 @@ fn recovery_corrects_the_marks_of_shallow_segments() {
     let (pool, index) = reopened::<TinyLine>(&sim);
     assert!(keys.iter().all(|&key| index.get(key, &pool.pin()).unwrap() == Some(key)));
     assert!(are_shallow(&index, &keys, false));
+}
+
+/// A page of a segment was overwritten with zeros, which look like lines without records.
+#[test]
+fn a_page_of_zeros_is_noticed() {
+    const PAGE: u64 = 4096;
+    // The segments of the first are shallow.
+    for records in [3000, 15_000] {
+        let (sim, pool, index) =
+            created::<SmallLineHash<u64, Sim>>(4 * CAPACITY, Config::default());
+        for key in 0..records {
+            index.insert(key, key, &pool.pin()).unwrap();
+        }
+        let page = (index.locate(0) + 1).next_multiple_of(PAGE);
+        for at in (page..page + PAGE).step_by(8) {
+            sim.store(sim.at::<PmU64>(at).unwrap(), 0);
+        }
+        drop((index, pool));
+        let (pool, index) = reopened::<SmallLineHash<u64, Sim>>(&sim);
+        let guard = pool.pin();
+        assert!((0..records).any(|key| index.get(key, &guard).unwrap().is_none()));
+        assert!(!index.check().is_empty());
+    }
 }

@@ -143,3 +143,22 @@ fn keys_are_those_of_the_records() {
     assert!(matches!(walk.next(), Some(Err(evermap::Error::Closed))));
     assert!(walk.next().is_none());
 }
+
+/// A copy of a map with the same seed receives the records in the order in which its own hashes
+/// would show them. It grows as in any other order.
+#[test]
+fn a_copy_in_the_order_of_a_walk_takes_as_much_space() {
+    const RECORDS: u64 = 20_000;
+    for kind in common::every_index() {
+        let [original, copy] = [(); 2].map(|()| common::in_memory(options(kind)).unwrap());
+        (0..RECORDS).for_each(|number| original.put(key(number), []).unwrap());
+        for item in original.iter() {
+            let (key, value) = item.unwrap();
+            copy.put(key, value).unwrap();
+        }
+        let [before, after] = [&original, &copy].map(|map| map.cost().unwrap());
+        assert_eq!((before.records, after.records), (RECORDS, RECORDS));
+        let ratio = after.index_bytes / before.index_bytes;
+        assert!((0.8..1.25).contains(&ratio), "{kind}: {ratio}");
+    }
+}
