@@ -7,7 +7,14 @@
 # The real thing is the same command without `--dry-run`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cargo publish --workspace --dry-run "$@"
+
+# Cargo takes a version for one that never changes, and would verify with packages of the run before:
+# those that it has unpacked, in folders of registries without a host, and what it has compiled.
+rm -rf "${CARGO_HOME:-$HOME/.cargo}"/registry/{src,cache}/-*/evermap*-[0-9]*
+target=${CARGO_TARGET_DIR:-target}/publish
+rm -rf "$target"
+CARGO_TARGET_DIR=$target cargo publish --workspace --dry-run "$@"
+rm -rf "$target"
 
 # Cargo packs a crate without its licence as well.
 for manifest in crates/*/Cargo.toml; do
