@@ -145,11 +145,13 @@ fn keys_are_those_of_the_records() {
 }
 
 /// A copy of a map with the same seed receives the records in the order in which its own hashes
-/// would show them. It grows as in any other order.
+/// would show them. It grows as in any other order. (Level hashing doubles, and CCEH splits, by
+/// chance: the tests of their orders look at many sizes.)
 #[test]
 fn a_copy_in_the_order_of_a_walk_takes_hardly_more_space() {
     const RECORDS: u64 = 20_000;
-    for kind in common::every_index() {
+    let others = ["level", "cceh"];
+    for kind in common::every_index().into_iter().filter(|kind| !others.contains(&kind.name())) {
         let [original, copy] = [(); 2].map(|()| common::in_memory(options(kind)).unwrap());
         (0..RECORDS).for_each(|number| original.put(key(number), []).unwrap());
         for item in original.iter() {
