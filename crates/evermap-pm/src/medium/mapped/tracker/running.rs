@@ -19,7 +19,9 @@ const IDLE: u64 = 0;
 /// at each instant shows what it has announced before that.
 pub(super) struct RunningStores {
     own: [Word; OWN],
-    others: RwLock<()>,
+    /// Of the others, for intervals of even and of odd numbers: those of the interval before the
+    /// current one can be waited for, and not those of this one.
+    others: [RwLock<()>; 2],
 }
 
 /// [`IDLE`], or the number of the interval of a store, which is not less.
@@ -35,7 +37,7 @@ pub(super) enum RunningStore<'a> {
 
 impl Default for RunningStores {
     fn default() -> Self {
-        RunningStores { own: std::array::from_fn(|_| Word::default()), others: RwLock::default() }
+        RunningStores { own: std::array::from_fn(|_| Word::default()), others: Default::default() }
     }
 }
 
@@ -45,8 +47,7 @@ impl RunningStores {
     #[inline]
     pub(super) fn begin(&self, mut now: u64, current: &AtomicU64) -> (RunningStore<'_>, u64) {
         let Some(Word(word)) = self.own.get(explore::thread_ordinal()) else {
-            let lock = self.others.read().unwrap_or_else(PoisonError::into_inner);
-            return (RunningStore::Other { _lock: lock }, current.load(Acquire));
+            return self.begin_other(now, current);
         };
         loop {
             word.store(now, Relaxed);
@@ -59,6 +60,22 @@ impl RunningStores {
         }
     }
 
+    /// [`begin`](RunningStores::begin), for a thread that has no word of its own.
+    #[cold]
+    fn begin_other(&self, mut now: u64, current: &AtomicU64) -> (RunningStore<'_>, u64) {
+        loop {
+            let lock = self.others_of(now).read().unwrap_or_else(PoisonError::into_inner);
+            match current.load(Acquire) {
+                number if number == now => return (RunningStore::Other { _lock: lock }, now),
+                number => now = number,
+            }
+        }
+    }
+
+    fn others_of(&self, number: u64) -> &RwLock<()> {
+        &self.others[number as usize % 2]
+    }
+
     /// Waits until all stores have ended that had loaded a number below `number` before the last
     /// fence of all threads: as long as a thread needs for one, if it is not interrupted.
     pub(super) fn wait(&self, number: u64) {
@@ -68,8 +85,9 @@ impl RunningStores {
                 backoff.wait_long();
             }
         }
-        // Theirs may be later ones, too.
-        drop(self.others.write().unwrap_or_else(PoisonError::into_inner));
+        // Those of earlier intervals were waited for before.
+        let others = self.others_of(number.wrapping_sub(1));
+        drop(others.write().unwrap_or_else(PoisonError::into_inner));
     }
 }
 

@@ -351,6 +351,8 @@ fn stores_of_any_number_of_threads_are_waited_for() {
             });
         }
         threads.wait();
+        // These are of no earlier interval.
+        running.wait(7);
         scope.spawn(|| {
             running.wait(8);
             assert!(is_over.load(Relaxed), "it did not wait");
