@@ -660,7 +660,7 @@ impl<'m, M: Medium> Record<'m, M> {
     /// Returns `true` if this copy of the value is what was written under `key` in the map of
     /// `owner`.
     pub(crate) fn verifies(&self, owner: Owner, key: &[u8], value: &[u8]) -> bool {
-        let check = crc32c::crc32c_append(self.check_begin(owner), key);
+        let check = self.check_of_key(owner, key);
         self.check_is(checksum::append(check, value))
     }
 
